@@ -1,0 +1,1 @@
+"""The nouns, frozen: what the other folders hand to each other."""

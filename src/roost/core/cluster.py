@@ -1,0 +1,228 @@
+"""The cluster: devices, and the links between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.errors import InputError, UnknownName
+
+# One word of destination bits per send in the compiled simulator.
+MOST_DEVICES = 64
+
+
+@dataclass(frozen=True)
+class Device:
+    """A processor with its own memory."""
+
+    name: str
+    kind: str  # "cpu", "cuda": what an op's `allowed` speaks of
+    memory: int  # bytes
+    host: str = "host"
+    peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
+    memory_bandwidth: float = 0.0  # bytes/s
+    launch_overhead: float = 0.0  # seconds added to each op by the cost model
+    gap: float = 0.0  # seconds the device stays busy after an op that took any time
+    figures_from: str = ""  # where they were found or measured
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.kind:
+            raise InputError(f"device {self.name!r} of kind {self.kind!r} needs a name and a kind")
+        for what in ("memory", "memory_bandwidth", "launch_overhead", "gap"):
+            _check(getattr(self, what), f"{what} of device {self.name!r}")
+        for dtype, rate in self.peak.items():
+            _check(rate, f"peak.{dtype} of device {self.name!r}")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rule for the connections from some devices to others; in a cluster the last rule that matches a pair counts.
+
+    `source` and `target` are device names or patterns such as `cuda:*`. Links with the same bus carry one transfer
+    at a time between them all; in the name of a bus `{source}`, `{target}`, `{source_host}` and `{target_host}` are
+    filled in for each pair. By default each directed pair is its own bus.
+    """
+
+    source: str
+    target: str
+    bandwidth: float  # bytes/s
+    latency: float = 0.0  # seconds
+    both_ways: bool = True
+    bus: str = "{source}->{target}"
+    gap: float = 0.0  # seconds the bus stays busy after a transfer
+    figures_from: str = ""  # where they were found or measured
+
+    def __post_init__(self) -> None:
+        where = f"link {self.source!r} to {self.target!r}"
+        _check(self.latency, f"latency of {where}")
+        _check(self.gap, f"gap of {where}")
+        _check(self.bandwidth, f"bandwidth of {where}")
+        if self.bandwidth == 0:
+            raise InputError(f"bandwidth of {where} must be above zero")
+
+    def joins(self, source: str, target: str) -> bool:
+        forward = fnmatchcase(source, self.source) and fnmatchcase(target, self.target)
+        return forward or (self.both_ways and fnmatchcase(source, self.target) and fnmatchcase(target, self.source))
+
+
+@dataclass(frozen=True, eq=False)
+class Cluster:
+    """Devices, the links between them, and how tensors travel."""
+
+    name: str
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...] = ()
+    description: str = ""
+    broadcast: bool = False  # one copy of a tensor serves every device that needs it
+    copies_in_memory: bool = True  # received copies count in the memory of the device that holds them
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise InputError(f"cluster {self.name!r} has no devices; add at least one")
+        if len(self.devices) > MOST_DEVICES:
+            raise InputError(f"cluster {self.name!r} has {len(self.devices)} devices; at most {MOST_DEVICES} work")
+        names = self.device_names
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"two devices of cluster {self.name!r} are called {twice!r}")
+        for link in self.links:
+            for end in (link.source, link.target):
+                if not any(fnmatchcase(name, end) for name in names):
+                    raise UnknownName("device", end, names, f"(in a link of cluster {self.name!r})")
+        _ = self._rules  # every pair is joined
+        if self.broadcast:
+            self._check_broadcast()
+
+    def _check_broadcast(self) -> None:
+        for row in range(self.num_devices):
+            pairs = [column for column in range(self.num_devices) if column != row]
+            if len({int(self.bus[row, column]) for column in pairs}) > 1:
+                raise InputError(
+                    f"cluster {self.name!r} has broadcast = true, so all links from "
+                    f"{self.device_names[row]!r} must share a bus; set bus = '{{source}}'"
+                )
+
+    @property
+    def num_devices(self) -> int:
+        return len(self.devices)
+
+    @cached_property
+    def device_names(self) -> tuple[str, ...]:
+        return tuple(device.name for device in self.devices)
+
+    def index_of(self, device_name: str) -> int:
+        """The index of a device; raises UnknownName with the nearest."""
+        try:
+            return self.device_names.index(device_name)
+        except ValueError:
+            raise UnknownName("device", device_name, self.device_names, f"in {self.name!r}") from None
+
+    @cached_property
+    def _rules(self) -> dict[tuple[int, int], Link]:
+        rules = {}
+        for i, source in enumerate(self.device_names):
+            for j, target in enumerate(self.device_names):
+                if i == j:
+                    continue
+                joining = [link for link in self.links if link.joins(source, target)]
+                if not joining:
+                    raise InputError(
+                        f"cluster {self.name!r} has no link from {source!r} to {target!r}; add one to links"
+                    )
+                rules[i, j] = joining[-1]
+        return rules
+
+    def _matrix(self, attribute: str) -> Array:
+        matrix = np.zeros((self.num_devices, self.num_devices))
+        for pair, link in self._rules.items():
+            matrix[pair] = getattr(link, attribute)
+        matrix.flags.writeable = False
+        return matrix
+
+    @cached_property
+    def memory(self) -> Array:  # [devices] bytes
+        return np.array([device.memory for device in self.devices], dtype=np.int64)
+
+    @cached_property
+    def latency(self) -> Array:  # [devices, devices] seconds
+        return self._matrix("latency")
+
+    @cached_property
+    def seconds_per_byte(self) -> Array:  # [devices, devices] 0 on the diagonal
+        bandwidth = self._matrix("bandwidth")
+        return np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0)
+
+    @cached_property
+    def bus_names(self) -> tuple[str, ...]:  # [buses]
+        return tuple(dict.fromkeys(self._bus_name(pair) for pair in self._rules))
+
+    @cached_property
+    def bus(self) -> Array:  # [devices, devices] index in bus_names; 0 on the diagonal
+        matrix = np.zeros((self.num_devices, self.num_devices), dtype=np.int32)
+        number = {name: index for index, name in enumerate(self.bus_names)}
+        for pair in self._rules:
+            matrix[pair] = number[self._bus_name(pair)]
+        return matrix
+
+    @cached_property
+    def bus_gap(self) -> Array:  # [buses] seconds; the longest among the links on it
+        gap = np.zeros(max(1, len(self.bus_names)))
+        for pair, link in self._rules.items():
+            gap[self.bus[pair]] = max(gap[self.bus[pair]], link.gap)
+        return gap
+
+    @cached_property
+    def device_gap(self) -> Array:  # [devices] seconds
+        return np.array([device.gap for device in self.devices])
+
+    @cached_property
+    def has_shared_buses(self) -> bool:
+        """Whether two devices send over one bus, so that the order of sending depends on time."""
+        senders: dict[int, set[int]] = {}
+        for source, target in self._rules:
+            senders.setdefault(int(self.bus[source, target]), set()).add(source)
+        return any(len(sources) > 1 for sources in senders.values())
+
+    def _bus_name(self, pair: tuple[int, int]) -> str:
+        source, target = self.devices[pair[0]], self.devices[pair[1]]
+        name = self._rules[pair].bus
+        # Plain replacement: str.format on a text from a file would give it attribute access.
+        for token, value in (
+            ("{source}", source.name),
+            ("{target}", target.name),
+            ("{source_host}", source.host),
+            ("{target_host}", target.host),
+        ):
+            name = name.replace(token, value)
+        return name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.device_names))
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return (self.name, self.devices, self.links, self.broadcast, self.copies_in_memory)
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.name!r}, {', '.join(self.device_names)})"
+
+    def save(self, path: str | Path) -> None:
+        """Write `cluster.toml`."""
+        from roost.core import formats
+
+        formats.save(self, path)
+
+
+def _check(value: float, what: str) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise InputError(f"{what} is {value}; it must be finite and not negative")

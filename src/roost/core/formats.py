@@ -1,0 +1,191 @@
+"""Reading and writing the nouns.
+
+Each file says its format and version. JSON and TOML only, and `.npz` without objects for costs: nothing that is read
+can run code. What is wrong with a file is said with the file, the field, and what was expected there.
+"""
+
+from __future__ import annotations
+
+import io
+import tomllib
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from roost.core import files, rows
+from roost.core.cluster import Cluster
+from roost.core.costs import Costs
+from roost.core.graph import Graph
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.timeline import Timeline
+from roost.core.trial import Result, Trial
+from roost.errors import InputError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A noun, the fields of its file, and the way there and back."""
+
+    noun: type[Any]
+    file: type[Any]
+    to_file: Callable[[Any], Any]
+    from_file: Callable[[Any], Any]
+    version: int = 1
+
+
+FORMATS = {
+    "roost.graph": Format(Graph, rows.GraphFile, rows.graph_file, rows.graph_from),
+    "roost.cluster": Format(Cluster, rows.ClusterFile, rows.cluster_file, rows.cluster_from),
+    "roost.problem": Format(Problem, rows.ProblemFile, rows.problem_file, rows.problem_from),
+    "roost.placement": Format(Placement, rows.PlacementFile, rows.placement_file, rows.placement_from),
+    "roost.timeline": Format(Timeline, rows.TimelineFile, rows.timeline_file, rows.timeline_from),
+    "roost.trial": Format(Trial, rows.TrialRow, rows.trial_row, rows.trial_from),
+    "roost.result": Format(Result, rows.ResultFile, rows.result_file, rows.result_from),
+}
+
+
+def save(noun: object, path: str | Path) -> None:
+    """Write a noun to a file, whole or not at all."""
+    path = Path(path)
+    if isinstance(noun, Costs):
+        return _save_costs(noun, path)
+    toml = path.name.endswith((".toml", ".toml.gz"))
+    if isinstance(noun, Cluster) != toml:
+        suffix = ".toml" if isinstance(noun, Cluster) else ".json or .json.gz"
+        raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix}")
+    files.write_bytes(path, encode(noun))
+
+
+def encode(noun: object) -> bytes:
+    """The bytes of a noun's file, the same each time: JSON with a row a line, or TOML for a cluster."""
+    file = next(form for form in FORMATS.values() if form.noun is type(noun)).to_file(noun)
+    if isinstance(file, rows.ClusterFile):
+        return msgspec.toml.encode(file)
+    return _json_lines(file)
+
+
+def _json_lines(file: rows.File) -> bytes:
+    """JSON with each row of a long list on its own line: it can be read, searched and compared."""
+    encoder = msgspec.json.Encoder()
+    parts = []
+    for key, value in msgspec.structs.asdict(file).items():
+        if isinstance(value, list) and value and isinstance(value[0], rows.File):
+            lines = b",\n".join(map(encoder.encode, value))
+            parts.append(encoder.encode(key) + b": [\n" + lines + b"\n]")
+        elif isinstance(value, rows.File) and not isinstance(value, rows.TrialRow):
+            parts.append(encoder.encode(key) + b": " + _json_lines(value).rstrip())
+        else:
+            parts.append(encoder.encode(key) + b": " + encoder.encode(value))
+    config = file.__struct_config__
+    if config.tag is not None:
+        parts.insert(0, encoder.encode(config.tag_field) + b": " + encoder.encode(config.tag))
+    return b"{\n" + b",\n".join(parts) + b"\n}\n"
+
+
+def load(path: str | Path) -> Any:
+    """The noun in a file; the file says which."""
+    path = Path(path)
+    if path.suffix == ".npz":
+        return _load_costs(path)
+    return decode(files.read_bytes(path), str(path), toml=path.name.endswith((".toml", ".toml.gz")))
+
+
+def load_as(noun: type[Any], path: str | Path) -> Any:
+    """The noun in a file, which must be of that type."""
+    found = load(path)
+    if not isinstance(found, noun):
+        raise InputError(f"{path}: holds a {type(found).__name__.lower()}, not a {noun.__name__.lower()}")
+    return found
+
+
+def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
+    """The noun in these bytes; `where` names them in errors."""
+    try:
+        text = tomllib.loads(data.decode()) if toml else None
+        header = msgspec.convert(text, _Header) if toml else msgspec.json.decode(data, type=_Header)
+        form = _format(header)
+        file = msgspec.convert(text, form.file) if toml else msgspec.json.decode(data, type=form.file)
+        return form.from_file(file)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{where}: is not TOML: {error}") from None
+    except msgspec.ValidationError as error:
+        raise InputError(f"{where}: {_field_first(str(error))}") from None
+    except msgspec.DecodeError as error:
+        raise InputError(f"{where}: is not whole JSON: {error}; save it again") from None
+    except RecursionError:
+        raise InputError(f"{where}: is nested too deeply to be one of our files") from None
+    except InputError as error:
+        # Keep the type (GraphError, UnknownName): add the file in front.
+        error.args = (f"{where}: {error}",)
+        raise
+
+
+class _Header(msgspec.Struct):
+    format: str
+    version: int
+
+
+def _format(header: _Header) -> Format:
+    if header.format not in FORMATS:
+        raise InputError(f"format: {header.format!r} is none of {', '.join(FORMATS)}")
+    form = FORMATS[header.format]
+    if header.version != form.version:
+        raise InputError(
+            f"version: {header.format} {header.version} is not known; this Roost reads version {form.version}"
+        )
+    return form
+
+
+def _field_first(message: str) -> str:
+    """`Expected int, got str - at $.ops[3].flop` with the field in front."""
+    text, _, place = message.partition(" - at ")
+    field = place.strip("`").removeprefix("$").removeprefix(".")
+    text = text.replace("`", "")
+    return f"{field}: {text}" if field else text
+
+
+def _save_costs(costs: Costs, path: Path) -> None:
+    if path.suffix != ".npz":
+        raise InputError(f"{path}: costs are saved as .npz")
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, format="roost.costs", version=1, op_time=costs.op_time, source=costs.source)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def _load_costs(path: Path) -> Costs:
+    data = files.read_bytes(path)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > files.MOST_BYTES:
+                raise InputError(f"{path}: unpacks to more than {files.MOST_BYTES} bytes")
+        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+            found = {name: archive[name] for name in ("format", "version", "op_time", "source")}
+    except KeyError as error:
+        raise InputError(f"{path}: {error.args[0]}; costs have format, version, op_time, source") from None
+    except InputError:
+        raise
+    except Exception as error:  # zipfile and numpy raise many kinds on damaged data
+        raise InputError(f"{path}: is not a costs file: {error}") from error
+    if str(found["format"]) != "roost.costs" or str(found["version"]) != "1":
+        raise InputError(f"{path}: format {found['format']} {found['version']} is not roost.costs 1")
+    try:
+        return Costs(found["op_time"], source=str(found["source"]))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """The JSON Schema of every file format, by format."""
+    return {
+        name: {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"{name} 1"}
+        | msgspec.json.schema(form.file)
+        for name, form in FORMATS.items()
+    }

@@ -1,0 +1,88 @@
+"""The timeline: what one step does when, and how much memory it holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from roost.core.arrays import Array
+
+# send: an op's output, to a device where a consumer runs. fetch: a parameter, to a device that uses it.
+# home: a parameter's new value, from the update that made it to where it lives.
+TRANSFER_KINDS = ("send", "fetch", "home")
+SEND, FETCH, HOME = range(3)
+
+
+@dataclass(frozen=True, eq=False)
+class Transfers:
+    """Every transfer of a step, in the order of issue. With broadcast one send has several targets: a row each."""
+
+    tensor: Array  # [transfers] the op whose output travels
+    source: Array  # [transfers] device
+    target: Array  # [transfers] device
+    kind: Array  # [transfers] index in TRANSFER_KINDS
+    start: Array  # [transfers] seconds
+    finish: Array  # [transfers] seconds
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryTrack:
+    """Bytes held on a device after each change, in order, each device's times ascending."""
+
+    device: Array  # [changes]
+    time: Array  # [changes] seconds
+    held: Array  # [changes] bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One step: its time and peak memory; the rest is there when it was asked for."""
+
+    step_time: float  # seconds
+    peak_memory: Array  # [devices] bytes
+    capacity: Array  # [devices] bytes
+    num_transfers: int
+    device_names: tuple[str, ...]  # [devices]
+    op_names: tuple[str, ...]  # [ops]
+    source: str = "simulated"  # or "measured"
+    device: Array | None = None  # [ops]
+    start: Array | None = None  # [ops] seconds; parameters start and finish at 0
+    finish: Array | None = None  # [ops] seconds
+    transfers: Transfers | None = None
+    memory: MemoryTrack | None = None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether every device holds what it must."""
+        return bool((self.peak_memory <= self.capacity).all())
+
+    @property
+    def missing(self) -> Array:  # [devices] bytes over the capacity
+        over: Array = self.peak_memory - self.capacity
+        return over.clip(min=0)
+
+    @property
+    def missing_bytes(self) -> int:
+        """The most bytes that any device lacks; 0 where all fits."""
+        return int(self.missing.max())
+
+    @property
+    def busy(self) -> Array:  # [devices] seconds spent computing
+        """Raises ValueError unless the full timeline was asked for."""
+        if self.device is None or self.start is None or self.finish is None:
+            raise ValueError("ask for the full timeline: simulate(problem, placement, full=True)")
+        return np.bincount(self.device, self.finish - self.start, minlength=len(self.device_names))
+
+    def __repr__(self) -> str:
+        return f"Timeline({self.step_time:.6g} s, feasible={self.feasible}, {self.num_transfers} transfers)"
+
+    def save(self, path: str | Path) -> None:
+        """Write `timeline.json`, compressed where the name ends in `.gz`."""
+        from roost.core import formats
+
+        formats.save(self, path)

@@ -1,0 +1,66 @@
+"""Trials and results: what placements cost, and which was the best."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One evaluated placement. One that does not fit is a trial like any other, with `feasible` false."""
+
+    placement: Placement
+    step_time: float  # seconds
+    peak_memory: Array  # [devices] bytes
+    feasible: bool
+    seconds: float = 0.0  # spent on it
+    source: str = "simulated"  # or "measured"
+    placer: str = ""
+
+    def better_than(self, other: Trial | None) -> bool:
+        """Feasible before infeasible, then the shorter step."""
+        if other is None or self.feasible != other.feasible:
+            return other is None or self.feasible
+        return self.step_time < other.step_time
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No placement has a shorter step than this, and the kind of proof."""
+
+    step_time: float  # seconds
+    proof: str
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The best trial of a search, beside the baselines on the same problem."""
+
+    best: Trial
+    placer: str
+    seed: int
+    num_trials: int
+    seconds: float
+    baselines: Mapping[str, Trial] = field(default_factory=dict)
+    bound: Bound | None = None
+    graph: str = ""  # name
+    cluster: str = ""  # name
+    problem: str = ""  # digest
+
+    @property
+    def gap(self) -> float | None:
+        """How much longer the best step is than the bound, as a share of the best; None without a bound."""
+        if self.bound is None:
+            return None
+        return 1.0 - self.bound.step_time / self.best.step_time if self.best.step_time > 0 else 0.0
+
+    def save(self, path: str | Path) -> None:
+        """Write `result.json`, compressed where the name ends in `.gz`."""
+        from roost.core import formats
+
+        formats.save(self, path)

@@ -1,0 +1,110 @@
+"""What a step holds in memory, device by device.
+
+Always there: the parameters that live on the device, and the window for those it fetches. Then each output, from the
+start of its op until its last consumer there has finished and it has been sent; each received copy, from its sending
+until its last consumer has finished; and the workspace of the running op.
+
+With a fixed order (`program`, `rank`, `priority`) this is accounted in dispatch order, as one process with a
+stream-ordered allocator sees it: memory is taken and given back when ops are dispatched, whatever the clocks say.
+With `fifo` there is no such order, and it is accounted in time; a span holds from its start up to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.timeline import SEND, MemoryTrack, Transfers
+
+
+def always_held(problem: Problem, placement: Placement, window: Sequence[int]) -> list[int]:
+    """Bytes held on each device for the whole step: parameters and windows."""
+    held = list(window)
+    for op in np.flatnonzero(problem.graph.is_parameter).tolist():
+        held[placement.device[op]] += int(problem.graph.output_bytes[op])
+    return held
+
+
+def in_dispatch_order(
+    problem: Problem,
+    placement: Placement,
+    order: Sequence[int],
+    window: Sequence[int],
+    start: Array,
+    finish: Array,
+    transfers: Transfers,
+) -> tuple[MemoryTrack, Array]:
+    """The memory of a step with a fixed order, and its peak on each device."""
+    graph, device = problem.graph, placement.device.tolist()
+    output, workspace = graph.output_bytes.tolist(), graph.workspace_bytes.tolist()
+    copies_count = problem.cluster.copies_in_memory
+    position = {op: number for number, op in enumerate(order)}
+    held = always_held(problem, placement, window)
+    track = [(d, 0.0, held[d]) for d in range(len(held))]
+    clock = [0.0] * len(held)
+    dying = [0] * graph.num_ops  # bytes given back once this op has been dispatched
+
+    def change(d: int, size: int, time: float) -> None:
+        held[d] += size
+        clock[d] = max(clock[d], time)  # the allocator's order, not the clocks', decides
+        track.append((d, clock[d], held[d]))
+
+    for op in order:
+        here = device[op]
+        last = {here: op}  # the last op that needs the output, on each device that does
+        for consumer in sorted(graph.consumers_of(op).tolist(), key=position.__getitem__):
+            last[device[consumer]] = consumer
+        change(here, output[op] + workspace[op], float(start[op]))
+        for d in sorted(last):
+            if d == here or copies_count:
+                dying[last[d]] += output[op]
+            if d != here and copies_count:
+                change(d, output[op], float(finish[op]))
+        change(here, -workspace[op] - dying[op], float(finish[op]))
+    return _packed(track, len(held))
+
+
+def in_time_order(
+    problem: Problem,
+    placement: Placement,
+    order: Sequence[int],
+    window: Sequence[int],
+    start: Array,
+    finish: Array,
+    transfers: Transfers,
+) -> tuple[MemoryTrack, Array]:
+    """The memory of a step whose order is found as it runs, and its peak on each device."""
+    graph, device = problem.graph, placement.device.tolist()
+    held = always_held(problem, placement, window)
+    until = {(op, device[op]): float(finish[op]) for op in order}
+    for op in order:
+        for consumer in graph.consumers_of(op).tolist():
+            key = (op, device[consumer])
+            until[key] = max(until.get(key, 0.0), float(finish[consumer]))
+    spans = [(device[op], float(start[op]), float(finish[op]), int(graph.workspace_bytes[op])) for op in order]
+    for row in np.flatnonzero(transfers.kind == SEND).tolist():
+        op, target = int(transfers.tensor[row]), int(transfers.target[row])
+        until[op, device[op]] = max(until[op, device[op]], float(transfers.finish[row]))
+        if problem.cluster.copies_in_memory:
+            begins = float(transfers.start[row])
+            spans.append((target, begins, until[op, target], int(graph.output_bytes[op])))
+    for op in order:
+        spans.append((device[op], float(start[op]), until[op, device[op]], int(graph.output_bytes[op])))
+
+    events = [(time, sign * size, d) for d, begins, ends, size in spans for time, sign in ((begins, 1), (ends, -1))]
+    track = [(d, 0.0, held[d]) for d in range(len(held))]
+    for time, size, d in sorted(events, key=lambda event: (event[0], event[1] > 0)):  # given back before taken
+        held[d] += size
+        track.append((d, time, held[d]))
+    return _packed(track, len(held))
+
+
+def _packed(track: list[tuple[int, float, int]], num_devices: int) -> tuple[MemoryTrack, Array]:
+    device, time, held = (np.array(column) for column in zip(*track, strict=True))
+    peak = np.zeros(num_devices, dtype=np.int64)
+    np.maximum.at(peak, device, held)
+    return MemoryTrack(device.astype(np.int32), time.astype(float), held.astype(np.int64)), peak

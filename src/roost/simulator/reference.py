@@ -1,0 +1,198 @@
+"""The definition of what a placement does: plain Python, no tricks. `compiled.py` must equal it.
+
+1. A device runs one op at a time, in its order. With `fifo` it takes whichever op became ready first.
+2. A tensor needed on another device is sent there once, when it is produced. A bus carries one transfer at a time, in
+   the order of issue. Transfers overlap compute. With broadcast one transfer serves every device.
+3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
+   `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
+   copy used longest ago makes room, once the ops that used it have finished; a copy still there is used again. An
+   update sends the new value of each parameter it reads home.
+4. Memory: see `memory.py`.
+5. Ties break by (time, position in the dispatch order). Times are seconds, added in the order written here.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roost.core.graph import UPDATE
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.timeline import FETCH, HOME, SEND, Timeline, Transfers
+from roost.simulator import memory
+from roost.simulator.order import dispatch_order
+
+_FINISHED, _READY = 0, 1  # at the same time, first what finishes, then what becomes ready
+
+
+@dataclass
+class Copy:
+    """One fetch of a parameter into a device's window, and the ops that use it from there."""
+
+    parameter: int
+    users: list[int] = field(default_factory=list)
+    replaces: list[Copy] = field(default_factory=list)  # their users must have finished before this is fetched
+
+
+def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tuple[list[list[Copy]], list[int]]:
+    """The copies each device fetches, in the order it asks for them, and the bytes of its window."""
+    graph, device = problem.graph, placement.device.tolist()
+    size, num_devices = graph.output_bytes.tolist(), problem.cluster.num_devices
+    needs = [
+        (op, [p for p in graph.inputs_of(op).tolist() if graph.is_parameter[p] and device[p] != device[op]])
+        for op in order
+    ]
+    window = [0] * num_devices
+    prefetch = np.broadcast_to(placement.prefetch_bytes, num_devices).tolist()
+    for op, parameters in needs:
+        if parameters:
+            d = device[op]
+            window[d] = max(window[d], prefetch[d], sum(size[p] for p in parameters))
+    room = list(window)
+    held: list[OrderedDict[int, Copy]] = [OrderedDict() for _ in range(num_devices)]  # used longest ago first
+    copies: list[list[Copy]] = [[] for _ in range(num_devices)]
+    for op, parameters in needs:
+        d = device[op]
+        for parameter in parameters:
+            if parameter not in held[d]:
+                copy = Copy(parameter)
+                while room[d] < size[parameter]:
+                    old, replaced = held[d].popitem(last=False)
+                    copy.replaces.append(replaced)
+                    room[d] += size[old]
+                room[d] -= size[parameter]
+                held[d][parameter] = copy
+                copies[d].append(copy)
+            held[d].move_to_end(parameter)
+            held[d][parameter].users.append(op)
+    return copies, window
+
+
+def simulate(problem: Problem, placement: Placement) -> Timeline:
+    """The full timeline of one step."""
+    placement = problem.check(placement)
+    graph, cluster = problem.graph, problem.cluster
+    num_devices = cluster.num_devices
+    device = placement.device.tolist()
+    inputs = [graph.inputs_of(op).tolist() for op in range(graph.num_ops)]
+    consumers = [graph.consumers_of(op).tolist() for op in range(graph.num_ops)]
+    is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
+    output_bytes, op_time = graph.output_bytes.tolist(), problem.op_time.tolist()
+    latency, seconds_per_byte = cluster.latency.tolist(), cluster.seconds_per_byte.tolist()
+    bus, bus_gap, device_gap = cluster.bus.tolist(), cluster.bus_gap.tolist(), cluster.device_gap.tolist()
+
+    order = dispatch_order(problem, placement).tolist()
+    position = {op: number for number, op in enumerate(order)}
+    queue: list[list[int]] = [[] for _ in range(num_devices)]
+    for op in order:
+        queue[device[op]].append(op)
+    copies, window = plan_fetches(problem, placement, order)
+    fetched = [0] * num_devices  # how many of each device's copies have been asked for
+    fifo = placement.order == "fifo"
+
+    ready = [0.0] * graph.num_ops
+    waiting = [sum(not is_parameter[source] for source in inputs[op]) for op in range(graph.num_ops)]
+    for copy in (copy for row in copies for copy in row):
+        for op in copy.users:
+            waiting[op] += 1
+    start, finish = [0.0] * graph.num_ops, [0.0] * graph.num_ops
+    finished = [False] * graph.num_ops
+    device_free = [0.0] * num_devices
+    bus_free = [0.0] * len(bus_gap)
+    taken = [0] * num_devices  # how many of its queue each device has taken
+    transfers: list[tuple[int, int, int, int, float, float]] = []
+    events: list[tuple[float, int, int, int]] = []
+    started = 0
+
+    def begin(op: int) -> None:
+        nonlocal started
+        d = device[op]
+        start[op] = max(ready[op], device_free[d])
+        finish[op] = start[op] + op_time[op][d]
+        device_free[d] = finish[op] + device_gap[d] if op_time[op][d] > 0 else finish[op]
+        heapq.heappush(events, (finish[op], _FINISHED, started if fifo else position[op], op))
+        started += 1
+
+    def begin_next(d: int) -> None:
+        while taken[d] < len(queue[d]) and waiting[queue[d][taken[d]]] == 0:
+            taken[d] += 1
+            begin(queue[d][taken[d] - 1])
+
+    def provide(op: int, time: float) -> None:
+        """One of the inputs an op waits for will be there at this time."""
+        ready[op] = max(ready[op], time)
+        waiting[op] -= 1
+        if waiting[op] == 0:
+            if fifo:
+                heapq.heappush(events, (ready[op], _READY, position[op], op))
+            else:
+                begin_next(device[op])
+
+    def transfer(tensor: int, source: int, targets: list[int], kind: int, now: float) -> float:
+        line = bus[source][targets[0]]
+        begins = max(now, bus_free[line])
+        takes: float = max(latency[source][d] + output_bytes[tensor] * seconds_per_byte[source][d] for d in targets)
+        bus_free[line] = begins + takes + bus_gap[line]
+        transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)
+        return begins + takes
+
+    def fetch_ahead(d: int, now: float) -> None:
+        while fetched[d] < len(copies[d]):
+            copy = copies[d][fetched[d]]
+            if not all(finished[op] for old in copy.replaces for op in old.users):
+                return
+            fetched[d] += 1
+            arrives = transfer(copy.parameter, device[copy.parameter], [d], FETCH, now)
+            for op in copy.users:
+                provide(op, arrives)
+
+    if fifo:
+        events = [(0.0, _READY, position[op], op) for op in order if waiting[op] == 0]
+    for d in range(num_devices):
+        fetch_ahead(d, 0.0)
+    if not fifo:
+        for d in range(num_devices):
+            begin_next(d)
+
+    while events:
+        now, event, _, op = heapq.heappop(events)
+        if event == _READY:
+            begin(op)
+            continue
+        finished[op] = True
+        d = device[op]
+        targets = sorted({device[consumer] for consumer in consumers[op]} - {d})
+        arrives = {d: now}
+        for group in [targets] if cluster.broadcast and targets else [[target] for target in targets]:
+            arrives |= dict.fromkeys(group, transfer(op, d, group, SEND, now))
+        for consumer in consumers[op]:
+            provide(consumer, arrives[device[consumer]])
+        if is_update[op]:
+            for source in inputs[op]:
+                if is_parameter[source] and device[source] != d:
+                    transfer(source, d, [device[source]], HOME, now)
+        fetch_ahead(d, now)
+
+    assert all(finished[op] for op in order), "every op runs: waits only ever point back in the dispatch order"
+    moves = [np.array(column) for column in zip(*transfers, strict=True)] or [np.zeros(0)] * 6
+    found = Transfers(*(column.astype(np.int32) for column in moves[:4]), *(c.astype(float) for c in moves[4:]))
+    starts, finishes = np.array(start), np.array(finish)
+    account = memory.in_time_order if fifo else memory.in_dispatch_order
+    track, peak = account(problem, placement, order, window, starts, finishes, found)
+    return Timeline(
+        step_time=max([*finish, *found.finish.tolist()]),
+        peak_memory=peak,
+        capacity=cluster.memory,
+        num_transfers=len(found),
+        device_names=cluster.device_names,
+        op_names=graph.op_names,
+        device=placement.device,
+        start=starts,
+        finish=finishes,
+        transfers=found,
+        memory=track,
+    )
