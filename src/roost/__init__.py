@@ -1,0 +1,83 @@
+"""On which device should each operation of a neural network run?
+
+Names are loaded when they are first used, so that `import roost` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roost.core.cluster import Cluster, Device, Link
+    from roost.core.costs import Costs
+    from roost.core.formats import load
+    from roost.core.graph import Graph, GraphBuilder
+    from roost.core.placement import Placement
+    from roost.core.problem import Problem
+    from roost.core.timeline import Timeline
+    from roost.core.trial import Bound, Result, Trial
+    from roost.cost_models import estimate
+    from roost.errors import Infeasible, InputError, RoostError
+    from roost.presets import cluster
+    from roost.simulator.compiled import Simulator, simulate
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Bound": "core.trial",
+    "Cluster": "core.cluster",
+    "Costs": "core.costs",
+    "Device": "core.cluster",
+    "Graph": "core.graph",
+    "GraphBuilder": "core.graph",
+    "Infeasible": "errors",
+    "InputError": "errors",
+    "Link": "core.cluster",
+    "Placement": "core.placement",
+    "Problem": "core.problem",
+    "Result": "core.trial",
+    "RoostError": "errors",
+    "Simulator": "simulator.compiled",
+    "Timeline": "core.timeline",
+    "Trial": "core.trial",
+    "cluster": "presets",
+    "estimate": "cost_models",
+    "load": "core.formats",
+    "simulate": "simulator.compiled",
+}
+
+__all__ = [
+    "Bound",
+    "Cluster",
+    "Costs",
+    "Device",
+    "Graph",
+    "GraphBuilder",
+    "Infeasible",
+    "InputError",
+    "Link",
+    "Placement",
+    "Problem",
+    "Result",
+    "RoostError",
+    "Simulator",
+    "Timeline",
+    "Trial",
+    "cluster",
+    "estimate",
+    "load",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'roost' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"roost.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

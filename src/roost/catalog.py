@@ -18,9 +18,7 @@ ROOT = Path(__file__).parent
 def names(folder: str, suffix: str = ".py") -> list[str]:
     """The plug-ins in a folder of the package, sorted; private files are not plug-ins."""
     return sorted(
-        path.name.removesuffix(suffix)
-        for path in (ROOT / folder).glob(f"*{suffix}")
-        if not path.name.startswith("_")
+        path.name.removesuffix(suffix) for path in (ROOT / folder).glob(f"*{suffix}") if not path.name.startswith("_")
     )
 
 

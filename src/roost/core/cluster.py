@@ -45,9 +45,9 @@ class Device:
 class Link:
     """A rule for the connections from some devices to others; in a cluster the last rule that matches a pair counts.
 
-    `source` and `target` are device names or patterns such as `cuda:*`. Links with the same bus carry one transfer
-    at a time between them all; in the name of a bus `{source}`, `{target}`, `{source_host}` and `{target_host}` are
-    filled in for each pair. By default each directed pair is its own bus.
+    `source` and `target` are device names or patterns such as `cuda:*` and `cuda:[0-3]`. Links with the same bus
+    carry one transfer at a time between them all. In the name of a bus `{source}`, `{target}`, `{source_host}` and
+    `{target_host}` are filled in for each pair; by default each directed pair is its own bus.
     """
 
     source: str
@@ -143,12 +143,11 @@ class Cluster:
         matrix = np.zeros((self.num_devices, self.num_devices))
         for pair, link in self._rules.items():
             matrix[pair] = getattr(link, attribute)
-        matrix.flags.writeable = False
-        return matrix
+        return _fixed(matrix)
 
     @cached_property
     def memory(self) -> Array:  # [devices] bytes
-        return np.array([device.memory for device in self.devices], dtype=np.int64)
+        return _fixed(np.array([device.memory for device in self.devices], dtype=np.int64))
 
     @cached_property
     def latency(self) -> Array:  # [devices, devices] seconds
@@ -157,7 +156,7 @@ class Cluster:
     @cached_property
     def seconds_per_byte(self) -> Array:  # [devices, devices] 0 on the diagonal
         bandwidth = self._matrix("bandwidth")
-        return np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0)
+        return _fixed(np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0))
 
     @cached_property
     def bus_names(self) -> tuple[str, ...]:  # [buses]
@@ -169,18 +168,18 @@ class Cluster:
         number = {name: index for index, name in enumerate(self.bus_names)}
         for pair in self._rules:
             matrix[pair] = number[self._bus_name(pair)]
-        return matrix
+        return _fixed(matrix)
 
     @cached_property
     def bus_gap(self) -> Array:  # [buses] seconds; the longest among the links on it
         gap = np.zeros(max(1, len(self.bus_names)))
         for pair, link in self._rules.items():
             gap[self.bus[pair]] = max(gap[self.bus[pair]], link.gap)
-        return gap
+        return _fixed(gap)
 
     @cached_property
     def device_gap(self) -> Array:  # [devices] seconds
-        return np.array([device.gap for device in self.devices])
+        return _fixed(np.array([device.gap for device in self.devices]))
 
     @cached_property
     def has_shared_buses(self) -> bool:
@@ -211,7 +210,7 @@ class Cluster:
 
     @property
     def _key(self) -> tuple[object, ...]:
-        return (self.name, self.devices, self.links, self.broadcast, self.copies_in_memory)
+        return (self.name, self.description, self.devices, self.links, self.broadcast, self.copies_in_memory)
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, {', '.join(self.device_names)})"
@@ -221,6 +220,11 @@ class Cluster:
         from roost.core import formats
 
         formats.save(self, path)
+
+
+def _fixed(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 def _check(value: float, what: str) -> None:

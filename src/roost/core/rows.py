@@ -208,7 +208,7 @@ def graph_file(graph: Graph) -> GraphFile:
         OpRow(
             name=name,
             kind=kind,
-            inputs=[names[source] for source in sources[first:last]],
+            inputs=[names[source] for source in sources[first:end]],
             phase=PHASES[phase],
             dtype=dtype,
             flop=flop,
@@ -220,7 +220,7 @@ def graph_file(graph: Graph) -> GraphFile:
             group=None if group < 0 else graph.group_names[group],
             allowed=list(allowed),
         )
-        for name, kind, dtype, module, allowed, phase, group, flop, read, written, output, workspace, first, last in zip(
+        for name, kind, dtype, module, allowed, phase, group, flop, read, written, output, workspace, first, end in zip(
             names, graph.kinds, graph.dtypes, graph.modules, graph.allowed, graph.phase.tolist(),
             graph.group.tolist(), graph.flop.tolist(), graph.bytes_read.tolist(), graph.bytes_written.tolist(),
             graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), starts[:-1], starts[1:], strict=True,
@@ -335,8 +335,7 @@ def _devices(block: DeviceBlock, where: str) -> list[Device]:
             memory=round(_quantity(block.memory, units.BYTES, f"{where}.memory")),
             host=block.host,
             peak={
-                dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}")
-                for dtype, rate in block.peak.items()
+                dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}") for dtype, rate in block.peak.items()
             },
             memory_bandwidth=_quantity(block.memory_bandwidth, units.RATE, f"{where}.memory_bandwidth"),
             launch_overhead=_quantity(block.launch_overhead, units.SECONDS, f"{where}.launch_overhead"),
@@ -541,9 +540,7 @@ def result_file(result: Result) -> ResultFile:
         num_trials=result.num_trials,
         seconds=result.seconds,
         baselines={name: trial_row(trial) for name, trial in result.baselines.items()},
-        bound=None
-        if result.bound is None
-        else BoundRow(step_time=result.bound.step_time, proof=result.bound.proof),
+        bound=None if result.bound is None else BoundRow(step_time=result.bound.step_time, proof=result.bound.proof),
         graph=result.graph,
         cluster=result.cluster,
         problem=result.problem,

@@ -1,0 +1,1 @@
+"""Problem x Placement -> Timeline: `reference.py` is the truth, `compiled.py` the speed."""

@@ -135,10 +135,11 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     def transfer(tensor: int, source: int, targets: list[int], kind: int, now: float) -> float:
         line = bus[source][targets[0]]
         begins = max(now, bus_free[line])
-        takes: float = max(latency[source][d] + output_bytes[tensor] * seconds_per_byte[source][d] for d in targets)
+        size = output_bytes[tensor]
+        takes = max(latency[source][target] + size * seconds_per_byte[source][target] for target in targets)
         bus_free[line] = begins + takes + bus_gap[line]
         transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)
-        return begins + takes
+        return float(begins + takes)
 
     def fetch_ahead(d: int, now: float) -> None:
         while fetched[d] < len(copies[d]):

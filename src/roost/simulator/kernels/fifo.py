@@ -1,0 +1,63 @@
+"""Placements without a fixed order, whose buses each have one sender and that fetch nothing.
+
+Ops taken from one heap by the time they become ready can be committed to their device at once: whatever becomes ready
+later starts later there. So one push and one pop for each op is all the clock that is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.simulator.kernels.base import ONE, ZERO, compiled, send
+from roost.simulator.kernels.heap import heap_pop, heap_push
+
+
+@compiled
+def fifo(layout, device, begun, start, finish, moves, record):
+    """The step time and the number of transfers.
+
+    Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where `record` is set
+    each of the `moves`, for the memory.
+    """
+    time, next_start, next_op = layout.time, layout.next_start, layout.next
+    device_gap = layout.device_gap
+    num_devices, num_ops = np.uintp(layout.num_devices), np.uintp(len(device))
+    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
+    waiting = layout.num_inputs.copy()
+    ready = np.zeros(len(device))
+    times, tags = np.empty(len(device)), np.empty(len(device), np.uint32)
+    size, step_time, num_transfers = 0, 0.0, 0
+    for op in range(num_ops):
+        if waiting[op] == 0:
+            heap_push(times, tags, size, 0.0, np.uint32(op))
+            size += 1
+    for turn in range(num_ops):
+        op = np.uintp(tags[0])
+        here = np.uintp(device[op])
+        begin = times[0]
+        heap_pop(times, tags, size)
+        size -= 1
+        begin = begin if begin > free[here] else free[here]
+        takes = time[op * num_devices + here]
+        end = begin + takes
+        free[here] = end + device_gap[here] if takes > 0.0 else end
+        step_time = end if end > step_time else step_time
+        begun[turn], start[op], finish[op] = op, begin, end
+        first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
+        targets = ZERO
+        for edge in range(first, beyond):
+            targets |= ONE << np.uint64(device[next_op[edge]])
+        remote = targets & ~(ONE << here)
+        arrives[here] = end
+        if remote != ZERO:
+            num_transfers = send(layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, record)
+        for edge in range(first, beyond):
+            consumer = np.uintp(next_op[edge])
+            arrival = arrives[device[consumer]]
+            if arrival > ready[consumer]:
+                ready[consumer] = arrival
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                heap_push(times, tags, size, ready[consumer], np.uint32(consumer))
+                size += 1
+    return step_time, num_transfers
