@@ -21,7 +21,9 @@ from roost.core.timeline import SEND, Timeline, Transfers
 from roost.errors import InputError
 from roost.simulator import memory
 from roost.simulator.kernels import batch as kernels
+from roost.simulator.kernels import lanes
 from roost.simulator.kernels.base import Layout
+from roost.simulator.kernels.fetches import fetches_anything
 from roost.simulator.order import dispatch_order
 
 # Below this many ops simulated, a thread costs more than it brings.
@@ -56,6 +58,8 @@ class Simulator:
         self._leader = np.arange(problem.graph.num_ops)  # [ops]
         members = problem.graph.group >= 0
         self._leader[members] = problem.group_leader[problem.graph.group[members]]
+        led = np.flatnonzero(members)
+        self._member_start, self._member = _grouped(self._leader[led], led, problem.graph.num_ops)
 
     @staticmethod
     def of(problem: Problem) -> Simulator:
@@ -104,6 +108,91 @@ class Simulator:
         devices = self._checked(devices)
         example = Placement(np.zeros(self.problem.graph.num_ops, np.int32), order, prefetch_bytes=prefetch_bytes)
         return self._run(devices, example, memory, threads)
+
+    def neighbours(
+        self,
+        placement: Placement,
+        move_start: Array,
+        move_op: Array,
+        move_device: Array,
+    ) -> Outcomes:
+        """Neighbours of a placement: number i differs from it in moves move_start[i] to move_start[i + 1].
+
+        A move puts one op on another device. Neighbours are simulated many at a time where that is exact, which is
+        several times as fast as `evaluate`.
+        """
+        placement = self.problem.check(placement)
+        moves = self._checked_moves(placement, move_start, move_op, move_device)
+        layout, cluster = self.layout(placement), self.problem.cluster
+        count = len(moves[0]) - 1
+        placed = placement.device.astype(np.uint32)
+        device, home = placed[layout.op], placed[layout.parameter_op]
+        step_time, num_transfers = np.zeros(count), np.zeros(count, np.int64)
+        peak = np.zeros((count, cluster.num_devices), np.int64)
+        alone = np.ones(count, bool)
+        by_lanes = placement.order != "fifo" and not cluster.has_shared_buses
+        if by_lanes and not fetches_anything(layout, device, home):
+            lanes.run_neighbours(
+                layout,
+                device,
+                home,
+                self._numbers(layout),
+                self.problem.graph.is_parameter,
+                moves,
+                alone,
+                step_time,
+                peak,
+                num_transfers,
+            )
+        if alone.any():
+            rows = np.flatnonzero(alone)
+            devices = np.repeat(placement.device[None], len(rows), axis=0)
+            for row, number in enumerate(rows.tolist()):
+                picked = slice(moves[0][number], moves[0][number + 1])
+                devices[row, moves[1][picked]] = moves[2][picked]
+            outcome = self._run(devices, placement, memory=True)
+            step_time[rows], peak[rows] = outcome.step_time, outcome.peak_memory
+            num_transfers[rows] = outcome.num_transfers
+        return Outcomes(step_time, peak, num_transfers, cluster.memory)
+
+    def _numbers(self, layout: Layout) -> Array:
+        """[ops] the position of each op, or the number of a parameter."""
+        number = np.zeros(self.problem.graph.num_ops, np.uint32)
+        number[layout.op] = np.arange(len(layout.op))
+        number[layout.parameter_op] = np.arange(len(layout.parameter_op))
+        return number
+
+    def _checked_moves(
+        self, placement: Placement, move_start: Array, move_op: Array, move_device: Array
+    ) -> tuple[Array, Array, Array]:
+        """Moves that the kernels can trust."""
+        start = np.ascontiguousarray(move_start, dtype=np.int64)
+        op, device = np.ascontiguousarray(move_op, dtype=np.int32), np.ascontiguousarray(move_device, dtype=np.int32)
+        if start.ndim != 1 or len(start) < 1 or start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != len(op):
+            raise InputError("move_start must go up from 0 to the number of moves, with one more entry than neighbours")
+        if op.shape != device.shape or op.ndim != 1:
+            raise InputError(f"move_op and move_device must match, not {list(op.shape)} and {list(device.shape)}")
+        wrong = kernels.first_wrong_neighbour(
+            placement.device,
+            start,
+            op,
+            device,
+            self._allowed,
+            self._leader,
+            self._member_start,
+            self._member,
+            self.problem.cluster.num_devices,
+        )
+        if wrong >= 0:
+            picked = slice(start[wrong], start[wrong + 1])
+            bad = op[picked][(op[picked] < 0) | (op[picked] >= self.problem.graph.num_ops)]
+            if len(bad):
+                raise InputError(f"neighbour {wrong} moves op {bad[0]}; ops are 0 to {self.problem.graph.num_ops - 1}")
+            changed = placement.device.copy()
+            changed[op[picked]] = device[picked]
+            self.problem.check(Placement(changed))
+            raise AssertionError("what the kernel refuses, the problem refuses too")
+        return start, op, device
 
     def _checked(self, devices: Array) -> Array:
         """A batch of devices that the kernels can trust."""
@@ -196,6 +285,7 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
     source, target = graph.input_op, graph.edge_target
     read = graph.is_parameter[source]
     use_start, use = _grouped(number[target[read]], number[source[read]], len(order), keep_order=True)
+    user_start, user = _grouped(number[source[read]], number[target[read]], len(parameters))
     source, target = number[source[~read]], number[target[~read]]
     next_start, following = _grouped(source, target, len(order))
     previous_start, previous = _grouped(target, source, len(order))
@@ -215,6 +305,8 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
         previous=previous,
         use_start=use_start,
         use=use,
+        user_start=user_start,
+        user=user,
         parameter_op=parameters.astype(np.uint32),
         parameter_bytes=graph.output_bytes[parameters],
         latency=cluster.latency.ravel(),

@@ -35,6 +35,8 @@ class Layout(NamedTuple):
     previous: Array  # [edges] u4
     use_start: Array  # [ops + 1] u4 parameters that op i reads are use[use_start[i]:use_start[i + 1]]
     use: Array  # [uses] u4
+    user_start: Array  # [parameters + 1] u4 ops that read parameter i are user[user_start[i]:user_start[i + 1]]
+    user: Array  # [uses] u4 ascending
     parameter_op: Array  # [parameters] u4 index in the graph
     parameter_bytes: Array  # [parameters] i8
     latency: Array  # [devices * devices] f8 seconds

@@ -29,6 +29,33 @@ def first_wrong(devices, allowed, leader, num_devices):
 
 
 @compiled
+def first_wrong_neighbour(device, start, move_op, move_device, allowed, leader, member_start, member, num_devices):
+    """The first neighbour of a placement that leaves the cluster or breaks a rule, or -1.
+
+    `member[member_start[op]:member_start[op + 1]]` are the ops that op leads.
+    """
+    placed = device.copy()
+    for number in range(len(start) - 1):
+        for move in range(start[number], start[number + 1]):
+            op, there = move_op[move], move_device[move]
+            if op < 0 or op >= len(device) or there < 0 or there >= num_devices:
+                return number
+            if (allowed[op] >> np.uint64(there)) & ONE == ZERO:
+                return number
+            placed[op] = there
+        for move in range(start[number], start[number + 1]):
+            op = move_op[move]
+            if placed[op] != placed[leader[op]]:
+                return number
+            for other in range(member_start[op], member_start[op + 1]):
+                if placed[member[other]] != placed[op]:
+                    return number
+        for move in range(start[number], start[number + 1]):
+            placed[move_op[move]] = device[move_op[move]]
+    return -1
+
+
+@compiled
 def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, peak, num_transfers):
     """Simulate each row of `devices` [batch, ops of the graph]; write a step time, peaks and transfers for each.
 
