@@ -6,6 +6,7 @@ unrelated ones: `evaluate`. A batch of neighbours of one: `neighbours`. All rele
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -53,6 +54,7 @@ class Simulator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._layouts: dict[str, Layout] = {}
+        self._lanes = threading.local()
         bits = np.uint64(1) << np.arange(problem.cluster.num_devices, dtype=np.uint64)
         self._allowed = (problem.allowed * bits).sum(axis=1, dtype=np.uint64)  # [ops]
         self._leader = np.arange(problem.graph.num_ops)  # [ops]
@@ -134,6 +136,7 @@ class Simulator:
         if by_lanes and not fetches_anything(layout, device, home):
             lanes.run_neighbours(
                 layout,
+                self._lanes_for(layout, lanes.most_moves(moves[0])),
                 device,
                 home,
                 self._numbers(layout),
@@ -154,6 +157,13 @@ class Simulator:
             step_time[rows], peak[rows] = outcome.step_time, outcome.peak_memory
             num_transfers[rows] = outcome.num_transfers
         return Outcomes(step_time, peak, num_transfers, cluster.memory)
+
+    def _lanes_for(self, layout: Layout, most_moves: int) -> Any:
+        """Lanes for this layout, kept from call to call: they are large, and fresh memory is slow. One to a thread."""
+        kept = vars(self._lanes).get("kept")
+        if kept is None or kept[0] is not layout or kept[1] < most_moves:
+            kept = self._lanes.kept = (layout, most_moves, lanes.new_lanes(layout, most_moves))
+        return kept[2]
 
     def _numbers(self, layout: Layout) -> Array:
         """[ops] the position of each op, or the number of a parameter."""

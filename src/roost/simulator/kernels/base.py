@@ -49,6 +49,25 @@ class Layout(NamedTuple):
 def compiled(function: Callable[..., Any]) -> Any:
     """Compile without the GIL, and keep the machine code on disk for the next start where there is a place for it."""
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    return _compile(function, options)
+
+
+def bare(function: Callable[..., Any]) -> Any:
+    """Compile without reference counts: for loops that allocate nothing, all of whose arrays the caller holds.
+
+    Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside loops.
+    """
+    return _compile(function, {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False})
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Compile into the body of its callers: a call that hands over forty arrays costs more than most loops here."""
+    return _compile(
+        function, {"nogil": True, "error_model": "numpy", "boundscheck": False, "forceinline": True, "_nrt": False}
+    )
+
+
+def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
         return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # no folder that can be written to: compile at every start

@@ -66,7 +66,7 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
     ready, dying = np.zeros(num_ops), np.zeros(num_ops, np.int64)
     free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
     last, held = np.zeros(64, np.uint32), np.zeros(64, np.int64)
-    no_moves = new_moves(0)
+    begun, start, finish, moves, no_moves = np.empty(0, np.uint32), np.empty(0), np.empty(0), new_moves(0), new_moves(0)
     for row in range(len(devices)):
         for op in range(np.uintp(num_ops)):
             device[op] = devices[row, layout.op[op]]
@@ -77,9 +77,22 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
             held[home[parameter]] += layout.parameter_bytes[parameter]
         fetching = fetches_anything(layout, device, home)
         if fetching or shared or in_fifo:
-            step_time[row], num_transfers[row] = _by_events(
-                layout, device, home, prefetch, in_fifo, shared or fetching, memory, held, peak[row]
-            )
+            if len(begun) < num_ops:
+                begun, start, finish = np.empty(num_ops, np.uint32), np.empty(num_ops), np.empty(num_ops)
+                if memory and in_fifo:
+                    moves = new_moves(len(layout.next) + 2 * len(layout.use))
+            record = memory and in_fifo
+            if fetching or shared:
+                fetches = plan_fetches(layout, device, home, prefetch)
+                for d in range(num_devices):
+                    held[d] += fetches.window[d]
+                step_time[row], num_transfers[row] = events(
+                    layout, device, home, fetches, in_fifo, begun, start, finish, moves, record
+                )
+            else:
+                step_time[row], num_transfers[row] = fifo(layout, device, begun, start, finish, moves, record)
+            if record:
+                peak_in_time(layout, device, begun, start, finish, moves, num_transfers[row], held, peak[row])
             if memory and not in_fifo:  # peaks with a fixed order do not depend on times
                 push(layout, device, ready, dying, free, bus_free, arrives, last, held, peak[row], no_moves)
         elif memory:
@@ -90,25 +103,6 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
             step_time[row], num_transfers[row] = push_times(
                 layout, device, ready, dying, free, bus_free, arrives, last, held, peak[row], no_moves
             )
-
-
-@compiled
-def _by_events(layout, device, home, prefetch, in_fifo, in_general, memory, held, peak):
-    """Where the clock is needed. Adds the windows to what is `held`."""
-    num_ops = len(device)
-    begun, start, finish = np.empty(num_ops, np.uint32), np.empty(num_ops), np.empty(num_ops)
-    record = memory and in_fifo
-    moves = new_moves(len(layout.next) + 2 * len(layout.use) if record else 0)
-    if in_general:
-        fetches = plan_fetches(layout, device, home, prefetch)
-        for d in range(layout.num_devices):
-            held[d] += fetches.window[d]
-        step_time, count = events(layout, device, home, fetches, in_fifo, begun, start, finish, moves, record)
-    else:
-        step_time, count = fifo(layout, device, begun, start, finish, moves, record)
-    if record:
-        peak_in_time(layout, device, begun, start, finish, moves, count, held, peak)
-    return step_time, count
 
 
 @compiled

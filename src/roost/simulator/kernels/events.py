@@ -21,14 +21,19 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     each of the `moves`.
     """
     num_ops, num_devices = len(device), np.uintp(layout.num_devices)
-    next_start, next_op, sizes = layout.next_start, layout.next, layout.parameter_bytes
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
+    # Taken out of their tuples once: inside a loop Numba would count references each time.
+    next_start, next_op, sizes, time = layout.next_start, layout.next, layout.parameter_bytes, layout.time
+    bus, bus_gap, device_gap, is_update = layout.bus, layout.bus_gap, layout.device_gap, layout.is_update
+    latency, seconds_per_byte, use_start, use = layout.latency, layout.seconds_per_byte, layout.use_start, layout.use
+    first_user, next_user, user_op, copy_of = fetches.first_user, fetches.next_user, fetches.user_op, fetches.copy_of
+    next_replaced, following, fetched = fetches.next_replaced, fetches.following, fetches.parameter
+    free, bus_free, arrives = np.zeros(64), np.zeros(len(bus_gap)), np.zeros(64)
     ready, waiting = np.zeros(num_ops), layout.num_inputs.copy()
     for copy in range(fetches.num_copies):
-        user = fetches.first_user[copy]
+        user = first_user[copy]
         while user >= 0:
-            waiting[fetches.user_op[user]] += 1
-            user = fetches.next_user[user]
+            waiting[user_op[user]] += 1
+            user = next_user[user]
     unfinished = fetches.num_users.copy()  # [copies] users that have yet to finish
     replaced = fetches.replaced.copy()  # [copies] the next copy whose users must finish first
     fetch = fetches.first.copy()  # [devices] the next copy to ask for
@@ -60,9 +65,9 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                 op = tag - num_ops
                 here = np.uintp(device[op])
                 start[op] = now if now > free[here] else free[here]
-                takes = layout.time[np.uintp(op) * num_devices + here]
+                takes = time[np.uintp(op) * num_devices + here]
                 finish[op] = start[op] + takes
-                free[here] = finish[op] + layout.device_gap[here] if takes > 0.0 else finish[op]
+                free[here] = finish[op] + device_gap[here] if takes > 0.0 else finish[op]
                 heap_push(times, tags, size, finish[op], np.uint32(turn))
                 size += 1
                 begun[turn] = op
@@ -91,17 +96,17 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         size += 1
                     else:
                         touched |= ONE << np.uint64(device[consumer])
-            for use in range(layout.use_start[op], layout.use_start[op + 1]):
-                copy, parameter = fetches.copy_of[use], layout.use[use]
+            for number_of_use in range(use_start[op], use_start[op + 1]):
+                copy, parameter = copy_of[number_of_use], use[number_of_use]
                 if copy >= 0:
                     unfinished[copy] -= 1
-                    if layout.is_update[op]:
+                    if is_update[op]:
                         there = np.uintp(home[parameter])
                         pair = here * num_devices + there
-                        line = layout.bus[pair]
+                        line = bus[pair]
                         begin = now if now > bus_free[line] else bus_free[line]
-                        takes = layout.latency[pair] + np.float64(sizes[parameter]) * layout.seconds_per_byte[pair]
-                        bus_free[line] = begin + takes + layout.bus_gap[line]
+                        takes = latency[pair] + np.float64(sizes[parameter]) * seconds_per_byte[pair]
+                        bus_free[line] = begin + takes + bus_gap[line]
                         step_time = begin + takes if begin + takes > step_time else step_time
                         if record:
                             note(moves, number, parameter, here, there, HOME, begin, begin + takes)
@@ -113,23 +118,23 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
             while fetch[here] >= 0:
                 copy = fetch[here]
                 while replaced[copy] >= 0 and unfinished[replaced[copy]] == 0:
-                    replaced[copy] = fetches.next_replaced[replaced[copy]]
+                    replaced[copy] = next_replaced[replaced[copy]]
                 if replaced[copy] >= 0:
                     break
-                fetch[here] = fetches.following[copy]
-                parameter = fetches.parameter[copy]
+                fetch[here] = following[copy]
+                parameter = fetched[copy]
                 there = np.uintp(home[parameter])
                 pair = there * num_devices + here
-                line = layout.bus[pair]
+                line = bus[pair]
                 begin = now if now > bus_free[line] else bus_free[line]
-                takes = layout.latency[pair] + np.float64(sizes[parameter]) * layout.seconds_per_byte[pair]
-                bus_free[line] = begin + takes + layout.bus_gap[line]
+                takes = latency[pair] + np.float64(sizes[parameter]) * seconds_per_byte[pair]
+                bus_free[line] = begin + takes + bus_gap[line]
                 if record:
                     note(moves, number, parameter, there, here, FETCH, begin, begin + takes)
                 number += 1
-                user = fetches.first_user[copy]
+                user = first_user[copy]
                 while user >= 0:
-                    op = np.int64(fetches.user_op[user])
+                    op = np.int64(user_op[user])
                     ready[op] = begin + takes if begin + takes > ready[op] else ready[op]
                     waiting[op] -= 1
                     if waiting[op] == 0:
@@ -138,7 +143,7 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                             size += 1
                         else:
                             touched |= ONE << here
-                    user = fetches.next_user[user]
+                    user = next_user[user]
         starting = False
 
         if not fifo:
@@ -149,9 +154,9 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                     op = head[d]
                     head[d] = after[op]
                     start[op] = ready[op] if ready[op] > free[d] else free[d]
-                    takes = layout.time[np.uintp(op) * num_devices + np.uintp(d)]
+                    takes = time[np.uintp(op) * num_devices + np.uintp(d)]
                     finish[op] = start[op] + takes
-                    free[d] = finish[op] + layout.device_gap[d] if takes > 0.0 else finish[op]
+                    free[d] = finish[op] + device_gap[d] if takes > 0.0 else finish[op]
                     heap_push(times, tags, size, finish[op], np.uint32(op))
                     size += 1
                     begun[turn] = op

@@ -15,25 +15,29 @@ from roost.simulator.kernels.base import ONE, ZERO, compiled
 def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, peak):
     """Write the `peak` [devices], given what is always `held` [devices], which is overwritten."""
     num_ops, num_devices = len(device), layout.num_devices
+    # Taken out of their tuples once: inside a loop Numba would count references each time.
+    output, workspace, next_start, next_op = layout.output, layout.workspace, layout.next_start, layout.next
+    copies_count, kind, tensor, target = layout.copies_in_memory, moves.kind, moves.tensor, moves.target
+    sent_from, sent_until = moves.start, moves.finish
     sent = np.zeros(num_ops)  # when the output of an op has left for the last time
     num_sends = 0
     for move in range(num_moves):
-        if moves.kind[move] == 0:
+        if kind[move] == 0:
             num_sends += 1
-            op = moves.tensor[move]
-            sent[op] = max(sent[op], moves.finish[move])
+            op = tensor[move]
+            sent[op] = max(sent[op], sent_until[move])
 
     given_back = np.zeros(num_ops, np.int64)  # bytes given back on its device when an op finishes
     late_start, late_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
     is_late = np.zeros(num_ops, np.bool_)
     last = np.zeros(64, np.uint32)
     for op in range(num_ops):
-        here, size = device[op], layout.output[op]
-        given_back[op] += layout.workspace[op]
+        here, size = device[op], output[op]
+        given_back[op] += workspace[op]
         seen = ONE << np.uint64(here)
         last[here] = op
-        for edge in range(layout.next_start[op], layout.next_start[op + 1]):
-            consumer = layout.next[edge]
+        for edge in range(next_start[op], next_start[op + 1]):
+            consumer = next_op[edge]
             there = device[consumer]
             bit = ONE << np.uint64(there)
             if not seen & bit or finish[consumer] > finish[last[there]]:
@@ -44,17 +48,17 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
             late_start[here + 1] += 1
         else:
             given_back[last[here]] += size
-        if layout.copies_in_memory:
+        if copies_count:
             for there in range(num_devices):
                 if there != here and seen & (ONE << np.uint64(there)) != ZERO:
                     given_back[last[there]] += size
 
     # What comes from elsewhere, by device: copies that begin, outputs that have left.
     copy_start, copy_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
-    if layout.copies_in_memory:
+    if copies_count:
         for move in range(num_moves):
-            if moves.kind[move] == 0:
-                copy_start[moves.target[move] + 1] += 1
+            if kind[move] == 0:
+                copy_start[target[move] + 1] += 1
     own_start, own_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
     for op in range(num_ops):
         own_start[device[op] + 1] += 1
@@ -65,14 +69,14 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
     copy_time, copy_size = np.empty(num_sends), np.empty(num_sends, np.int64)
     late_time, late_size = np.empty(num_ops), np.empty(num_ops, np.int64)
     own = np.empty(num_ops, np.int64)
-    if layout.copies_in_memory:
+    if copies_count:
         for move in range(num_moves):
-            if moves.kind[move] == 0:
-                d = moves.target[move]
+            if kind[move] == 0:
+                d = target[move]
                 slot = copy_start[d] + copy_count[d]
                 copy_count[d] += 1
-                copy_time[slot] = moves.start[move]
-                copy_size[slot] = layout.output[moves.tensor[move]]
+                copy_time[slot] = sent_from[move]
+                copy_size[slot] = output[tensor[move]]
     for turn in range(num_ops):
         op = begun[turn]
         d = device[op]
@@ -82,7 +86,7 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
             slot = late_start[d] + late_count[d]
             late_count[d] += 1
             late_time[slot] = sent[op]
-            late_size[slot] = layout.output[op]
+            late_size[slot] = output[op]
 
     never = np.inf
     for d in range(num_devices):
@@ -104,7 +108,7 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
                 now_held -= late_size[lates[late]]
                 late += 1
             if begins <= copied:
-                now_held += layout.output[own[begin]] + layout.workspace[own[begin]]
+                now_held += output[own[begin]] + workspace[own[begin]]
                 begin += 1
             else:
                 now_held += copy_size[copies[copy]]

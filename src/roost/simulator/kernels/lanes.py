@@ -15,10 +15,11 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit
-from roost.simulator.kernels.vector import LANES, run_op, run_transfer, wait_for
+from roost.simulator.kernels.base import ONE, ZERO, bare, compiled, inlined, lowest_bit
+from roost.simulator.kernels.vector import LANES, run_op, run_transfer, take_peak, wait_for
 
 WIDE = np.uintp(LANES)
+NOTHING = np.int64(2**62)  # more than all sizes of a graph together
 
 
 class Lanes(NamedTuple):
@@ -40,6 +41,12 @@ class Lanes(NamedTuple):
     home_slot: Array  # [parameters] i4 the same for parameters
     home: Array  # [slots * lanes] u4
     saved: Array  # [lanes * most] f8
+    last: Array  # [devices] u4 the last consumer on each device in one odd lane
+    base_last: Array  # [devices] u4 the same in the base
+    held: Array  # [devices] i8 bytes, in the base
+    before: Array  # [devices] i8 the same before the op at hand
+    most: Array  # [devices] i8 the most since the lanes last took it over
+    gone: Array  # [ops] i8 bytes given back at an op, in the base, zero between runs
 
 
 @compiled
@@ -66,22 +73,23 @@ def new_lanes(layout, most_moves):
         np.full(num_parameters, -1, np.int32),
         np.zeros(most_moves * LANES, np.uint32),
         np.zeros(LANES * (3 + num_devices + most_consumers)),
+        np.zeros(64, np.uint32),
+        np.zeros(64, np.uint32),
+        np.zeros(64, np.int64),
+        np.zeros(64, np.int64),
+        np.zeros(64, np.int64),
+        np.zeros(num_ops, np.int64),
     )
 
 
-@compiled
-def _device_in(lanes, device, op, lane):
-    slot = lanes.slot[op]
-    return np.uintp(device[op]) if slot < 0 else np.uintp(lanes.device[np.uintp(slot) * WIDE + lane])
+@inlined
+def _place_in(base, slot_of, moved, number, lane):
+    """The device of an op or parameter in one lane."""
+    slot = slot_of[number]
+    return np.uintp(base[number]) if slot < 0 else np.uintp(moved[np.uintp(slot) * WIDE + lane])
 
 
-@compiled
-def _home_in(lanes, home, parameter, lane):
-    slot = lanes.home_slot[parameter]
-    return np.uintp(home[parameter]) if slot < 0 else np.uintp(lanes.home[np.uintp(slot) * WIDE + lane])
-
-
-@compiled
+@inlined
 def _move(slot_of, devices, base, number, num_slots, lane, device):
     """Put op or parameter `number` on `device` in one lane; returns the number of slots in use."""
     slot = slot_of[number]
@@ -94,7 +102,7 @@ def _move(slot_of, devices, base, number, num_slots, lane, device):
     return num_slots
 
 
-@compiled
+@bare
 def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first, count, fetching):
     """Move the ops of so many neighbours, from the first on; mark the odd ops, and the lanes that would fetch.
 
@@ -117,18 +125,18 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
         for move in range(start[first + lane], start[first + lane + 1]):
             number = np.uintp(number_of[move_op[move]])
             if is_parameter[move_op[move]]:
-                there = _home_in(lanes, home, number, wide)
+                there = _place_in(home, lanes.home_slot, lanes.home, number, wide)
                 # A parameter that is moved twice in one lane must be counted once: set, do not add.
                 for user in range(layout.user_start[number], layout.user_start[number + np.uintp(1)]):
-                    if _device_in(lanes, device, np.uintp(layout.user[user]), wide) != there:
+                    if _place_in(device, lanes.slot, lanes.device, np.uintp(layout.user[user]), wide) != there:
                         fetching[first + lane] = True
             else:
-                there = _device_in(lanes, device, number, wide)
+                there = _place_in(device, lanes.slot, lanes.device, number, wide)
                 lanes.odd[number] |= bit
                 for edge in range(layout.previous_start[number], layout.previous_start[number + np.uintp(1)]):
                     lanes.odd[layout.previous[edge]] |= bit
                 for use in range(layout.use_start[number], layout.use_start[number + np.uintp(1)]):
-                    if _home_in(lanes, home, np.uintp(layout.use[use]), wide) != there:
+                    if _place_in(home, lanes.home_slot, lanes.home, np.uintp(layout.use[use]), wide) != there:
                         fetching[first + lane] = True
     for lane in range(count):
         for move in range(start[first + lane], start[first + lane + 1]):
@@ -142,7 +150,7 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
                 lanes.home[slot * LANES + lane] = home[number]  # counted: a second mention moves nothing
 
 
-@compiled
+@bare
 def clear_lanes(layout, lanes, number_of, is_parameter, moves, first, count):
     """Forget what `set_lanes` set."""
     start, move_op, _ = moves
@@ -158,29 +166,33 @@ def clear_lanes(layout, lanes, number_of, is_parameter, moves, first, count):
                     lanes.odd[layout.previous[edge]] = ZERO
 
 
-@compiled
-def _flush(lanes, most, held, num_devices, skip):
-    """Take the peaks of the base since the last flush into those of each lane but the ones to skip."""
+@inlined
+def _flush(lanes, most, held, num_devices):
+    """Take the peaks of the base since the last flush into those of each lane."""
+    peak, shift = lanes.peak, lanes.shift
     for d in range(num_devices):
-        for lane in range(WIDE):
-            if not (skip >> lane) & ONE:
-                peak = most[d] + lanes.shift[d * WIDE + lane]
-                if peak > lanes.peak[d * WIDE + lane]:
-                    lanes.peak[d * WIDE + lane] = peak
+        take_peak(peak, shift, d * WIDE, most[d])
         most[d] = held[d]
 
 
-@compiled
+@bare
 def run_lanes(layout, lanes, device, always_held):
     """Simulate sixteen neighbours; the lanes then hold their step times and peaks. Returns transfers of the base."""
+    ready, free, step, bus_free, arrives = lanes.ready, lanes.free, lanes.step, lanes.bus_free, lanes.arrives
+    shift, dying, is_dying, odd_in = lanes.shift, lanes.dying, lanes.is_dying, lanes.odd
+    time, device_gap, workspace, copies_count = (
+        layout.time,
+        layout.device_gap,
+        layout.workspace,
+        layout.copies_in_memory,
+    )
     next_start, next_op, output = layout.next_start, layout.next, layout.output
     num_devices = np.uintp(layout.num_devices)
-    held, before, most = np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(64, np.int64)
-    last, gone_at = np.zeros(64, np.uint32), np.zeros(len(device), np.int64)
+    held, before, most, last, gone_at = lanes.held, lanes.before, lanes.most, lanes.base_last, lanes.gone
     num_transfers = 0
-    lanes.free[:] = 0.0
-    lanes.bus_free[:] = 0.0
-    lanes.step[:] = 0.0
+    free[:] = 0.0
+    bus_free[:] = 0.0
+    step[:] = 0.0
     lanes.transfers[:] = 0
     lanes.peak[:] = 0
     for d in range(num_devices):
@@ -189,25 +201,27 @@ def run_lanes(layout, lanes, device, always_held):
     for op in range(np.uintp(len(device))):
         here = np.uintp(device[op])
         beyond = np.uintp(next_start[op + np.uintp(1)])
-        takes = layout.time[op * num_devices + here]
+        takes = time[op * num_devices + here]
         targets = ZERO
         for edge in range(first, beyond):
             there = np.uintp(device[next_op[edge]])
             targets |= ONE << there
             last[there] = next_op[edge]
         remote = targets & ~(ONE << here)
-        odd = lanes.odd[op]
+        odd = odd_in[op]
         if odd != ZERO:
             _save(layout, lanes, device, op, here, remote, odd)
-            _flush(lanes, most, held, num_devices, ZERO)
-            before[:] = held
+            _flush(lanes, most, held, num_devices)
+            for d in range(num_devices):
+                before[d] = held[d]
 
-        busy = layout.device_gap[here] if takes > 0.0 else 0.0
-        run_op(lanes.ready, op * WIDE, lanes.free, here * WIDE, lanes.arrives, here * WIDE, lanes.step, takes, busy)
+        busy = device_gap[here] if takes > 0.0 else 0.0
+        run_op(ready, op * WIDE, free, here * WIDE, arrives, here * WIDE, step, takes, busy)
         size = output[op]
         gone = gone_at[op]
+        gone_at[op] = 0
         held[here] += size
-        filled = held[here] + layout.workspace[op]
+        filled = held[here] + workspace[op]
         most[here] = filled if filled > most[here] else most[here]
         if targets & (ONE << here):
             gone_at[last[here]] += size
@@ -216,7 +230,7 @@ def run_lanes(layout, lanes, device, always_held):
             held[here] -= gone + size
         if remote != ZERO:
             num_transfers += _send(layout, lanes, op, here, remote)
-            if layout.copies_in_memory:
+            if copies_count:
                 left = remote
                 while left != ZERO:
                     there = lowest_bit(left)
@@ -226,93 +240,115 @@ def run_lanes(layout, lanes, device, always_held):
                     gone_at[last[there]] += size
         for edge in range(first, beyond):
             consumer = np.uintp(next_op[edge])
-            wait_for(lanes.ready, consumer * WIDE, lanes.arrives, np.uintp(device[consumer]) * WIDE)
+            wait_for(ready, consumer * WIDE, arrives, np.uintp(device[consumer]) * WIDE)
 
-        if odd != ZERO or lanes.is_dying[op]:
-            _flush(lanes, most, held, num_devices, odd)
-            for lane in range(WIDE):
-                if not (odd >> lane) & ONE:
-                    lanes.shift[here * WIDE + lane] -= lanes.dying[op * WIDE + lane]
-                    lanes.dying[op * WIDE + lane] = 0
+        if odd != ZERO or is_dying[op]:
+            _hide(shift, odd, num_devices, NOTHING)
+            _flush(lanes, most, held, num_devices)
+            _hide(shift, odd, num_devices, -NOTHING)
+            if is_dying[op]:
+                for lane in range(WIDE):
+                    if not (odd >> lane) & ONE:
+                        shift[here * WIDE + lane] -= dying[op * WIDE + lane]
+                        dying[op * WIDE + lane] = 0
             left = odd
             number = 0
             while left != ZERO:
                 lane = lowest_bit(left)
                 left &= left - ONE
                 for d in range(num_devices):
-                    lanes.shift[d * WIDE + lane] -= held[d] - before[d]
+                    shift[d * WIDE + lane] -= held[d] - before[d]
                 _run_odd(layout, lanes, device, held, op, here, targets, last, gone, lane, number)
                 number += 1
-            lanes.is_dying[op] = False
+            is_dying[op] = False
         first = beyond
-    _flush(lanes, most, held, num_devices, ZERO)
+    _flush(lanes, most, held, num_devices)
     return num_transfers
 
 
-@compiled
+@inlined
+def _hide(shift, odd, num_devices, amount):
+    """Shift the odd lanes so far down that nothing is their peak, or back up."""
+    while odd != ZERO:
+        lane = lowest_bit(odd)
+        odd &= odd - ONE
+        for d in range(num_devices):
+            shift[d * WIDE + lane] -= amount
+
+
+@inlined
 def _send(layout, lanes, op, here, remote):
     """Send the output of an op from its place in the base to the devices whose bit is set, in every lane."""
+    arrives, bus_free = lanes.arrives, lanes.bus_free
+    latency, seconds_per_byte, bus_of, bus_gap = layout.latency, layout.seconds_per_byte, layout.bus, layout.bus_gap
+    broadcast = layout.broadcast
     num_devices = np.uintp(layout.num_devices)
     nbytes = np.float64(layout.output[op])
     pair = here * num_devices
     count = 0
     slowest = 0.0
-    if layout.broadcast:
+    if broadcast:
         left = remote
         while left != ZERO:
             there = lowest_bit(left)
             left &= left - ONE
-            needs = layout.latency[pair + there] + nbytes * layout.seconds_per_byte[pair + there]
+            needs = latency[pair + there] + nbytes * seconds_per_byte[pair + there]
             slowest = needs if needs > slowest else slowest
     left = remote
     while left != ZERO:
         there = lowest_bit(left)
-        bus = np.uintp(layout.bus[pair + there])
-        if not layout.broadcast:
-            takes = layout.latency[pair + there] + nbytes * layout.seconds_per_byte[pair + there]
-            run_transfer(
-                lanes.arrives, here * WIDE, there * WIDE, lanes.bus_free, bus * WIDE, takes, layout.bus_gap[bus]
-            )
+        bus = np.uintp(bus_of[pair + there])
+        if not broadcast:
+            takes = latency[pair + there] + nbytes * seconds_per_byte[pair + there]
+            run_transfer(arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, takes, bus_gap[bus])
         elif left == remote:
-            run_transfer(
-                lanes.arrives, here * WIDE, there * WIDE, lanes.bus_free, bus * WIDE, slowest, layout.bus_gap[bus]
-            )
+            run_transfer(arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, slowest, bus_gap[bus])
         else:
             for lane in range(WIDE):
-                lanes.arrives[there * WIDE + lane] = lanes.arrives[lowest_bit(remote) * WIDE + lane]
+                arrives[there * WIDE + lane] = arrives[lowest_bit(remote) * WIDE + lane]
         left &= left - ONE
         count += 1
     return count
 
 
-@compiled
+@inlined
 def _save(layout, lanes, device, op, here, remote, odd):
     """Keep what running the op as in the base will change, in its odd lanes."""
+    ready, free, step, bus_free, saved = lanes.ready, lanes.free, lanes.step, lanes.bus_free, lanes.saved
+    bus, next_start, next_op = layout.bus, layout.next_start, layout.next
     num_devices = np.uintp(layout.num_devices)
     at = np.uintp(0)
     while odd != ZERO:
         lane = lowest_bit(odd)
         odd &= odd - ONE
-        lanes.saved[at] = lanes.ready[op * WIDE + lane]
-        lanes.saved[at + np.uintp(1)] = lanes.free[here * WIDE + lane]
-        lanes.saved[at + np.uintp(2)] = lanes.step[lane]
+        saved[at] = ready[op * WIDE + lane]
+        saved[at + np.uintp(1)] = free[here * WIDE + lane]
+        saved[at + np.uintp(2)] = step[lane]
         at += np.uintp(3)
         left = remote
         while left != ZERO:
-            line = np.uintp(layout.bus[here * num_devices + lowest_bit(left)])
+            line = np.uintp(bus[here * num_devices + lowest_bit(left)])
             left &= left - ONE
-            lanes.saved[at] = lanes.bus_free[line * WIDE + lane]
+            saved[at] = bus_free[line * WIDE + lane]
             at += np.uintp(1)
-        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
-            lanes.saved[at] = lanes.ready[np.uintp(layout.next[edge]) * WIDE + lane]
+        for edge in range(np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])):
+            saved[at] = ready[np.uintp(next_op[edge]) * WIDE + lane]
             at += np.uintp(1)
 
 
-@compiled
+@inlined
 def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last, base_gone, lane, number):
     """Put one lane back to where it was before the op, and run the op there as that lane has it."""
+    ready, free, step, bus_free = lanes.ready, lanes.free, lanes.step, lanes.bus_free
+    arrives, saved, transfers, last = lanes.arrives, lanes.saved, lanes.transfers, lanes.last
+    shift, peak, dying, is_dying = lanes.shift, lanes.peak, lanes.dying, lanes.is_dying
+    slot_of, moved = lanes.slot, lanes.device
+    next_start, next_op, output, workspace = layout.next_start, layout.next, layout.output, layout.workspace
+    time, device_gap, bus, bus_gap = layout.time, layout.device_gap, layout.bus, layout.bus_gap
+    latency, seconds_per_byte = layout.latency, layout.seconds_per_byte
+    broadcast, copies_count = layout.broadcast, layout.copies_in_memory
     num_devices = np.uintp(layout.num_devices)
-    first, beyond = np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+    first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
     base_remote = base_targets & ~(ONE << base_here)
     num_remote = np.uintp(0)
     left = base_remote
@@ -320,108 +356,113 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
         left &= left - ONE
         num_remote += np.uintp(1)
     at = np.uintp(number) * (np.uintp(3) + num_remote + beyond - first)
-    ready = lanes.saved[at]
-    lanes.free[base_here * WIDE + lane] = lanes.saved[at + np.uintp(1)]
-    lanes.step[lane] = lanes.saved[at + np.uintp(2)]
+    came = saved[at]
+    free[base_here * WIDE + lane] = saved[at + np.uintp(1)]
+    step[lane] = saved[at + np.uintp(2)]
     at += np.uintp(3)
     left = base_remote
     while left != ZERO:
-        line = np.uintp(layout.bus[base_here * num_devices + lowest_bit(left)])
+        line = np.uintp(bus[base_here * num_devices + lowest_bit(left)])
         left &= left - ONE
-        lanes.bus_free[line * WIDE + lane] = lanes.saved[at]
+        bus_free[line * WIDE + lane] = saved[at]
         at += np.uintp(1)
     for edge in range(first, beyond):
-        lanes.ready[np.uintp(layout.next[edge]) * WIDE + lane] = lanes.saved[at]
+        ready[np.uintp(next_op[edge]) * WIDE + lane] = saved[at]
         at += np.uintp(1)
     # What the base will give back of this output, this lane will not.
-    size = layout.output[op]
+    size = output[op]
     left = base_targets
     while left != ZERO:
         there = lowest_bit(left)
         left &= left - ONE
-        if there == base_here or layout.copies_in_memory:
-            lanes.dying[np.uintp(base_last[there]) * WIDE + lane] -= size
-            lanes.is_dying[base_last[there]] = True
+        if there == base_here or copies_count:
+            dying[np.uintp(base_last[there]) * WIDE + lane] -= size
+            is_dying[base_last[there]] = True
 
-    here = _device_in(lanes, device, op, lane)
-    idle = lanes.free[here * WIDE + lane]
-    takes = layout.time[op * num_devices + here]
-    end = (ready if ready > idle else idle) + takes
-    lanes.free[here * WIDE + lane] = end + layout.device_gap[here] if takes > 0.0 else end
-    if end > lanes.step[lane]:
-        lanes.step[lane] = end
+    here = _place_in(device, slot_of, moved, op, lane)
+    idle = free[here * WIDE + lane]
+    takes = time[op * num_devices + here]
+    end = (came if came > idle else idle) + takes
+    free[here * WIDE + lane] = end + device_gap[here] if takes > 0.0 else end
+    if end > step[lane]:
+        step[lane] = end
     targets = ZERO
-    last = np.empty(64, np.uint32)
     for edge in range(first, beyond):
-        there = _device_in(lanes, device, np.uintp(layout.next[edge]), lane)
+        there = _place_in(device, slot_of, moved, np.uintp(next_op[edge]), lane)
         targets |= ONE << there
-        last[there] = layout.next[edge]
+        last[there] = next_op[edge]
     remote = targets & ~(ONE << here)
 
     spot = here * WIDE + lane
-    lanes.shift[spot] += size
-    filled = held[here] + lanes.shift[spot] + layout.workspace[op]
-    if filled > lanes.peak[spot]:
-        lanes.peak[spot] = filled
-    gone = base_gone + lanes.dying[op * WIDE + lane]
-    lanes.dying[op * WIDE + lane] = 0
+    shift[spot] += size
+    filled = held[here] + shift[spot] + workspace[op]
+    if filled > peak[spot]:
+        peak[spot] = filled
+    gone = base_gone + dying[op * WIDE + lane]
+    dying[op * WIDE + lane] = 0
     if targets & (ONE << here):
-        lanes.dying[np.uintp(last[here]) * WIDE + lane] += size
-        lanes.is_dying[last[here]] = True
+        dying[np.uintp(last[here]) * WIDE + lane] += size
+        is_dying[last[here]] = True
     else:
         gone += size
-    lanes.shift[spot] -= gone
+    shift[spot] -= gone
 
-    lanes.arrives[spot] = end
+    arrives[spot] = end
     nbytes = np.float64(size)
     pair = here * num_devices
     slowest = 0.0
-    if layout.broadcast:
+    if broadcast:
         left = remote
         while left != ZERO:
             there = lowest_bit(left)
             left &= left - ONE
-            needs = layout.latency[pair + there] + nbytes * layout.seconds_per_byte[pair + there]
+            needs = latency[pair + there] + nbytes * seconds_per_byte[pair + there]
             slowest = needs if needs > slowest else slowest
     begin = 0.0
     left = remote
     while left != ZERO:
         there = lowest_bit(left)
-        line = np.uintp(layout.bus[pair + there]) * WIDE + lane
+        line = np.uintp(bus[pair + there]) * WIDE + lane
         takes = slowest
-        if not layout.broadcast:
-            takes = layout.latency[pair + there] + nbytes * layout.seconds_per_byte[pair + there]
-        if not layout.broadcast or left == remote:
-            begin = end if end > lanes.bus_free[line] else lanes.bus_free[line]
-            lanes.bus_free[line] = begin + takes + layout.bus_gap[layout.bus[pair + there]]
+        if not broadcast:
+            takes = latency[pair + there] + nbytes * seconds_per_byte[pair + there]
+        if not broadcast or left == remote:
+            begin = end if end > bus_free[line] else bus_free[line]
+            bus_free[line] = begin + takes + bus_gap[bus[pair + there]]
         left &= left - ONE
         spot = there * WIDE + lane
-        lanes.arrives[spot] = begin + takes
-        lanes.transfers[lane] += 1
-        if layout.copies_in_memory:
-            lanes.shift[spot] += size
-            filled = held[there] + lanes.shift[spot]
-            if filled > lanes.peak[spot]:
-                lanes.peak[spot] = filled
-            lanes.dying[np.uintp(last[there]) * WIDE + lane] += size
-            lanes.is_dying[last[there]] = True
-    lanes.transfers[lane] -= np.int64(num_remote)
+        arrives[spot] = begin + takes
+        transfers[lane] += 1
+        if copies_count:
+            shift[spot] += size
+            filled = held[there] + shift[spot]
+            if filled > peak[spot]:
+                peak[spot] = filled
+            dying[np.uintp(last[there]) * WIDE + lane] += size
+            is_dying[last[there]] = True
+    transfers[lane] -= np.int64(num_remote)
     for edge in range(first, beyond):
-        consumer = np.uintp(layout.next[edge])
-        arrival = lanes.arrives[_device_in(lanes, device, consumer, lane) * WIDE + lane]
-        if arrival > lanes.ready[consumer * WIDE + lane]:
-            lanes.ready[consumer * WIDE + lane] = arrival
+        consumer = np.uintp(next_op[edge])
+        arrival = arrives[_place_in(device, slot_of, moved, consumer, lane) * WIDE + lane]
+        if arrival > ready[consumer * WIDE + lane]:
+            ready[consumer * WIDE + lane] = arrival
 
 
 @compiled
-def run_neighbours(layout, device, home, number_of, is_parameter, moves, fetching, step_time, peak, num_transfers):
+def most_moves(start):
+    """The most moves that sixteen neighbours in a row make between them."""
+    most, count = 0, len(start) - 1
+    for first in range(0, count, LANES):
+        most = max(most, start[min(first + LANES, count)] - start[first])
+    return most
+
+
+@compiled
+def run_neighbours(
+    layout, lanes, device, home, number_of, is_parameter, moves, fetching, step_time, peak, num_transfers
+):
     """Simulate neighbours of a placement; `fetching` [neighbours] marks those that must be run another way."""
     count = len(moves[0]) - 1
-    most = 0
-    for first in range(0, count, LANES):
-        beyond = min(first + LANES, count)
-        most = max(most, moves[0][beyond] - moves[0][first])
-    lanes = new_lanes(layout, most)
     held = np.zeros(64, np.int64)
     for parameter in range(len(home)):
         held[home[parameter]] += layout.parameter_bytes[parameter]

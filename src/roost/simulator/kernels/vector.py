@@ -1,7 +1,7 @@
-"""Sixteen doubles at a time: the few vector operations that the lanes need, as LLVM vectors.
+"""Sixteen numbers at a time: the few vector operations that the lanes need, as LLVM vectors.
 
 Left to itself the compiler vectorises such loops only sometimes, since it cannot know that the arrays do not overlap.
-On a machine with shorter vectors LLVM splits these into what it has. Indices count doubles.
+On a machine with shorter vectors LLVM splits these into what it has. Indices count numbers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from numba.extending import intrinsic
 LANES = 16
 
 _VECTOR = ir.VectorType(ir.DoubleType(), LANES)
+_WHOLE = ir.VectorType(ir.IntType(64), LANES)
 _INDEX = ir.IntType(32)
 
 
-def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    """A pointer to the sixteen doubles from an index on."""
+def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Any = _VECTOR) -> Any:
+    """A pointer to the sixteen numbers from an index on."""
     data = context.make_array(array_type)(context, builder, value=array).data
-    return builder.bitcast(builder.gep(data, [index]), _VECTOR.as_pointer())
+    return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
 
 
 def _load(builder: Any, pointer: Any) -> Any:
@@ -34,9 +35,9 @@ def _store(builder: Any, value: Any, pointer: Any) -> None:
     builder.store(value, pointer).align = 8
 
 
-def _all(builder: Any, scalar: Any) -> Any:
+def _all(builder: Any, scalar: Any, vector: Any = _VECTOR) -> Any:
     """The same number in every lane."""
-    nothing = ir.Constant(_VECTOR, ir.Undefined)
+    nothing = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(nothing, scalar, ir.Constant(_INDEX, 0))
     return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
 
@@ -99,3 +100,19 @@ def wait_for(typing: Any, ready: Any, op: Any, arrives: Any, device: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(ready, types.uintp, arrives, types.uintp), generate
+
+
+@intrinsic
+def take_peak(typing: Any, peak: Any, shift: Any, device: Any, most: Any) -> Any:
+    """In every lane the peak of a device is no lower than this many bytes and the lane's shift."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        peak_at = _at(context, builder, signature.args[0], args[0], args[2], _WHOLE)
+        shift_at = _at(context, builder, signature.args[1], args[1], args[2], _WHOLE)
+        held = builder.add(_all(builder, args[3], _WHOLE), _load(builder, shift_at))
+        before = _load(builder, peak_at)
+        higher = builder.icmp_signed(">", held, before)
+        _store(builder, builder.select(higher, held, before), peak_at)
+        return context.get_dummy_value()
+
+    return types.void(peak, shift, types.uintp, types.int64), generate
