@@ -37,7 +37,7 @@ NEEDED = {
     "shared_bus",
     "shared_bus_ties",
     "streaming_fifo",
-    "streaming_pushes_out_its_own",
+    "streaming_keeps_what_it_needs",
     "streaming_refetch",
     "streaming_window_grows",
     "streaming_within_window",

@@ -2,7 +2,8 @@
 
 Always there: the parameters that live on the device, and the window for those it fetches. Then each output, from the
 start of its op until its last consumer there has finished and it has been sent; each received copy, from its sending
-until its last consumer has finished; and the workspace of the running op.
+until its last consumer has finished; and the workspace of the running op. An output that nobody consumes is given back
+when its op has finished.
 
 With a fixed order (`program`, `rank`, `priority`) this is accounted in dispatch order, as one process with a
 stream-ordered allocator sees it: memory is taken and given back when ops are dispatched, whatever the clocks say.
@@ -95,6 +96,7 @@ def in_time_order(
     for op in order:
         spans.append((device[op], float(start[op]), until[op, device[op]], int(graph.output_bytes[op])))
 
+    spans = [span for span in spans if span[1] < span[2]]  # what starts and ends at once is never held
     events = [(time, sign * size, d) for d, begins, ends, size in spans for time, sign in ((begins, 1), (ends, -1))]
     track = [(d, 0.0, held[d]) for d in range(len(held))]
     for time, size, d in sorted(events, key=lambda event: (event[0], event[1] > 0)):  # given back before taken

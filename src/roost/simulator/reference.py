@@ -1,14 +1,21 @@
 """The definition of what a placement does: plain Python, no tricks. `compiled.py` must equal it.
 
-1. A device runs one op at a time, in its order. With `fifo` it takes whichever op became ready first.
+1. A device runs one op at a time, in its order. With `fifo` it takes whichever op became ready first. After an op that
+   took any time it rests for its gap.
 2. A tensor needed on another device is sent there once, when it is produced. A bus carries one transfer at a time, in
-   the order of issue. Transfers overlap compute. With broadcast one transfer serves every device.
+   the order of issue, and rests for its gap after each. Transfers overlap compute. With broadcast one transfer, as
+   long as to the farthest device, serves every device.
 3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
    `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
-   copy used longest ago makes room, once the ops that used it have finished; a copy still there is used again. An
-   update sends the new value of each parameter it reads home.
+   copy used longest ago, counted in dispatch order, makes room, once the ops that used it have finished; a copy still
+   there is used again. An update sends the new value of each parameter it reads home, out of its own output. Nothing
+   else orders the uses of a parameter: where one must follow an update, the graph has an edge.
 4. Memory: see `memory.py`.
-5. Ties break by (time, position in the dispatch order). Times are seconds, added in the order written here.
+5. At the start fetches are issued, in dispatch order. Then everything is issued when an op finishes: its sends in
+   the order of the devices, then what goes home, then what its device fetches next. Ops that finish at the same time
+   do so in dispatch order, or with `fifo` in the order they were begun; ops that become ready at the same time are
+   begun in dispatch order, after all that finish then. Times are seconds, added in the order written here. The step
+   ends with the last op or transfer; a rest after it does not count.
 """
 
 from __future__ import annotations
@@ -57,18 +64,19 @@ def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tu
     copies: list[list[Copy]] = [[] for _ in range(num_devices)]
     for op, parameters in needs:
         d = device[op]
-        for parameter in parameters:
-            if parameter not in held[d]:
-                copy = Copy(parameter)
-                while room[d] < size[parameter]:
-                    old, replaced = held[d].popitem(last=False)
-                    copy.replaces.append(replaced)
-                    room[d] += size[old]
-                room[d] -= size[parameter]
-                held[d][parameter] = copy
-                copies[d].append(copy)
+        there = [parameter for parameter in parameters if parameter in held[d]]
+        for parameter in there:
             held[d].move_to_end(parameter)
             held[d][parameter].users.append(op)
+        for parameter in (parameter for parameter in parameters if parameter not in there):
+            copy = Copy(parameter, users=[op])
+            while room[d] < size[parameter]:
+                old, replaced = held[d].popitem(last=False)
+                copy.replaces.append(replaced)
+                room[d] += size[old]
+            room[d] -= size[parameter]
+            held[d][parameter] = copy
+            copies[d].append(copy)
     return copies, window
 
 
@@ -141,9 +149,11 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)
         return float(begins + takes)
 
-    def fetch_ahead(d: int, now: float) -> None:
+    def fetch_ahead(d: int, now: float, only_for: int | None = None) -> None:
         while fetched[d] < len(copies[d]):
             copy = copies[d][fetched[d]]
+            if only_for is not None and copy.users[0] != only_for:
+                return
             if not all(finished[op] for old in copy.replaces for op in old.users):
                 return
             fetched[d] += 1
@@ -153,8 +163,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
 
     if fifo:
         events = [(0.0, _READY, position[op], op) for op in order if waiting[op] == 0]
-    for d in range(num_devices):
-        fetch_ahead(d, 0.0)
+    for op in order:
+        fetch_ahead(device[op], 0.0, only_for=op)
     if not fifo:
         for d in range(num_devices):
             begin_next(d)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
@@ -46,10 +51,12 @@ class Layout(NamedTuple):
     device_gap: Array  # [devices] f8 seconds
 
 
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+
+
 def compiled(function: Callable[..., Any]) -> Any:
-    """Compile without the GIL, and keep the machine code on disk for the next start where there is a place for it."""
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
-    return _compile(function, options)
+    """Compile without the GIL, and keep the machine code on disk for the next start."""
+    return _compile(function, _OPTIONS)
 
 
 def bare(function: Callable[..., Any]) -> Any:
@@ -57,21 +64,53 @@ def bare(function: Callable[..., Any]) -> Any:
 
     Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside loops.
     """
-    return _compile(function, {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False})
+    return _compile(function, _OPTIONS | {"_nrt": False})
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile into the body of its callers: a call that hands over forty arrays costs more than most loops here."""
-    return _compile(
-        function, {"nogil": True, "error_model": "numpy", "boundscheck": False, "forceinline": True, "_nrt": False}
-    )
+    return _compile(function, _OPTIONS | {"_nrt": False, "forceinline": True})
 
 
 def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # no folder that can be written to: compile at every start
+    place = _cache_folder()
+    if place is None:
         return numba.njit(**options)(function)
+    settings: Any = numba.config
+    before = settings.CACHE_DIR
+    try:
+        settings.CACHE_DIR = str(place)
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # the folder cannot be written to after all: compile at every start
+        return numba.njit(**options)(function)
+    finally:
+        settings.CACHE_DIR = before
+
+
+@cache
+def _cache_folder() -> Path | None:
+    """A folder of its own for every state of the kernels' text.
+
+    Numba looks only at the file of the function it has cached, not at those of the functions compiled into it; a change
+    to one of those would go unnoticed, and the old code would run.
+    """
+    text = sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        text.update(file.read_bytes())
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    roots = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", tempfile.gettempdir()]
+    for root in filter(None, roots):
+        mine = Path(root).expanduser() / f"roost-{user}"
+        folder = mine / f"kernels-{text.hexdigest()[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Machine code is run as it is found, so in a folder that others share it must be nobody else's.
+            mine.chmod(0o700)
+            if os.access(folder, os.W_OK) and mine.stat().st_uid == folder.stat().st_uid == user:
+                return folder
+        except (OSError, RuntimeError):  # RuntimeError: there is no home
+            continue
+    return None
 
 
 @intrinsic

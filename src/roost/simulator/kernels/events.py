@@ -113,10 +113,13 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         number += 1
             asking = here
 
-        for d in range(num_devices if starting else np.uintp(1)):
-            here = np.uintp(d) if starting else asking
+        # At the start every copy is tried once, in dispatch order of the first users, which is how they are numbered.
+        for attempt in range(fetches.num_copies if starting else 1):
+            here = np.uintp(device[user_op[first_user[attempt]]]) if starting else asking
             while fetch[here] >= 0:
                 copy = fetch[here]
+                if starting and copy != attempt:
+                    break
                 while replaced[copy] >= 0 and unfinished[replaced[copy]] == 0:
                     replaced[copy] = next_replaced[replaced[copy]]
                 if replaced[copy] >= 0:

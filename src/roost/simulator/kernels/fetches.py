@@ -75,45 +75,49 @@ def plan_fetches(layout, device, home, prefetch):
     count = 0
     for op in range(len(device)):
         here = device[op]
+        # First the copies that are still there, so that none makes room for another of the same op.
+        for number in range(use_start[op], use_start[op + 1]):
+            copy = held[use[number] * num_devices + here]
+            if copy >= 0:
+                copy_of[number] = copy
+                next_user[last_user[copy]] = number
+                last_user[copy] = number
+                num_users[copy] += 1
+                user_op[number] = op
+                next_use[newest_use[here]] = number
+                newest_use[here] = number
         for number in range(use_start[op], use_start[op + 1]):
             wanted = use[number]
-            if home[wanted] == here:
+            if home[wanted] == here or copy_of[number] >= 0:
                 continue
-            slot = wanted * num_devices + here
-            copy = held[slot]
-            if copy < 0:
-                copy = count
-                count += 1
-                parameter[copy] = wanted
-                last_replaced = -1
-                while room[here] < sizes[wanted]:
-                    old_use = oldest_use[here]
-                    oldest_use[here] = next_use[old_use]
-                    old = copy_of[old_use]
-                    if last_user[old] != old_use:
-                        continue  # used again since
-                    room[here] += sizes[parameter[old]]
-                    held[parameter[old] * num_devices + here] = -1
-                    if last_replaced < 0:
-                        replaced[copy] = old
-                    else:
-                        next_replaced[last_replaced] = old
-                    last_replaced = old
-                room[here] -= sizes[wanted]
-                held[slot] = copy
-                if latest_copy[here] < 0:
-                    first[here] = copy
+            copy = count
+            count += 1
+            parameter[copy] = wanted
+            last_replaced = -1
+            while room[here] < sizes[wanted]:
+                old_use = oldest_use[here]
+                oldest_use[here] = next_use[old_use]
+                old = copy_of[old_use]
+                if last_user[old] != old_use:
+                    continue  # used again since
+                room[here] += sizes[parameter[old]]
+                held[parameter[old] * num_devices + here] = -1
+                if last_replaced < 0:
+                    replaced[copy] = old
                 else:
-                    following[latest_copy[here]] = copy
-                latest_copy[here] = copy
-            user_op[number] = op
-            copy_of[number] = copy
-            num_users[copy] += 1
-            if last_user[copy] < 0:
-                first_user[copy] = number
+                    next_replaced[last_replaced] = old
+                last_replaced = old
+            room[here] -= sizes[wanted]
+            held[wanted * num_devices + here] = copy
+            if latest_copy[here] < 0:
+                first[here] = copy
             else:
-                next_user[last_user[copy]] = number
-            last_user[copy] = number
+                following[latest_copy[here]] = copy
+            latest_copy[here] = copy
+            copy_of[number] = copy
+            first_user[copy] = last_user[copy] = number
+            num_users[copy] = 1
+            user_op[number] = op
             if oldest_use[here] < 0:
                 oldest_use[here] = number
             else:
