@@ -38,7 +38,7 @@ class UnsupportedOp(InputError):
 class UnknownName(InputError):
     """A name that is not among the known ones."""
 
-    def __init__(self, what: str, name: str, known: Iterable[str], hint: str = "") -> None:
+    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
         near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
         message = f"no {what} called {name!r}"
@@ -47,7 +47,7 @@ class UnknownName(InputError):
         elif names:
             shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
             message += f"; known: {shown}"
-        super().__init__(f"{message} {hint}".rstrip())
+        super().__init__(message)
         self.name = name
         self.nearest = near[0] if near else None
 

@@ -218,7 +218,7 @@ def test_a_preset_wins_over_a_file_of_its_name(tmp_path: Path, monkeypatch: pyte
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "graph.toml"
     path.write_text('format = "roost.graph"\nversion = 1\nname = "g"\nops = [{name = "a"}]\n')
-    with pytest.raises(InputError, match="holds a graph, not a cluster"):
+    with pytest.raises(InputError, match="is a graph file; a cluster file is needed here"):
         presets.cluster(path)
 
 

@@ -95,7 +95,7 @@ class Cluster:
         for link in self.links:
             for end in (link.source, link.target):
                 if not any(fnmatchcase(name, end) for name in names):
-                    raise UnknownName("device", end, names, f"(in a link of cluster {self.name!r})")
+                    raise UnknownName(f"device (for a link of cluster {self.name!r})", end, names)
         _ = self._rules  # every pair is joined
         if self.broadcast:
             self._check_broadcast()
@@ -122,7 +122,7 @@ class Cluster:
         try:
             return self.device_names.index(device_name)
         except ValueError:
-            raise UnknownName("device", device_name, self.device_names, f"in {self.name!r}") from None
+            raise UnknownName(f"device of cluster {self.name!r}", device_name, self.device_names) from None
 
     @cached_property
     def _rules(self) -> dict[tuple[int, int], Link]:

@@ -55,10 +55,10 @@ def save(noun: object, path: str | Path) -> None:
     path = Path(path)
     if isinstance(noun, Costs):
         return _save_costs(noun, path)
-    toml = path.name.endswith((".toml", ".toml.gz"))
-    if isinstance(noun, Cluster) != toml:
-        suffix = ".toml" if isinstance(noun, Cluster) else ".json or .json.gz"
-        raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix}")
+    suffix = ".toml" if isinstance(noun, Cluster) else ".json"
+    special = path.exists() and not path.is_file() and not path.is_dir()  # /dev/stdout, a pipe
+    if not path.name.endswith((suffix, f"{suffix}.gz")) and not special:
+        raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix} or {suffix}.gz")
     files.write_bytes(path, encode(noun))
 
 
@@ -100,7 +100,8 @@ def load_as(noun: type[Any], path: str | Path) -> Any:
     """The noun in a file, which must be of that type."""
     found = load(path)
     if not isinstance(found, noun):
-        raise InputError(f"{path}: holds a {type(found).__name__.lower()}, not a {noun.__name__.lower()}")
+        held = type(found).__name__.lower()
+        raise InputError(f"{path}: is a {held} file; a {noun.__name__.lower()} file is needed here")
     return found
 
 

@@ -16,6 +16,8 @@ from roost.errors import InputError
 # priority: as given in the placement, highest first. fifo: whichever op became ready first.
 ORDERS = ("program", "rank", "priority", "fifo")
 
+_MOST_BYTES = 2**62  # sizes are added up in int64
+
 
 @dataclass(frozen=True, eq=False)
 class Placement:
@@ -44,8 +46,10 @@ class Placement:
                 raise InputError(f"priority of op {int(np.argmin(np.isfinite(priority)))} is not finite")
             object.__setattr__(self, "priority", priority)
         window = np.asarray(self.prefetch_bytes)
-        if window.ndim > 1 or (window < 0).any() or not np.issubdtype(window.dtype, np.integer):
+        if window.ndim > 1 or not np.issubdtype(window.dtype, np.integer) or (window < 0).any():
             raise InputError("prefetch_bytes must be bytes, as whole numbers, one or one for each device")
+        if (window > _MOST_BYTES).any():
+            raise InputError(f"prefetch_bytes of {window.max()} are more than 2**62; no machine holds that")
         if window.ndim == 0:
             object.__setattr__(self, "prefetch_bytes", int(window))
         else:

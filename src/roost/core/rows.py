@@ -231,7 +231,10 @@ def graph_file(graph: Graph) -> GraphFile:
 
 def graph_from(file: GraphFile) -> Graph:
     rows = file.ops
-    index = {row.name: op for op, row in enumerate(rows)}
+    index: dict[str, int] = {}
+    for op, row in enumerate(rows):
+        if index.setdefault(row.name, op) != op:
+            raise GraphError(f"ops[{op}].name: two ops are called {row.name!r}; op names must differ")
     inputs = [_input_ops(row, op, index) for op, row in enumerate(rows)]
     phases = {phase: number for number, phase in enumerate(PHASES)}
     for op, row in enumerate(rows):

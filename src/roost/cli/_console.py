@@ -1,0 +1,77 @@
+"""What every verb prints with: results on standard output, words about them on standard error.
+
+Rich decides on colour and width: none without a terminal or with NO_COLOR, and COLUMNS overrides the width. It is
+imported when something is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")]
+
+
+def console(stderr: bool = False) -> Console:
+    """Names come from files: no markup, emoji or highlighting is looked for in them."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def show(*parts: RenderableType) -> None:
+    """Print for people, on standard output."""
+    out = console()
+    for part in parts:
+        out.print(part)
+
+
+def show_json(value: object) -> None:
+    """Print for programs: one object on standard output."""
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+
+
+def note(text: str) -> None:
+    """A line beside the result, on standard error."""
+    console(stderr=True).print(text, soft_wrap=True)
+
+
+def error(text: str) -> None:
+    """One line on standard error, however long."""
+    from rich.text import Text
+
+    line = Text.assemble(("error:", "bold red"), " ", " ".join(text.splitlines()))
+    console(stderr=True).print(line, soft_wrap=True)
+
+
+@contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on standard error what takes so long, while it does; only on a terminal."""
+    with console(stderr=True).status(text):
+        yield
+
+
+def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:
+    """An empty table; columns of numbers are aligned to the right. Nothing is ever cut: it folds."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, collapse_padding=True)
+    right = set(numbers)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return made
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 op`, `2 ops`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,37 @@
+"""How the command ends: an exit code that scripts can rely on, and one line that says what to mend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+from roost.cli import _console
+from roost.errors import Infeasible, InputError, MissingExtra, RoostError
+
+BAD_INPUT, NOTHING_FITS, NOT_VERIFIED = (
+    2,
+    3,
+    4,
+)  # Typer ends bad usage with 2 too, Ctrl-C with 130, a closed pipe with 1
+_OTHER = 1
+
+
+class Group(TyperGroup):
+    """The verbs. What they raise on purpose becomes a line and a code; what is left is a bug, with its traceback."""
+
+    def main(self, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().main(*args, **settings)
+        except RoostError as error:
+            _console.error(str(error))
+            raise SystemExit(_code(error)) from None
+        except OSError as error:
+            _console.error(str(error))
+            raise SystemExit(BAD_INPUT) from None
+
+
+def _code(error: RoostError) -> int:
+    if isinstance(error, InputError | MissingExtra):
+        return BAD_INPUT
+    return NOTHING_FITS if isinstance(error, Infeasible) else _OTHER

@@ -1,0 +1,162 @@
+"""`roost clusters`: the presets, or one cluster in detail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost.cli import _console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.core.cluster import Cluster, Device, Link
+
+
+def clusters(
+    cluster: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME_OR_PATH", help="A preset or a cluster.toml; all presets where left out."),
+    ] = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """List the clusters that Roost knows, or show one.
+
+    One cluster is shown with its devices, its links, and where each figure comes from.
+    """
+    from roost import presets
+
+    if cluster is not None:
+        found = presets.cluster(cluster)
+        _console.show_json(_detail(found)) if as_json else _console.show(*_portrait(found))
+        return
+    known = [presets.cluster(name) for name in presets.names()]
+    _console.show_json({"clusters": [_brief(each) for each in known]}) if as_json else _console.show(_list(known))
+
+
+def _brief(cluster: Cluster) -> dict[str, Any]:
+    devices = [{"name": each.name, "kind": each.kind, "memory": each.memory} for each in cluster.devices]
+    return {"name": cluster.name, "description": cluster.description, "devices": devices}
+
+
+def _detail(cluster: Cluster) -> dict[str, Any]:
+    return {
+        "name": cluster.name,
+        "description": cluster.description,
+        "broadcast": cluster.broadcast,
+        "copies_in_memory": cluster.copies_in_memory,
+        "devices": [asdict(device) for device in cluster.devices],
+        "links": [asdict(link) for link in cluster.links],
+    }
+
+
+def _list(known: Sequence[Cluster]) -> RenderableType:
+    from roost.core.units import show_bytes
+
+    rows = _console.table(["name", "devices", "memory of each", "description"])
+    for cluster in known:
+        kinds = Counter(device.kind for device in cluster.devices)
+        sizes = dict.fromkeys((device.kind, show_bytes(device.memory)) for device in cluster.devices)
+        rows.add_row(
+            cluster.name,
+            " + ".join(f"{count} {kind}" for kind, count in kinds.items()),
+            "\n".join(f"{kind} {size}" for kind, size in sizes),
+            cluster.description,
+        )
+    return rows
+
+
+def _portrait(cluster: Cluster) -> Iterator[RenderableType]:
+    """One cluster for people: its devices, its links, its sources."""
+    from rich.text import Text
+
+    yield Text.assemble((cluster.name, "bold"), *([f": {cluster.description}"] if cluster.description else []))
+    if cluster.broadcast:
+        yield "Broadcast: one transfer of a tensor serves every device that needs it."
+    if not cluster.copies_in_memory:
+        yield "Received copies of tensors do not count in memory."
+    alike = [list(group) for _, group in groupby(cluster.devices, key=lambda device: replace(device, name="x"))]
+    yield ""
+    yield _devices(alike)
+    links = cluster.links
+    if links:
+        yield ""
+        yield _links(links)
+    if len(links) > 1:
+        yield Text("Where several links join two devices, the last one counts.", "dim")
+    sources: dict[str, list[str]] = {}  # text -> whose figures it explains
+    for group in alike:
+        sources.setdefault(group[0].figures_from, []).append(_names(group))
+    for link in links:
+        sources.setdefault(link.figures_from, []).append(_ends(link))
+    for text, owners in sources.items():
+        if text:
+            yield ""
+            yield from _sources(", ".join(owners), text)
+
+
+def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
+    from roost.core.units import show_bytes, show_count, show_seconds
+
+    hosts = len({group[0].host for group in alike}) > 1
+    gaps = any(group[0].gap for group in alike)
+    numbers = ["memory", "bandwidth", "launch", *["gap"] * gaps]
+    rows = _console.table(["device", "kind", *["host"] * hosts, *numbers, "peak"], numbers)
+    for group in alike:
+        device = group[0]
+        rows.add_row(
+            _names(group),
+            device.kind,
+            *[device.host] * hosts,
+            show_bytes(device.memory),
+            show_count(device.memory_bandwidth, "B/s"),
+            show_seconds(device.launch_overhead),
+            *[show_seconds(device.gap)] * gaps,
+            "\n".join(f"{dtype} {show_count(rate, 'FLOP/s')}" for dtype, rate in device.peak.items()),
+        )
+    return rows
+
+
+def _links(links: Sequence[Link]) -> RenderableType:
+    from roost.core.units import show_count, show_seconds
+
+    gaps = any(link.gap for link in links)
+    numbers = ["bandwidth", "latency", *["gap"] * gaps]
+    rows = _console.table(["link", *numbers, "bus"], numbers)
+    for link in links:
+        gap = [show_seconds(link.gap)] * gaps
+        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), show_seconds(link.latency), *gap, link.bus)
+    return rows
+
+
+def _sources(title: str, text: str) -> Iterator[RenderableType]:
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = Table.grid(padding=(0, 2))
+    lines.add_column(style="dim", overflow="fold")
+    lines.add_column(overflow="fold")
+    for line in text.strip().splitlines():
+        figure, colon, source = line.partition(":")
+        lines.add_row(*((figure, source.strip()) if colon else ("", line)))
+    yield Text(f"Figures of {title}", "bold")
+    yield Padding(lines, (0, 0, 0, 2))
+
+
+def _names(alike: Sequence[Device]) -> str:
+    """`cuda:0..3`, or all the names where they do not count up."""
+    names = [device.name for device in alike]
+    stem, _, first = names[0].rpartition(":")
+    last = f"{int(first) + len(names) - 1}" if first.isdecimal() else ""
+    counted = [f"{stem}:{number}" for number in range(int(first), int(last) + 1)] if last else []
+    return f"{names[0]}..{last}" if len(names) > 1 and names == counted else ", ".join(names)
+
+
+def _ends(link: Link) -> str:
+    return f"{link.source} {'<->' if link.both_ways else '->'} {link.target}"

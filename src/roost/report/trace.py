@@ -1,0 +1,225 @@
+"""Timeline -> `trace.json.gz`, for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event format.
+
+A process `devices` with a thread for each device, a process `links` with a thread for each directed pair in use, a
+process `memory` with a counter for each device, and an arrow from the op that made a tensor to its transfer and on to
+the op that takes it there. Three traps in how Perfetto reads this:
+
+- It rounds the start and the duration of a slice to nanoseconds apart from each other, and drops a slice that then
+  overlaps the one before. So both ends are rounded here, and the duration is what lies between them; the exact seconds
+  are in the arguments of the slice.
+- An arrow is bound to whatever slice was last opened on its thread. So it leaves one nanosecond before its slice ends,
+  and events come in the order slices, arrows, which breaks ties.
+- A thread's name goes to the thread with that number, whatever its process. So no two threads share a number.
+
+What takes no time (parameters, above all) is not drawn: there is nothing to see, and a model has thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from roost.core import files
+from roost.core.arrays import Array
+from roost.core.graph import UPDATE, Graph
+from roost.core.timeline import HOME, TRANSFER_KINDS, MemoryTrack, Timeline, Transfers
+from roost.errors import InputError
+
+DEVICES, LINKS, MEMORY = 1, 2, 3  # processes; a counter belongs to no thread, so it carries its process's number
+_FIRST_DEVICE, _FIRST_LINK = 100, 1000  # threads: 100 + device, 1000 + source * devices + target
+
+
+class _Label(msgspec.Struct, tag_field="ph", tag="M", gc=False):
+    name: str
+    pid: int
+    tid: int
+    args: dict[str, str | int]
+
+
+class _Arguments(msgspec.Struct, omit_defaults=True, gc=False):
+    start: float  # seconds
+    finish: float  # seconds
+    kind: str = ""
+    bytes: int | None = None
+
+
+class _Slice(msgspec.Struct, tag_field="ph", tag="X", gc=False):
+    name: str
+    cat: str
+    pid: int
+    tid: int
+    ts: float  # microseconds
+    dur: float  # microseconds
+    args: _Arguments
+
+
+class _Counter(msgspec.Struct, tag_field="ph", tag="C", gc=False):
+    name: str
+    pid: int
+    tid: int
+    ts: float
+    args: dict[str, int]
+
+
+class _ArrowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
+    name: str
+    id: int
+    pid: int
+    tid: int
+    ts: float
+    cat: str = "tensor"
+
+
+class _ArrowEnd(msgspec.Struct, tag_field="ph", tag="f", gc=False):
+    name: str
+    id: int
+    pid: int
+    tid: int
+    ts: float
+    cat: str = "tensor"
+    bp: str = "e"  # bind to the enclosing slice, not to the next one
+
+
+class _Drawn:
+    """What happens on the threads of one process, rounded to nanoseconds."""
+
+    def __init__(self, pid: int, tid: Array, start: Array, finish: Array) -> None:
+        self.pid = pid
+        self.tid: list[int] = tid.tolist()
+        begins, ends = np.rint(start * 1e9), np.rint(finish * 1e9)
+        self.start, self.finish = start, finish  # [slices] seconds
+        self.shown = ends > begins  # [slices]
+        self.seconds = list(zip(start.tolist(), finish.tolist(), strict=True))
+        self.ts: list[float] = (begins / 1e3).tolist()
+        self.dur: list[float] = ((ends - begins) / 1e3).tolist()
+        self.last: list[float] = ((ends - 1) / 1e3).tolist()  # the last nanosecond inside
+
+
+def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None) -> None:
+    """Write a full timeline as a trace, compressed where the name ends in `.gz`; the same bytes each time.
+
+    With the graph, slices tell the kind of op and the bytes sent, and an arrow from a transfer (`taken`) ends at the
+    first op that takes the tensor. Without it nobody knows which op that is: the arrow (`arrived`) ends at the first op
+    that starts on that device once the tensor is there. Raises InputError unless the timeline is full.
+    """
+    files.write_bytes(Path(path), encode(timeline, graph))
+
+
+def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
+    """The bytes of a trace, an event a line."""
+    device, moves, track = timeline.device, timeline.transfers, timeline.memory
+    if device is None or timeline.start is None or timeline.finish is None or moves is None or track is None:
+        raise InputError("a trace needs the full timeline: simulate(problem, placement, full=True)")
+    if graph is not None and graph.op_names != timeline.op_names:
+        raise InputError(f"the timeline is not of graph {graph.name!r}: its ops are others")
+    num_devices = len(timeline.device_names)
+    ops = _Drawn(DEVICES, _FIRST_DEVICE + device, timeline.start, timeline.finish)
+    link = _FIRST_LINK + moves.source.astype(np.int64) * num_devices + moves.target
+    sent = _Drawn(LINKS, link, moves.start, moves.finish)
+    events = [
+        *_labels(timeline.device_names, sorted({sent.tid[row] for row in np.flatnonzero(sent.shown).tolist()})),
+        *_op_slices(timeline.op_names, ops, graph),
+        *_transfer_slices(timeline.op_names, moves, sent, graph),
+        *_counters(timeline.device_names, track),
+        *_arrows(device, moves, ops, sent, graph),
+    ]
+    encoder = msgspec.json.Encoder()
+    lines = b",\n".join(map(encoder.encode, events))
+    about = encoder.encode({"from": f"roost, {timeline.source}", "step_time": timeline.step_time})
+    return b'{"traceEvents": [\n' + lines + b'\n],\n"displayTimeUnit": "ms",\n"otherData": ' + about + b"}\n"
+
+
+def _labels(device_names: tuple[str, ...], links: list[int]) -> Iterator[_Label]:
+    for pid, name in ((DEVICES, "devices"), (LINKS, "links"), (MEMORY, "memory")):
+        if links or pid != LINKS:
+            yield _Label("process_name", pid, pid, {"name": name})
+            yield _Label("process_sort_index", pid, pid, {"sort_index": pid})
+    threads = [(DEVICES, _FIRST_DEVICE + number, name) for number, name in enumerate(device_names)]
+    for tid in links:
+        source, target = divmod(tid - _FIRST_LINK, len(device_names))
+        threads.append((LINKS, tid, f"{device_names[source]} -> {device_names[target]}"))
+    for pid, tid, name in threads:
+        yield _Label("thread_name", pid, tid, {"name": name})
+        yield _Label("thread_sort_index", pid, tid, {"sort_index": tid})
+
+
+def _op_slices(names: tuple[str, ...], ops: _Drawn, graph: Graph | None) -> Iterator[_Slice]:
+    for op in np.flatnonzero(ops.shown).tolist():
+        arguments = _Arguments(*ops.seconds[op], kind="" if graph is None else graph.kinds[op])
+        yield _Slice(names[op], "op", ops.pid, ops.tid[op], ops.ts[op], ops.dur[op], arguments)
+
+
+def _transfer_slices(names: tuple[str, ...], moves: Transfers, sent: _Drawn, graph: Graph | None) -> Iterator[_Slice]:
+    tensor, kind = moves.tensor.tolist(), moves.kind.tolist()
+    size = None if graph is None else graph.output_bytes[moves.tensor].tolist()
+    for row in np.flatnonzero(sent.shown).tolist():
+        what = TRANSFER_KINDS[kind[row]]
+        arguments = _Arguments(*sent.seconds[row], kind=what, bytes=None if size is None else size[row])
+        name = f"{what} {names[tensor[row]]}"
+        yield _Slice(name, "transfer", sent.pid, sent.tid[row], sent.ts[row], sent.dur[row], arguments)
+
+
+def _counters(device_names: tuple[str, ...], track: MemoryTrack) -> Iterator[_Counter]:
+    ts = (np.rint(track.time * 1e9) / 1e3).tolist()
+    for device, time, held in zip(track.device.tolist(), ts, track.held.tolist(), strict=True):
+        yield _Counter(device_names[device], MEMORY, MEMORY, time, {"held": held})
+
+
+def _arrows(
+    device: Array, moves: Transfers, ops: _Drawn, sent: _Drawn, graph: Graph | None
+) -> Iterator[_ArrowStart | _ArrowEnd]:
+    makers = _makers(device, moves, ops, graph)
+    takers = _arriving(device, moves, ops) if graph is None else _takers(device, moves, ops, graph)
+    arrived = "arrived" if graph is None else "taken"
+    number = 0
+    for row in np.flatnonzero(sent.shown).tolist():
+        if (op := makers[row]) >= 0 and ops.shown[op]:
+            number += 1
+            yield _ArrowStart("made", number, ops.pid, ops.tid[op], ops.last[op])
+            yield _ArrowEnd("made", number, sent.pid, sent.tid[row], sent.ts[row])
+        if (op := takers[row]) >= 0:
+            number += 1
+            yield _ArrowStart(arrived, number, sent.pid, sent.tid[row], sent.last[row])
+            yield _ArrowEnd(arrived, number, ops.pid, ops.tid[op], ops.ts[op])
+
+
+def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -> list[int]:  # [transfers] op, or -1
+    """The op that made what is sent: the tensor's own op, or the update that made a parameter's new value."""
+    made: list[int] = moves.tensor.tolist()
+    for row in np.flatnonzero(moves.kind == HOME).tolist():
+        made[row] = -1
+        if graph is not None:
+            users = graph.consumers_of(int(moves.tensor[row]))
+            updates = users[(graph.phase[users] == UPDATE) & (device[users] == moves.source[row])]
+            updates = updates[ops.finish[updates] <= moves.start[row]]
+            made[row] = int(updates[np.argmax(ops.finish[updates])]) if len(updates) else -1
+    return made
+
+
+def _takers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph) -> list[int]:  # [transfers] op, or -1
+    """The first drawn op that takes the tensor where it was sent."""
+    on, start, shown = device.tolist(), ops.start.tolist(), ops.shown.tolist()
+    consumer_start, consumer_op = graph.consumer_start.tolist(), graph.consumer_op.tolist()
+    columns = (moves.tensor, moves.target, moves.kind, moves.finish)
+    found = []
+    for tensor, target, kind, finish in zip(*(column.tolist() for column in columns), strict=True):
+        takers = [] if kind == HOME else consumer_op[consumer_start[tensor] : consumer_start[tensor + 1]]
+        there = [op for op in takers if on[op] == target and start[op] >= finish and shown[op]]
+        found.append(min(there, key=start.__getitem__, default=-1))
+    return found
+
+
+def _arriving(device: Array, moves: Transfers, ops: _Drawn) -> list[int]:  # [transfers] op, or -1
+    """The first drawn op that starts on a transfer's target once it has finished."""
+    found = np.full(len(moves), -1)
+    for target in np.unique(moves.target):
+        here = np.flatnonzero(ops.shown & (device == target))
+        here = here[np.argsort(ops.start[here], kind="stable")]
+        rows = np.flatnonzero((moves.target == target) & (moves.kind != HOME))
+        first = np.searchsorted(ops.start[here], moves.finish[rows])
+        in_time = first < len(here)
+        found[rows[in_time]] = here[first[in_time]]
+    return found.tolist()

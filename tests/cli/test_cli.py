@@ -1,0 +1,170 @@
+"""What holds for every verb: exit codes, streams, and how little is imported."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from roost import __version__
+from roost.cli import app
+from roost.cli._exits import Group
+from roost.errors import ExecutionError, GraphError, Infeasible, InputError, MissingExtra, UnknownName
+
+ROOST = [sys.executable, "-c", "from roost.cli import main; main()"]
+HEAVY = {"torch", "numba", "scipy", "onnx", "ray"}
+
+
+def imported_by(*args: str) -> set[str]:
+    """The modules that a call leaves imported."""
+    code = (
+        "import sys; from roost.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    assert done.stdout
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["simulate", "--help"]])
+def test_help_and_version_import_nothing_but_the_command_line(args: list[str]) -> None:
+    assert not imported_by(*args) & {*HEAVY, "numpy", "msgspec", "roost.core.graph"}
+
+
+@pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["clusters", "k80x4"]])
+def test_clusters_imports_nothing_heavy(args: list[str]) -> None:
+    assert not imported_by(*args) & HEAVY
+
+
+def test_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"roost {__version__}\n")
+
+
+def test_help_lists_every_verb_with_a_sentence_that_is_not_cut() -> None:
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    verbs = dict(re.findall(r"^  (\w+)  +([A-Z].*)$", text, re.MULTILINE))
+    assert set(verbs) == {command.callback.__name__ for command in app.registered_commands if command.callback}
+    assert all(sentence.endswith(".") and not sentence.endswith("...") for sentence in verbs.values())
+
+
+def test_every_verb_takes_json() -> None:
+    for command in app.registered_commands:
+        assert command.callback is not None
+        help_text = CliRunner().invoke(app, [command.callback.__name__, "--help"]).stdout
+        assert "--json" in help_text
+
+
+def ending(error: BaseException) -> Any:
+    """How a verb that raises this ends."""
+    small = typer.Typer(cls=Group, pretty_exceptions_enable=False)
+
+    @small.command()
+    def fail() -> None:
+        raise error
+
+    @small.command()
+    def other() -> None: ...
+
+    return CliRunner().invoke(small, ["fail"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("mend\nthis"), 2),
+        (GraphError("mend this"), 2),
+        (UnknownName("mend", "this", []), 2),
+        (MissingExtra("mend", "this"), 2),
+        (Infeasible("mend this"), 3),
+        (ExecutionError("mend this"), 1),
+        (FileNotFoundError(2, "mend this"), 2),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_is_one_line_and_an_exit_code(error: Exception, code: int) -> None:
+    result = ending(error)
+    assert result.exit_code == code
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "mend" in result.stderr
+    assert "this" in result.stderr
+
+
+def test_a_long_error_stays_one_line() -> None:
+    assert ending(InputError("long " * 100)).stderr.count("\n") == 1
+
+
+def test_what_is_not_ours_is_a_bug_and_keeps_its_traceback() -> None:
+    result = ending(ZeroDivisionError("oops"))
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_a_verb_may_end_with_4() -> None:
+    assert ending(typer.Exit(4)).exit_code == 4
+
+
+def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    pipe = tmp_path / "graph.json"
+    os.mkfifo(pipe)
+    running = subprocess.Popen([*ROOST, "simulate", str(pipe), "--on", "cpu"], stderr=subprocess.PIPE, text=True)
+    with pipe.open("w"):  # opens once the verb has started to read
+        running.send_signal(signal.SIGINT)
+        _, stderr = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["--help"]])
+def test_a_closed_pipe_is_no_traceback(args: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([*ROOST, *args], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+def test_a_full_disk_is_an_error_line() -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*ROOST, "clusters"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_command_itself_refuses_without_a_traceback(files: Path) -> None:
+    args = ["simulate", str(files / "graph.json"), "--on", "k80x5"]
+    done = subprocess.run([*ROOST, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == "error: no preset called 'k80x5'; did you mean 'k80x4'?\n"
+
+
+@pytest.mark.parametrize("args", [["simulat"], ["simulate"], ["simulate", "x", "--frob"], ["clusters", "a", "b"]])
+def test_bad_usage_ends_with_2(args: list[str]) -> None:
+    result = CliRunner().invoke(app, args)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error: " in result.stderr
+
+
+def test_no_colour_in_a_pipe(roost: Callable[..., Any], files: Path) -> None:
+    result = roost(
+        "simulate", files / "graph.json", "--on", files / "small.toml", "--placement", files / "placement.json"
+    )
+    assert "\x1b" not in result.output
