@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,14 @@ class Graph:
     def consumers_of(self, op: int) -> Array:
         return self.consumer_op[self.consumer_start[op] : self.consumer_start[op + 1]]
 
+    def input_lists(self) -> list[list[int]]:
+        """The inputs of every op as plain lists: for loops in Python, where arrays are slow."""
+        return _lists(self.input_start, self.input_op)
+
+    def consumer_lists(self) -> list[list[int]]:
+        """The consumers of every op as plain lists."""
+        return _lists(self.consumer_start, self.consumer_op)
+
     def index_of(self, op_name: str) -> int:
         return self._index[op_name]
 
@@ -180,6 +189,11 @@ class Graph:
         from roost.core import formats
 
         formats.save(self, path)
+
+
+def _lists(start: Array, flat: Array) -> list[list[int]]:
+    values = flat.tolist()
+    return [values[first:beyond] for first, beyond in pairwise(start.tolist())]
 
 
 class GraphBuilder:

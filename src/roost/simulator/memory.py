@@ -26,7 +26,7 @@ def always_held(problem: Problem, placement: Placement, window: Sequence[int]) -
     """Bytes held on each device for the whole step: parameters and windows."""
     held = list(window)
     for op in np.flatnonzero(problem.graph.is_parameter).tolist():
-        held[placement.device[op]] += int(problem.graph.output_bytes[op])
+        held[int(placement.device[op])] += int(problem.graph.output_bytes[op])
     return held
 
 
@@ -41,7 +41,8 @@ def in_dispatch_order(
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step with a fixed order, and its peak on each device."""
     graph, device = problem.graph, placement.device.tolist()
-    output, workspace = graph.output_bytes.tolist(), graph.workspace_bytes.tolist()
+    output, workspace, consumers = graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), graph.consumer_lists()
+    starts, finishes = start.tolist(), finish.tolist()
     copies_count = problem.cluster.copies_in_memory
     position = {op: number for number, op in enumerate(order)}
     held = always_held(problem, placement, window)
@@ -57,15 +58,15 @@ def in_dispatch_order(
     for op in order:
         here = device[op]
         last = {here: op}  # the last op that needs the output, on each device that does
-        for consumer in sorted(graph.consumers_of(op).tolist(), key=position.__getitem__):
+        for consumer in sorted(consumers[op], key=position.__getitem__):
             last[device[consumer]] = consumer
-        change(here, output[op] + workspace[op], float(start[op]))
+        change(here, output[op] + workspace[op], starts[op])
         for d in sorted(last):
             if d == here or copies_count:
                 dying[last[d]] += output[op]
             if d != here and copies_count:
-                change(d, output[op], float(finish[op]))
-        change(here, -workspace[op] - dying[op], float(finish[op]))
+                change(d, output[op], finishes[op])
+        change(here, -workspace[op] - dying[op], finishes[op])
     return _packed(track, len(held))
 
 
@@ -80,22 +81,22 @@ def in_time_order(
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step whose order is found as it runs, and its peak on each device."""
     graph, device = problem.graph, placement.device.tolist()
+    output, workspace, consumers = graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), graph.consumer_lists()
+    starts, finishes = start.tolist(), finish.tolist()
     held = always_held(problem, placement, window)
-    until = {(op, device[op]): float(finish[op]) for op in order}
+    until = {(op, device[op]): finishes[op] for op in order}
     for op in order:
-        for consumer in graph.consumers_of(op).tolist():
+        for consumer in consumers[op]:
             key = (op, device[consumer])
-            until[key] = max(until.get(key, 0.0), float(finish[consumer]))
-    spans = [(device[op], float(start[op]), float(finish[op]), int(graph.workspace_bytes[op])) for op in order]
-    for row in np.flatnonzero(transfers.kind == SEND).tolist():
-        op, target = int(transfers.tensor[row]), int(transfers.target[row])
-        until[op, device[op]] = max(until[op, device[op]], float(transfers.finish[row]))
-        if problem.cluster.copies_in_memory:
-            begins = float(transfers.start[row])
-            spans.append((target, begins, until[op, target], int(graph.output_bytes[op])))
-    for op in order:
-        spans.append((device[op], float(start[op]), until[op, device[op]], int(graph.output_bytes[op])))
-
+            until[key] = max(until.get(key, 0.0), finishes[consumer])
+    spans = [(device[op], starts[op], finishes[op], workspace[op]) for op in order]
+    moves = (transfers.kind, transfers.tensor, transfers.target, transfers.start, transfers.finish)
+    for kind, op, target, begins, ends in zip(*(column.tolist() for column in moves), strict=True):
+        if kind == SEND:
+            until[op, device[op]] = max(until[op, device[op]], ends)
+            if problem.cluster.copies_in_memory:
+                spans.append((target, begins, until[op, target], output[op]))
+    spans.extend((device[op], starts[op], until[op, device[op]], output[op]) for op in order)
     spans = [span for span in spans if span[1] < span[2]]  # what starts and ends at once is never held
     events = [(time, sign * size, d) for d, begins, ends, size in spans for time, sign in ((begins, 1), (ends, -1))]
     track = [(d, 0.0, held[d]) for d in range(len(held))]

@@ -49,10 +49,8 @@ def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tu
     """The copies each device fetches, in the order it asks for them, and the bytes of its window."""
     graph, device = problem.graph, placement.device.tolist()
     size, num_devices = graph.output_bytes.tolist(), problem.cluster.num_devices
-    needs = [
-        (op, [p for p in graph.inputs_of(op).tolist() if graph.is_parameter[p] and device[p] != device[op]])
-        for op in order
-    ]
+    inputs, is_parameter = graph.input_lists(), graph.is_parameter.tolist()
+    needs = [(op, [p for p in inputs[op] if is_parameter[p] and device[p] != device[op]]) for op in order]
     window = [0] * num_devices
     prefetch = np.broadcast_to(placement.prefetch_bytes, num_devices).tolist()
     for op, parameters in needs:
@@ -86,8 +84,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     graph, cluster = problem.graph, problem.cluster
     num_devices = cluster.num_devices
     device = placement.device.tolist()
-    inputs = [graph.inputs_of(op).tolist() for op in range(graph.num_ops)]
-    consumers = [graph.consumers_of(op).tolist() for op in range(graph.num_ops)]
+    inputs, consumers = graph.input_lists(), graph.consumer_lists()
     is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
     output_bytes, op_time = graph.output_bytes.tolist(), problem.op_time.tolist()
     latency, seconds_per_byte = cluster.latency.tolist(), cluster.seconds_per_byte.tolist()

@@ -69,11 +69,11 @@ def scattered(problem: Problem, seed: int = 0, run: int = 1) -> Array:
     graph = problem.graph
     blocks = rng.integers(0, problem.cluster.num_devices, -(-graph.num_ops // run))
     device = np.repeat(blocks, run)[: graph.num_ops].astype(np.int32)
-    for op in np.flatnonzero(graph.is_parameter).tolist():
-        consumers = graph.consumers_of(op)
-        if len(consumers):
-            device[op] = device[consumers[0]]
-            device[consumers] = device[op]
+    # Everything that reads a parameter goes with the first op that does; ops here read at most one.
+    parameters = np.flatnonzero(graph.is_parameter & (np.diff(graph.consumer_start) > 0))
+    device[parameters] = device[graph.consumer_op[graph.consumer_start[parameters]]]
+    reads = graph.is_parameter[graph.input_op]
+    device[graph.edge_target[reads]] = device[graph.input_op[reads]]
     return device
 
 
