@@ -1,0 +1,1 @@
+"""Model -> Graph: one file per framework, loaded when it is used."""

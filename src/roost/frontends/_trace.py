@@ -1,0 +1,382 @@
+"""A PyTorch module as one functional program: forward, and for training also loss, backward and gradients.
+
+Nothing is computed and no weight is copied: everything is traced on fake tensors. In the program every value is made
+once and never changed, so any op may run on any device. The route, each step for a reason:
+
+1. A copy of the module with fake tensors in place of its own; weights that are tied stay one.
+2. `torch.export`, not strict: runs the model's Python once. What depends on data fails here, with the line of the model.
+3. `run_decompositions({})`: BatchNorm and other updates of buffers become outputs. Without this they would be changed
+   behind the graph's back.
+4. `make_fx` over that graph and `torch.autograd.grad` of its loss. Hooks on the autograd nodes tell which module a
+   backward op belongs to.
+5. If an op still writes in place (LSTM gates, masks of dropout), the same once more with functionalisation.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.fx.traceback as node_meta
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from roost.errors import InputError, UnsupportedOp
+from roost.frontends import _attention  # registers roost::attention
+
+BACKWARD = "@roost_backward"  # a mark among the modules of a node: it was made by the backward pass
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced step. Placeholders are the residents, in this order, then the inputs."""
+
+    module: fx.GraphModule
+    residents: tuple[str, ...]  # [residents] names of parameters, buffers and constants, each tensor once
+    trainable: tuple[bool, ...]  # [residents]
+    tied: Mapping[str, str]  # other names of residents -> the name in `residents`
+    constants: Mapping[str, Tensor]  # values of residents that belong to no module
+    inputs: tuple[str, ...]  # [inputs]
+    results: tuple[fx.Node, ...]  # what the model returns
+    gradients: Mapping[str, fx.Node]  # resident -> its gradient
+    new_values: Mapping[str, fx.Node]  # resident -> the value it has after the step (buffers)
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return [node for node in self.module.graph.nodes if node.op == "placeholder"]
+
+    def run(self, residents: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
+        """Execute on one device: the results, and gradients and new values of buffers by resident."""
+        with torch.no_grad():
+            found = iter(self.module(*residents, *inputs))
+        results = [next(found) for _ in self.results]
+        changed = {f"gradient of {name}": next(found) for name in self.gradients}
+        return results, changed | {name: next(found) for name in self.new_values}
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    train: bool = False,
+    loss: Callable[..., Tensor] | None = None,
+) -> Program:
+    """Trace a module on example inputs; their values and those of the weights are never looked at."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    module = _fake_copy(model, mode).train(train)
+    if loss is not None:
+        module = _WithLoss(module, loss)
+    fake_args, fake_kwargs = _fake_inputs(mode, args), _fake_inputs(mode, dict(kwargs or {}))
+    with _quiet(), mode:
+        exported = _export(module, fake_args, fake_kwargs)
+    return _joint(exported, mode, train)
+
+
+class _WithLoss(nn.Module):
+    """A module that returns its loss."""
+
+    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.loss(self.model(*args, **kwargs))
+
+
+def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """The module with fake tensors on the CPU for its own: a deep copy that finds each tensor already copied."""
+    memo: dict[int, Any] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        with mode:
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        if isinstance(tensor, nn.Parameter):
+            fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+        memo[id(tensor)] = fake
+    try:
+        return copy.deepcopy(model, memo)
+    except Exception as error:
+        raise InputError(f"the model cannot be copied for capture: {error}") from error
+
+
+def _fake_inputs(mode: FakeTensorMode, inputs: Any) -> Any:
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        with mode:
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+    return torch.utils._pytree.tree_map(fake, inputs)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without PyTorch's warnings about its own insides, and without oneDNN's LSTM, which cannot be looked into."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+    try:
+        exported = torch.export.export(module, args, kwargs, strict=False)
+        return exported.run_decompositions({})
+    except Exception as error:
+        where = _line_of_model(error)
+        if isinstance(error, TypeError) and where is None:
+            raise InputError(f"the example inputs do not fit the model's forward: {error}") from error
+        text = str(error).strip().split("\n")[0][:300]
+        at = f" at {where}" if where else ""
+        if _depends_on_data(error):
+            raise UnsupportedOp(
+                f"the model decides by the values of a tensor{at}: {text}. A placement needs one fixed graph: "
+                "decide by shapes or settings, use torch.where or a fixed number of steps, or capture the part before"
+            ) from error
+        raise InputError(f"the model cannot be captured{at}: {type(error).__name__}: {text}") from error
+
+
+def _depends_on_data(error: BaseException) -> bool:
+    seen: BaseException | None = error
+    while seen is not None:
+        if "DataDependent" in type(seen).__name__ or "data-dependent" in str(seen).lower():
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _line_of_model(error: BaseException) -> str | None:
+    """`file:line (text)` of the innermost frame that is neither PyTorch's nor ours."""
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    found = None
+    for frame in traceback.extract_tb(error.__traceback__):
+        outside = not frame.filename.startswith(own) and "contextlib" not in frame.filename
+        if outside and not frame.filename.startswith("<") and "roost" not in Path(frame.filename).parts:
+            found = f"{frame.filename}:{frame.lineno} ({(frame.line or '').strip()})"
+    return found
+
+
+class _Runner(fx.Interpreter):
+    """Runs an exported graph while it is traced, attention whole, and marks the autograd nodes of each op."""
+
+    def __init__(self, module: fx.GraphModule, mark: bool) -> None:
+        super().__init__(module)
+        self.mark, self.seen = mark, set[Any]()
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.target is ATTENTION:
+            value = self._attend(node)
+        else:
+            value = super().run_node(node)
+        if self.mark:
+            for tensor in torch.utils._pytree.tree_leaves(value):
+                if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                    self._mark(tensor.grad_fn, node.meta.get("nn_module_stack"))
+        return value
+
+    def _mark(self, function: Any, modules: Any) -> None:
+        """Have this and all autograd nodes before it that are new say whose they are, when they run backwards."""
+        stack = [function]
+        marked = {**(modules or {}), BACKWARD: (BACKWARD, "")}
+
+        def say(gradients: Any) -> None:
+            node_meta.current_meta["nn_module_stack"] = marked
+
+        while stack:
+            function = stack.pop()
+            if function is None or function in self.seen:
+                continue
+            self.seen.add(function)
+            function.register_prehook(say)
+            stack.extend(before for before, _ in function.next_functions)
+
+    def _attend(self, node: fx.Node) -> Any:
+        def attend(
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            attn_mask: Tensor | None = None,
+            dropout_p: float = 0.0,
+            is_causal: bool = False,
+            *,
+            scale: float | None = None,
+            enable_gqa: bool = False,
+        ) -> Any:
+            if dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad):
+                # With dropout, or a mask that learns, PyTorch itself multiplies out the scores.
+                settings = {"scale": scale, "enable_gqa": enable_gqa}
+                return ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **settings)
+            stride = node.meta["val"].stride()
+            inside = len(stride) == 4 and stride[1] < stride[2]
+            return torch.ops.roost.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, inside)
+
+        args, kwargs = self.fetch_args_kwargs_from_env(node)
+        with node_meta.set_current_meta(node):
+            return attend(*args, **kwargs)
+
+
+def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: bool) -> Program:
+    """Trace the exported graph, and its backward, into one program."""
+    residents = _Residents(exported)
+    signature = exported.graph_signature
+    num_mutations = len(signature.buffers_to_mutate)
+    learns = [index for index, trainable in enumerate(residents.trainable) if trainable] if train else []
+
+    def step(*flat: Tensor) -> tuple[list[Any], list[Any], list[Any]]:
+        values = list(flat)
+        for index in learns:
+            values[index] = values[index].detach().requires_grad_()
+        placed = [values[slot] for slot in residents.slots]
+        with torch.set_grad_enabled(train):
+            found = _Runner(exported.graph_module, mark=train).run(*placed, enable_io_processing=False)
+        mutated, outputs = found[:num_mutations], list(found[num_mutations:])
+        gradients: list[Any] = []
+        if train:
+            loss = _loss(exported, outputs)
+            node_meta.current_meta.clear()
+            asked = [values[index] for index in learns]
+            gradients = list(torch.autograd.grad(loss, asked, allow_unused=True)) if asked else []
+            node_meta.current_meta.clear()
+        # Results and new values may be inputs as they came: give them a name of their own.
+        return [_detached(o) for o in outputs], gradients, [_detached(m) for m in mutated]
+
+    def again(*flat: Tensor) -> Any:
+        return fx.Interpreter(module).run(*flat, enable_io_processing=False)
+
+    # The export made fake tensors in a mode of its own: make them anew in ours.
+    fakes = _fake_inputs(mode, [*residents.fakes, *_input_fakes(exported)])
+    with _quiet(), mode, node_meta.preserve_node_meta():
+        module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+        if any(_writes(node) for node in module.graph.nodes):
+            functional = torch.func.functionalize(again, remove="mutations")
+            module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+    return _program(module, exported, residents, learns)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def _writes(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _loss(exported: torch.export.ExportedProgram, outputs: list[Any]) -> Tensor:
+    """The loss among what the model returned: its only output, or the one it calls loss."""
+    structure = torch.utils._pytree.tree_unflatten(outputs, exported.call_spec.out_spec)  # type: ignore[arg-type]
+    found = structure if isinstance(structure, Tensor) else None
+    if found is None and isinstance(structure, Mapping):
+        found = structure.get("loss")
+    if found is None:
+        found = getattr(structure, "loss", None)
+    if found is None and isinstance(structure, tuple | list) and structure:
+        found = structure[0]
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        shape = list(found.shape) if isinstance(found, Tensor) else type(structure).__name__
+        raise InputError(
+            f"training needs a model that returns its loss, one number; this one returned {shape}. "
+            "Return the loss, or give loss=a function of the output"
+        )
+    return found
+
+
+class _Residents:
+    """The tensors of an exported program that stay from step to step, each once, however many names it has."""
+
+    def __init__(self, exported: torch.export.ExportedProgram) -> None:
+        signature = exported.graph_signature
+        owned = signature.inputs_to_parameters | signature.inputs_to_buffers
+        lifted = signature.inputs_to_lifted_tensor_constants
+        self.names: list[str] = []
+        self.fakes: list[Tensor] = []
+        self.trainable: list[bool] = []
+        self.tied: dict[str, str] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.slots: list[int] = []  # [placeholders of the exported graph] index among residents, then inputs
+        index: dict[int, int] = {}
+        inputs = 0
+        holders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+        tensors = {**dict(exported.named_parameters()), **dict(exported.named_buffers())}
+        for node in holders:
+            name = owned.get(node.name) or lifted.get(node.name)
+            if name is None:
+                self.slots.append(-1 - inputs)
+                inputs += 1
+                continue
+            tensor = exported.constants[name] if node.name in lifted or name not in tensors else tensors[name]
+            if id(tensor) in index:
+                self.tied[name] = self.names[index[id(tensor)]]
+            else:
+                index[id(tensor)] = len(self.names)
+                self.names.append(name)
+                self.fakes.append(node.meta["val"])
+                self.trainable.append(node.name in signature.inputs_to_parameters and tensor.requires_grad)
+                if node.name in lifted:
+                    self.constants[name] = tensor
+            self.slots.append(index[id(tensor)])
+        self.slots = [slot if slot >= 0 else len(self.names) - 1 - slot for slot in self.slots]
+
+
+def _input_holders(exported: torch.export.ExportedProgram) -> list[fx.Node]:
+    signature = exported.graph_signature
+    kept = {
+        *signature.inputs_to_parameters,
+        *signature.inputs_to_buffers,
+        *signature.inputs_to_lifted_tensor_constants,
+    }
+    return [node for node in exported.graph.nodes if node.op == "placeholder" and node.name not in kept]
+
+
+def _input_fakes(exported: torch.export.ExportedProgram) -> list[Any]:
+    return [node.meta.get("val") for node in _input_holders(exported)]
+
+
+def _program(
+    module: fx.GraphModule, exported: torch.export.ExportedProgram, residents: _Residents, learns: list[int]
+) -> Program:
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    output = next(node for node in module.graph.nodes if node.op == "output")
+    results, gradients, mutated = output.args[0]
+    names = residents.names
+    buffers = list(exported.graph_signature.buffers_to_mutate.values())
+    found = {names[index]: node for index, node in zip(learns, gradients, strict=True) if node is not None}
+    new_values = {residents.tied.get(name, name): node for name, node in zip(buffers, mutated, strict=True)}
+    # One flat list, so that the module returns what `run` expects.
+    kept = [node for node in results if isinstance(node, fx.Node)]
+    output.args = ([*kept, *found.values(), *new_values.values()],)
+    module.graph.eliminate_dead_code()
+    module.recompile()
+    return Program(
+        module=module,
+        residents=tuple(names),
+        trainable=tuple(residents.trainable),
+        tied=residents.tied,
+        constants=residents.constants,
+        inputs=tuple(node.name for node in _input_holders(exported)),
+        results=tuple(kept),
+        gradients=found,
+        new_values=new_values,
+    )
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def trace_exported(exported: torch.export.ExportedProgram, *, train: bool = False) -> Program:
+    """Trace a program that was exported, and perhaps saved, before."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _quiet():
+        exported = exported.run_decompositions({})
+    return _joint(exported, mode, train)

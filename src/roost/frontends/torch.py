@@ -1,0 +1,306 @@
+"""PyTorch: a module and example inputs, a `.pt2` file, or `package.module:callable`, to a Graph.
+
+`capture` traces the model (see `_trace.py`) and describes each op. Views are no ops: whoever reads a view reads the
+tensor it looks into. An op with several outputs is one op, and a free op for each output that is used, in one group
+with it, so that each goes where it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roost.core.graph import Graph, GraphBuilder
+from roost.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx, nn
+
+    from roost.frontends._trace import Program
+
+# Optimizer -> states it keeps for each parameter, FLOP for each element.
+OPTIMIZERS: dict[str, tuple[tuple[str, ...], int]] = {
+    "sgd": ((), 2),
+    "momentum": (("momentum_buffer",), 4),
+    "adam": (("exp_avg", "exp_avg_sq"), 12),
+    "adamw": (("exp_avg", "exp_avg_sq"), 13),
+}
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Where the FLOP and bytes of a captured graph come from."""
+
+    flop_by_formula: float  # share of FLOP from a formula; the rest counts elements
+    ops_by_formula: float  # share of ops
+    bytes_by_formula: float  # share of the bytes moved that belong to those ops
+
+
+def capture(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    train: bool = False,
+    optimizer: str = "sgd",
+    loss: Callable[..., Tensor] | None = None,
+    name: str | None = None,
+) -> Graph:
+    """The graph of one step: of inference, or with `train` of forward, loss, backward and the optimizer's update.
+
+    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments; only shapes and types matter, and
+    both model and inputs may be on the meta device. For training the model returns its loss, or `loss` makes it of the
+    model's output. Raises UnsupportedOp where the model decides by the values of tensors.
+    """
+    from roost.frontends import _trace
+
+    if optimizer not in OPTIMIZERS:
+        raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), dict(example_inputs)
+    else:
+        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        kwargs = {}
+    program = _trace.trace(model, args, kwargs, train=train, loss=loss)
+    return describe(program, name or type(model).__name__, optimizer if train else None)[0]
+
+
+def describe(program: Program, name: str, optimizer: str | None = None) -> tuple[Graph, Coverage]:
+    """The graph of a traced program, and how well its costs are known."""
+    description = _Description(program, name)
+    description.add_placeholders()
+    for node in program.module.graph.nodes:
+        if node.op == "call_function":
+            description.add_op(node)
+        elif node.op == "get_attr":
+            description.add_constant(node)
+    if optimizer is not None:
+        description.add_updates(optimizer)
+    description.add_new_values()
+    return description.builder.freeze(), description.coverage()
+
+
+class _Description:
+    """Adds the nodes of a program to a graph one by one."""
+
+    def __init__(self, program: Program, name: str) -> None:
+        self.program = program
+        self.builder = GraphBuilder(name)
+        self.op_of: dict[Any, str] = {}  # node -> the op whose output it is, or looks into
+        self.maker: dict[int, str] = {}  # storage -> the op that made it
+        self.taken: set[str] = set()
+        self.counted = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # flop, ops, bytes by formula; then in all
+
+    def add_placeholders(self) -> None:
+        names = (*self.program.residents, *self.program.inputs)
+        count = len(self.program.residents)
+        for number, (node, name) in enumerate(zip(self.program.placeholders, names, strict=True)):
+            value = node.meta.get("val")
+            op = self._unused(name)
+            size, dtype = _storage_bytes(value), _dtype(value)
+            if number < count:
+                self.builder.parameter(op, size, dtype=dtype, module=name.rpartition(".")[0])
+            else:
+                self.builder.add(op, "input", phase="input", output_bytes=size, dtype=dtype)
+            self._made(node, op)
+
+    def add_constant(self, node: fx.Node) -> None:
+        """A tensor that tracing met and that belongs to no module."""
+        value = getattr(self.program.module, str(node.target))
+        op = self._unused(node.name)
+        self.builder.parameter(op, _storage_bytes(value), dtype=_dtype(value))
+        self.op_of[node] = op
+
+    def add_op(self, node: fx.Node) -> None:
+        from roost.frontends import _flop
+        from roost.frontends._trace import BACKWARD, is_getitem
+
+        value = node.meta.get("val")
+        made = list(_flop.tensors_in(value))
+        if not made:
+            return  # an assertion about a tensor: it makes nothing
+        inputs = list(dict.fromkeys(self.op_of[source] for source in node.all_input_nodes if source in self.op_of))
+        if all(_storage(tensor) in self.maker for tensor in made):
+            self.op_of[node] = self.maker[_storage(made[0])]
+            return
+        modules = node.meta.get("nn_module_stack") or {}
+        paths = [path for path, _ in modules.values() if path != BACKWARD]
+        about: dict[str, Any] = {
+            "phase": "backward" if BACKWARD in modules else "forward",
+            "module": _module_path(paths[-1]) if paths else "",
+            "dtype": _dtype(next((t for t in made if t.is_floating_point()), made[0])),
+        }
+        op = self._unused(node.name)
+        if is_getitem(node):
+            producer = self.op_of[node.args[0]]
+            self.builder.add(op, "output", [producer], output_bytes=_storage_bytes(value), group=producer, **about)
+            self._made(node, op)
+            return
+        flop, known = _flop.flop_of(node)
+        read, written = _flop.bytes_of(node)
+        self._count(flop, read + written, known)
+        several = isinstance(value, tuple | list)
+        self.builder.add(
+            op,
+            _kind(node),
+            inputs,
+            flop=flop,
+            bytes_read=read,
+            bytes_written=written,
+            output_bytes=0 if several else _storage_bytes(value),
+            workspace_bytes=sum(map(_storage_bytes, made)) if several else 0,
+            group=op if several else None,
+            **about,
+        )
+        if several:
+            self.op_of[node] = op  # its outputs are made by the getitems that follow
+        else:
+            self._made(node, op)
+
+    def add_updates(self, optimizer: str) -> None:
+        """One op for each parameter that has a gradient, at the end, as an optimizer's step does it."""
+        states, flop = OPTIMIZERS[optimizer]
+        sizes = dict(zip(self.program.residents, self.program.placeholders, strict=False))
+        for name, gradient in self.program.gradients.items():
+            value = sizes[name].meta["val"]
+            size, module, dtype = _storage_bytes(value), name.rpartition(".")[0], _dtype(value)
+            kept = [self.builder.parameter(f"{name}:{state}", size, module=module, dtype=dtype) for state in states]
+            touched = size * (1 + len(kept))
+            self.builder.add(
+                self._unused(f"{name}:update"),
+                optimizer,
+                [self.op_of[sizes[name]], *kept, self.op_of[gradient]],
+                flop=flop * value.numel(),
+                bytes_read=touched + size,
+                bytes_written=touched,
+                phase="update",
+                module=module,
+                dtype=dtype,
+            )
+
+    def add_new_values(self) -> None:
+        """One op for each buffer that the step changes: the new value goes where the buffer lives."""
+        holders = dict(zip(self.program.residents, self.program.placeholders, strict=False))
+        for name, node in self.program.new_values.items():
+            size = _storage_bytes(holders[name].meta["val"])
+            self.builder.add(
+                self._unused(f"{name}:update"),
+                "copy",
+                dict.fromkeys([self.op_of[holders[name]], self.op_of[node]]),
+                bytes_read=size,
+                bytes_written=size,
+                phase="update",
+                module=name.rpartition(".")[0],
+                dtype=_dtype(holders[name].meta["val"]),
+            )
+
+    def coverage(self) -> Coverage:
+        flop, ops, moved, all_flop, all_ops, all_moved = self.counted
+        return Coverage(flop / max(all_flop, 1), ops / max(all_ops, 1), moved / max(all_moved, 1))
+
+    def _count(self, flop: int, moved: int, known: bool) -> None:
+        for index, amount in enumerate((flop, 1, moved)):
+            self.counted[index] += amount if known else 0
+            self.counted[index + 3] += amount
+
+    def _made(self, node: fx.Node, op: str) -> None:
+        self.op_of[node] = op
+        value = node.meta.get("val")
+        if hasattr(value, "untyped_storage"):
+            self.maker[_storage(value)] = op
+
+    def _unused(self, name: str) -> str:
+        """The name, or with a number where a parameter and an op are called alike."""
+        unused, number = name, 1
+        while unused in self.taken:
+            number += 1
+            unused = f"{name}#{number}"
+        self.taken.add(unused)
+        return unused
+
+
+def _storage(tensor: Tensor) -> int:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
+
+
+def _storage_bytes(value: Any) -> int:
+    """Bytes held for a tensor: what it looks into, which may be less than its shape says, or more."""
+    return int(value.untyped_storage().nbytes()) if hasattr(value, "untyped_storage") else 0
+
+
+def _dtype(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.") if hasattr(value, "dtype") else "float32"
+
+
+def _kind(node: fx.Node) -> str:
+    """`aten.conv2d.default` is of kind conv2d."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    return str(getattr(packet, "__name__", packet))
+
+
+def _module_path(path: str) -> str:
+    """Paths as `state_dict` writes them: the export writes some as `L['self'].layer`."""
+    return path.removeprefix("L['self']").removeprefix(".")
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Reads models from files and by name."""
+
+    suffixes = (".pt2",)
+
+    def read(
+        self, source: str | Path, *, train: bool = False, optimizer: str = "sgd", name: str | None = None
+    ) -> Graph:
+        """The graph of a `.pt2` file, or of what `package.module:callable` returns: a module and its inputs."""
+        if str(source).endswith(".pt2"):
+            return self._read_exported(Path(source), train=train, optimizer=optimizer, name=name)
+        model, inputs = load_model(str(source))
+        return capture(model, inputs, train=train, optimizer=optimizer, name=name)
+
+    def _read_exported(self, path: Path, *, train: bool, optimizer: str, name: str | None) -> Graph:
+        import torch
+
+        from roost.frontends import _trace
+
+        if not path.is_file():
+            raise InputError(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
+        try:
+            exported = torch.export.load(str(path))
+        except Exception as error:  # a damaged archive fails in many ways
+            raise InputError(f"{path}: is not a program saved by torch.export.save: {error}") from error
+        program = _trace.trace_exported(exported, train=train)
+        return describe(program, name or path.stem, optimizer if train else None)[0]
+
+
+def load_model(source: str) -> tuple[nn.Module, Any]:
+    """The module and example inputs that `package.module:callable` returns.
+
+    The callable takes nothing and returns (module, inputs), or a module that has `example_inputs`.
+    """
+    from torch import nn
+
+    module_name, _, attribute = source.partition(":")
+    if not attribute:
+        raise InputError(f"{source!r} is not package.module:callable")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # as `python -m` does: modules in the working folder
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"cannot load {source!r}: {error}") from error
+    made = found() if callable(found) and not isinstance(found, nn.Module) else found
+    if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
+        inputs = made.example_inputs
+        return made, inputs() if callable(inputs) else inputs
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made
+    raise InputError(
+        f"{source!r} gave {type(made).__name__}; it must return (module, example_inputs), "
+        "or a module that has example_inputs"
+    )
