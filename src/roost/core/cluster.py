@@ -28,6 +28,7 @@ class Device:
     host: str = "host"
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     memory_bandwidth: float = 0.0  # bytes/s
+    efficiency: Mapping[str, float] = field(default_factory=dict)  # class of op -> share of the peak it reaches
     launch_overhead: float = 0.0  # seconds added to each op by the cost model
     gap: float = 0.0  # seconds the device stays busy after an op that took any time
     figures_from: str = ""  # where they were found or measured
@@ -39,6 +40,9 @@ class Device:
             _check(getattr(self, what), f"{what} of device {self.name!r}")
         for dtype, rate in self.peak.items():
             _check(rate, f"peak.{dtype} of device {self.name!r}")
+        for kind, share in self.efficiency.items():
+            if not 0 < share <= 1:
+                raise InputError(f"efficiency.{kind} of device {self.name!r} is {share}; it must be above 0, at most 1")
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ class DeviceBlock(File):
     host: str = "host"
     peak: dict[str, Quantity] = {}
     memory_bandwidth: Quantity = 0.0
+    efficiency: dict[str, float] = {}
     launch_overhead: Quantity = 0.0
     gap: Quantity = 0.0
     figures_from: str = ""
@@ -286,6 +287,7 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
             host=device.host,
             peak=dict(device.peak),
             memory_bandwidth=device.memory_bandwidth,
+            efficiency=dict(device.efficiency),
             launch_overhead=device.launch_overhead,
             gap=device.gap,
             figures_from=device.figures_from,
@@ -341,6 +343,7 @@ def _devices(block: DeviceBlock, where: str) -> list[Device]:
                 dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}") for dtype, rate in block.peak.items()
             },
             memory_bandwidth=_quantity(block.memory_bandwidth, units.RATE, f"{where}.memory_bandwidth"),
+            efficiency=block.efficiency,
             launch_overhead=_quantity(block.launch_overhead, units.SECONDS, f"{where}.launch_overhead"),
             gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
             figures_from=block.figures_from,

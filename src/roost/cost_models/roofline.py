@@ -1,6 +1,6 @@
 """Time of an op: what limits it, compute or memory, plus the overhead of launching it (Williams et al. 2009).
 
-Differs in: no efficiency below the peak, for now; the figures in the cluster are taken as attainable.
+Differs in: the roof is what each class of op attains on the device, `efficiency` in its cluster file, not the peak.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from roost.core.costs import Costs
 from roost.core.graph import Graph
 from roost.errors import InputError
 
+# Classes of op that a device's `efficiency` may speak of, with a word that tells them by their kind. The class `memory`
+# is the share of the memory bandwidth that is attained. What is in no class, or not mentioned, attains all.
+CLASSES = {"attention": "attention", "conv": "conv", "matmul": "mm", "recurrent": "lstm"}
+
 
 @dataclass(frozen=True)
 class Roofline:
-    """The larger of FLOP over peak and bytes over bandwidth, plus launch overhead; ops that do neither are free."""
+    """The larger of FLOP over the attainable rate and bytes over bandwidth, plus launch overhead; free ops are free."""
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
         moved = graph.bytes_read + graph.bytes_written
@@ -31,11 +35,25 @@ class Roofline:
             raise InputError(
                 f"device {device.name!r} needs peak and memory_bandwidth for a roofline; add them to its cluster file"
             )
-        # A dtype the device has no figure for runs at the slowest of those it has.
-        slowest = min(device.peak.values())
-        rates = {dtype: device.peak.get(dtype, slowest) for dtype in set(graph.dtypes)}
-        rate = np.array([rates[dtype] for dtype in graph.dtypes])
+        pairs = set(zip(graph.dtypes, graph.kinds, strict=True))
+        rates = {pair: self._rate(device, *pair) for pair in pairs}
+        rate = np.array([rates[pair] for pair in zip(graph.dtypes, graph.kinds, strict=True)])
         if (rate == 0).any():
             raise InputError(f"device {device.name!r} has a peak of 0 FLOP/s; it must be above zero")
-        times: Array = np.maximum(graph.flop / rate, moved / device.memory_bandwidth) + device.launch_overhead
+        bandwidth = device.memory_bandwidth * device.efficiency.get("memory", 1.0)
+        times: Array = np.maximum(graph.flop / rate, moved / bandwidth) + device.launch_overhead
         return times
+
+    def _rate(self, device: Device, dtype: str, kind: str) -> float:
+        # A dtype the device has no figure for runs at the slowest of those it has.
+        peak = device.peak.get(dtype, min(device.peak.values()))
+        return peak * device.efficiency.get(class_of(kind), 1.0)
+
+
+def class_of(kind: str) -> str:
+    """The class of an op by its kind: `addmm` is a matmul, `convolution_backward` a conv."""
+    words = kind.lower()
+    for name, word in CLASSES.items():
+        if word in words or name in words:
+            return name
+    return "other"

@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+aten = torch.ops.aten
+_FLASH = 1  # torch.nn.attention.SDPBackend.FLASH_ATTENTION
+
 
 @torch.library.custom_op("roost::attention", mutates_args=())
 def attention(
@@ -57,14 +60,56 @@ def attention_backward(
     scale: float | None,
     grouped: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value. Runs the forward again, so that the kernels are those of an unplaced model."""
-    with torch.enable_grad():
-        inputs = [tensor.detach().requires_grad_() for tensor in (query, key, value)]
-        again = F.scaled_dot_product_attention(
-            *inputs, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+    """Gradients of query, key and value.
+
+    Runs the forward again: what a kernel keeps for its backward differs from device to device, and the two may be
+    placed apart. Inside an op autograd is off, so the kernels are called by name.
+    """
+    heads = (key.shape[-3], value.shape[-3]) if grouped else ()
+    if grouped:
+        key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
+    choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)
+    if query.device.type == "cpu" and choice == _FLASH:
+        again, kept = aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
-    found = torch.autograd.grad(again, inputs, gradient)
+        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            gradient, query, key, value, again, kept, 0.0, causal, attn_mask=mask, scale=scale
+        )
+    elif query.device.type == "cuda" and choice == _FLASH:
+        again, kept, *ragged, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal, False, scale=scale
+        )
+        found = aten._scaled_dot_product_flash_attention_backward(
+            gradient, query, key, value, again, kept, *ragged, 0.0, causal, seed, offset, scale=scale
+        )
+    else:
+        found = _by_hand(gradient, query, key, value, mask, causal, scale)
+    if grouped:
+        found = (found[0], *(_summed(repeated, count) for repeated, count in zip(found[1:3], heads, strict=True)))
     return found[0].contiguous(), found[1].contiguous(), found[2].contiguous()
+
+
+def _by_hand(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = (query @ key.transpose(-2, -1)) * factor
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, float("-inf"))
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    share = scores.softmax(-1)
+    of_share = gradient @ value.transpose(-2, -1)
+    of_scores = share * (of_share - (of_share * share).sum(-1, keepdim=True)) * factor
+    return of_scores @ key, of_scores.transpose(-2, -1) @ query, share.transpose(-2, -1) @ gradient
+
+
+def _summed(gradient: Tensor, heads: int) -> Tensor:
+    """The gradient of heads that were repeated: the sum over each one's repeats."""
+    *batch, repeated, length, width = gradient.shape
+    return gradient.view(*batch, heads, repeated // heads, length, width).sum(-3)
 
 
 @attention_backward.register_fake

@@ -4,7 +4,7 @@ Nothing is computed and no weight is copied: everything is traced on fake tensor
 once and never changed, so any op may run on any device. The route, each step for a reason:
 
 1. A copy of the module with fake tensors in place of its own; weights that are tied stay one.
-2. `torch.export`, not strict: runs the model's Python once. What depends on data fails here, with the line of the model.
+2. `torch.export`, not strict: runs the model's Python once. What depends on data fails here, and says at which line.
 3. `run_decompositions({})`: BatchNorm and other updates of buffers become outputs. Without this they would be changed
    behind the graph's back.
 4. `make_fx` over that graph and `torch.autograd.grad` of its loss. Hooks on the autograd nodes tell which module a
@@ -15,12 +15,13 @@ once and never changed, so any op may run on any device. The route, each step fo
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from roost.errors import InputError, UnsupportedOp
-from roost.frontends import _attention  # registers roost::attention
+from roost.frontends import _attention  # noqa: F401 -- registers roost::attention
 
 BACKWARD = "@roost_backward"  # a mark among the modules of a node: it was made by the backward pass
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -76,37 +77,55 @@ def trace(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = _fake_copy(model, mode).train(train)
     if loss is not None:
-        module = _WithLoss(module, loss)
+        module.forward = _with_loss(module.forward, loss)
     fake_args, fake_kwargs = _fake_inputs(mode, args), _fake_inputs(mode, dict(kwargs or {}))
     with _quiet(), mode:
         exported = _export(module, fake_args, fake_kwargs)
-    return _joint(exported, mode, train)
+    program = _joint(exported, mode, train)
+    loose = {name: value for name, value in _loose_tensors(model).items() if name in program.residents}
+    return replace(program, constants={**program.constants, **loose})
 
 
-class _WithLoss(nn.Module):
-    """A module that returns its loss."""
+def _with_loss(forward: Callable[..., Any], loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A forward that returns the loss, under the names of the model itself."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.model, self.loss = model, loss
+    @functools.wraps(forward)
+    def with_loss(*args: Any, **kwargs: Any) -> Tensor:
+        return loss(forward(*args, **kwargs))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        return self.loss(self.model(*args, **kwargs))
+    return with_loss
 
 
 def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """The module with fake tensors on the CPU for its own: a deep copy that finds each tensor already copied."""
     memo: dict[int, Any] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
+    for tensor in (*model.parameters(), *model.buffers(), *_loose_tensors(model).values()):
         with mode:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         if isinstance(tensor, nn.Parameter):
             fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = fake
     try:
-        return copy.deepcopy(model, memo)
+        copied = copy.deepcopy(model, memo)
     except Exception as error:
         raise InputError(f"the model cannot be copied for capture: {error}") from error
+    for name in _loose_tensors(copied):
+        # As a buffer it is traced like any other; as a plain attribute its value would be asked for, and is fake.
+        path, _, attribute = name.rpartition(".")
+        module = copied.get_submodule(path)
+        value = vars(module).pop(attribute)
+        module.register_buffer(attribute, value, persistent=False)
+    return copied
+
+
+def _loose_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Tensors that are plain attributes of a module, by name."""
+    return {
+        f"{path}.{attribute}".removeprefix("."): value
+        for path, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _fake_inputs(mode: FakeTensorMode, inputs: Any) -> Any:
@@ -131,7 +150,8 @@ def _quiet() -> Iterator[None]:
 def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
     try:
         exported = torch.export.export(module, args, kwargs, strict=False)
-        return exported.run_decompositions({})
+        decomposed: torch.export.ExportedProgram = exported.run_decompositions({})
+        return decomposed
     except Exception as error:
         where = _line_of_model(error)
         if isinstance(error, TypeError) and where is None:
@@ -174,10 +194,7 @@ class _Runner(fx.Interpreter):
         self.mark, self.seen = mark, set[Any]()
 
     def run_node(self, node: fx.Node) -> Any:
-        if node.target is ATTENTION:
-            value = self._attend(node)
-        else:
-            value = super().run_node(node)
+        value = self._attend(node) if node.target is ATTENTION else super().run_node(node)
         if self.mark:
             for tensor in torch.utils._pytree.tree_leaves(value):
                 if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
@@ -273,7 +290,7 @@ def _writes(node: fx.Node) -> bool:
 
 def _loss(exported: torch.export.ExportedProgram, outputs: list[Any]) -> Tensor:
     """The loss among what the model returned: its only output, or the one it calls loss."""
-    structure = torch.utils._pytree.tree_unflatten(outputs, exported.call_spec.out_spec)  # type: ignore[arg-type]
+    structure = torch.utils._pytree.tree_unflatten(outputs, exported.call_spec.out_spec)
     found = structure if isinstance(structure, Tensor) else None
     if found is None and isinstance(structure, Mapping):
         found = structure.get("loss")

@@ -208,7 +208,7 @@ class _Description:
 
     def _made(self, node: fx.Node, op: str) -> None:
         self.op_of[node] = op
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if hasattr(value, "untyped_storage"):
             self.maker[_storage(value)] = op
 
@@ -225,7 +225,7 @@ class _Description:
 def _storage(tensor: Tensor) -> int:
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    return int(StorageWeakRef(tensor.untyped_storage()).cdata)
+    return int(StorageWeakRef(tensor.untyped_storage()).cdata)  # type: ignore[no-untyped-call]
 
 
 def _storage_bytes(value: Any) -> int:
