@@ -9,7 +9,7 @@ import roost
 
 NAMES = """
     Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Problem Result RoostError
-    Simulator Timeline Trial cluster estimate load simulate
+    Simulator Timeline Trial capture cluster estimate load simulate zoo
 """
 
 
@@ -20,7 +20,7 @@ def test_public_names_are_these():
 def test_every_public_name_can_be_had():
     for name in roost.__all__:
         assert getattr(roost, name) is not None
-    assert set(roost._HOME) == set(roost.__all__)
+    assert set(roost._HOME) | {"zoo"} == set(roost.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

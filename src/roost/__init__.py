@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.core.timeline import Timeline
     from roost.core.trial import Bound, Result, Trial
+    from roost import zoo
     from roost.cost_models import estimate
     from roost.errors import Infeasible, InputError, RoostError
+    from roost.frontends.torch import capture
     from roost.presets import cluster
     from roost.simulator.compiled import Simulator, simulate
 
@@ -41,6 +43,7 @@ _HOME = {
     "Simulator": "simulator.compiled",
     "Timeline": "core.timeline",
     "Trial": "core.trial",
+    "capture": "frontends.torch",
     "cluster": "presets",
     "estimate": "cost_models",
     "load": "core.formats",
@@ -64,14 +67,18 @@ __all__ = [
     "Simulator",
     "Timeline",
     "Trial",
+    "capture",
     "cluster",
     "estimate",
     "load",
     "simulate",
+    "zoo",
 ]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "zoo":
+        return importlib.import_module("roost.zoo")
     if name not in _HOME:
         raise AttributeError(f"module 'roost' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"roost.{_HOME[name]}"), name)

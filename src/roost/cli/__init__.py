@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from roost import __version__
-from roost.cli import clusters, simulate
+from roost.cli import capture, clusters, simulate, zoo
 from roost.cli._exits import Group
 
 app = typer.Typer(
@@ -40,7 +40,9 @@ def _roost(
 ) -> None: ...
 
 
+app.command()(capture.capture)
 app.command()(simulate.simulate)
+app.command()(zoo.zoo)
 app.command()(clusters.clusters)
 
 

@@ -1,1 +1,37 @@
 """Model -> Graph: one file per framework, loaded when it is used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from roost.core.graph import Graph
+from roost.errors import InputError
+
+
+def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
+    """The graph of a model file, a folder, or `package.module:callable`; what it is called decides who reads it.
+
+    `.onnx` and TensorFlow files describe what they describe: inference, or a step that was saved as one. Options are
+    handed to the front-end that reads it.
+    """
+    path = Path(source)
+    if source.endswith(".onnx"):
+        from roost.frontends.onnx import Onnx
+
+        return Onnx().read(path, **options)
+    if source.endswith(".pb") or (path / "saved_model.pb").exists():
+        from roost.frontends.tensorflow import Tensorflow
+
+        return Tensorflow().read(path, **options)
+    if path.name == "config.json" or (path / "config.json").exists():
+        from roost.frontends.huggingface import Huggingface
+
+        return Huggingface().read(path, train=train, optimizer=optimizer, **options)
+    if source.endswith(".pt2") or ":" in source:
+        from roost.frontends.torch import Torch
+
+        return Torch().read(source, train=train, optimizer=optimizer, **options)
+    if path.exists():
+        raise InputError(f"{source}: is no model; known are .onnx, .pt2, .pb, a SavedModel folder, a config.json")
+    raise InputError(f"{source}: no such file, and no package.module:callable either")

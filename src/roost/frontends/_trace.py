@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
+import re
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,14 +157,19 @@ def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         where = _line_of_model(error)
         if isinstance(error, TypeError) and where is None:
             raise InputError(f"the example inputs do not fit the model's forward: {error}") from error
-        text = str(error).strip().split("\n")[0][:300]
-        at = f" at {where}" if where else ""
-        if _depends_on_data(error):
-            raise UnsupportedOp(
-                f"the model decides by the values of a tensor{at}: {text}. A placement needs one fixed graph: "
-                "decide by shapes or settings, use torch.where or a fixed number of steps, or capture the part before"
-            ) from error
-        raise InputError(f"the model cannot be captured{at}: {type(error).__name__}: {text}") from error
+        raise _refusal(error, where) from error
+
+
+def _refusal(error: Exception, where: str | None) -> InputError:
+    """What to tell the user of an error while tracing, and where in the model it came from."""
+    text = str(error).strip().split("\n")[0][:300]
+    at = f" at {where}" if where else ""
+    if _depends_on_data(error):
+        return UnsupportedOp(
+            f"the model decides by the values of a tensor{at}: {text}. A placement needs one fixed graph: "
+            "decide by shapes or settings, use torch.where or a fixed number of steps, or capture the part before"
+        )
+    return InputError(f"the model cannot be captured{at}: {type(error).__name__}: {text}")
 
 
 def _depends_on_data(error: BaseException) -> bool:
@@ -186,14 +192,22 @@ def _line_of_model(error: BaseException) -> str | None:
     return found
 
 
+def _last_line(stack: str) -> str:
+    """`file:line (text)` of the innermost frame in a stack as text."""
+    found = re.findall(r'File "([^"]+)", line (\d+), in [^\n]*\n\s*([^\n]*)', stack)
+    return f"{found[-1][0]}:{found[-1][1]} ({found[-1][2]})" if found else ""
+
+
 class _Runner(fx.Interpreter):
     """Runs an exported graph while it is traced, attention whole, and marks the autograd nodes of each op."""
 
     def __init__(self, module: fx.GraphModule, mark: bool) -> None:
         super().__init__(module)
         self.mark, self.seen = mark, set[Any]()
+        self.line = ""  # of the model, that made the op at hand
 
     def run_node(self, node: fx.Node) -> Any:
+        self.line = _last_line(node.stack_trace or "")
         value = self._attend(node) if node.target is ATTENTION else super().run_node(node)
         if self.mark:
             for tensor in torch.utils._pytree.tree_leaves(value):
@@ -205,9 +219,11 @@ class _Runner(fx.Interpreter):
         """Have this and all autograd nodes before it that are new say whose they are, when they run backwards."""
         stack = [function]
         marked = {**(modules or {}), BACKWARD: (BACKWARD, "")}
+        line = self.line
 
         def say(gradients: Any) -> None:
             node_meta.current_meta["nn_module_stack"] = marked
+            self.line = line
 
         while stack:
             function = stack.pop()
@@ -229,12 +245,14 @@ class _Runner(fx.Interpreter):
             scale: float | None = None,
             enable_gqa: bool = False,
         ) -> Any:
+            # The views that follow were traced for this layout.
+            stride = node.meta["val"].stride()
+            inside = len(stride) == 4 and stride[1] < stride[2]
             if dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad):
                 # With dropout, or a mask that learns, PyTorch itself multiplies out the scores.
                 settings = {"scale": scale, "enable_gqa": enable_gqa}
-                return ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **settings)
-            stride = node.meta["val"].stride()
-            inside = len(stride) == 4 and stride[1] < stride[2]
+                out = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **settings)
+                return out.transpose(1, 2).contiguous().transpose(1, 2) if inside else out.contiguous()
             return torch.ops.roost.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, inside)
 
         args, kwargs = self.fetch_args_kwargs_from_env(node)
@@ -249,13 +267,15 @@ def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: 
     num_mutations = len(signature.buffers_to_mutate)
     learns = [index for index, trainable in enumerate(residents.trainable) if trainable] if train else []
 
+    runner = _Runner(exported.graph_module, mark=train)
+
     def step(*flat: Tensor) -> tuple[list[Any], list[Any], list[Any]]:
         values = list(flat)
         for index in learns:
             values[index] = values[index].detach().requires_grad_()
         placed = [values[slot] for slot in residents.slots]
         with torch.set_grad_enabled(train):
-            found = _Runner(exported.graph_module, mark=train).run(*placed, enable_io_processing=False)
+            found = runner.run(*placed, enable_io_processing=False)
         mutated, outputs = found[:num_mutations], list(found[num_mutations:])
         gradients: list[Any] = []
         if train:
@@ -273,7 +293,12 @@ def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: 
     # The export made fake tensors in a mode of its own: make them anew in ours.
     fakes = _fake_inputs(mode, [*residents.fakes, *_input_fakes(exported)])
     with _quiet(), mode, node_meta.preserve_node_meta():
-        module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+        try:
+            module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
+        except InputError:
+            raise
+        except Exception as error:
+            raise _refusal(error, runner.line or None) from error
         if any(_writes(node) for node in module.graph.nodes):
             functional = torch.func.functionalize(again, remove="mutations")
             module = make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*fakes)
