@@ -69,6 +69,7 @@ def main() -> None:
 
 
 def page(found: dict[str, dict]) -> str:  # type: ignore[type-arg]
+    # ruff: noqa: E501
     lines = [
         "# The zoo",
         "",

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from roost import zoo
     from roost.core.cluster import Cluster, Device, Link
     from roost.core.costs import Costs
     from roost.core.formats import load
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.core.timeline import Timeline
     from roost.core.trial import Bound, Result, Trial
-    from roost import zoo
     from roost.cost_models import estimate
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture

@@ -42,7 +42,7 @@ class Convolutions(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, 8, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 8, 3, stride=2, groups=2)
+        self.second = nn.Conv2d(8, 8, 3, stride=2)
         self.head = nn.Linear(8, 10)
 
     def forward(self, images, targets=None):

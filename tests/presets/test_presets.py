@@ -19,7 +19,7 @@ WANTED = {
     *("k80x2", "k80x4", "placeto_k80x2", "placeto_k80x4"),
     *("a100x4", "two_hosts_a100x4", "h100x8", "h200", "rtx4090_rtx3060", "cpu"),
 }
-# Figures a block always explains, zero or not; a gap only where there is one.
+# Figures a block always explains, zero or not; a gap and efficiencies only where there are any.
 ALWAYS = {Device: {"memory", "peak", "memory_bandwidth", "launch_overhead"}, Link: {"bandwidth", "latency", "bus"}}
 
 
@@ -32,7 +32,8 @@ def explained(block: Device | Link) -> dict[str, str]:
 
 def given(block: Device | Link) -> set[str]:
     """The figures that a block must explain."""
-    return ALWAYS[type(block)] | ({"gap"} if block.gap else set())
+    sometimes = {"gap": block.gap, "efficiency": getattr(block, "efficiency", None)}
+    return ALWAYS[type(block)] | {figure for figure, value in sometimes.items() if value}
 
 
 def test_the_presets_that_the_documents_name_are_there() -> None:

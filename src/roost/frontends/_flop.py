@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from roost.frontends import _attention
 
@@ -60,6 +60,8 @@ def flop_of(node: fx.Node) -> tuple[int, bool]:
         return _attention.flop(*(tensor.shape for tensor in args[:3])), True
     if packet is torch.ops.roost.attention_backward:
         return _attention.backward_flop(*(tensor.shape for tensor in args[1:4])), True
+    if packet is aten.convolution_backward:
+        return _convolution_backward(*args), True
     formula = flop_registry.get(packet)
     if formula is not None:
         return int(formula(*args, **kwargs, out_val=node.meta["val"])), True
@@ -68,6 +70,19 @@ def flop_of(node: fx.Node) -> tuple[int, bool]:
     made = sum(tensor.numel() for tensor in tensors_in(node.meta.get("val")))
     taken = max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
     return max(made, taken), False
+
+
+def _convolution_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    *rest: Any,
+) -> int:  # fmt: skip
+    """As many as the forward, for each of the two gradients that is wanted.
+
+    PyTorch's own formula forgets the groups of a grouped convolution.
+    """
+    forward = conv_flop_count(list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed)
+    wanted = rest[-1]
+    return int(forward * (int(wanted[0]) + int(wanted[1])))
 
 
 def bytes_of(node: fx.Node) -> tuple[int, int]:

@@ -1,0 +1,107 @@
+"""Named models, one file each, with random weights; and families of random models.
+
+A model is a dataclass of its settings: `model()` builds it on PyTorch's current device, `inputs(train)` makes inputs to
+go with it, `small()` is a tiny instance for tests. Listing names imports no PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from roost import catalog
+from roost.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from roost.core.graph import Graph
+    from roost.zoo._settings import Settings
+    from roost.zoo.families._member import Member
+
+
+def names() -> list[str]:
+    """The models, sorted."""
+    return catalog.names("zoo")
+
+
+def figures() -> dict[str, Any]:
+    """Op counts, parameters and FLOP of the models at their default settings; `benchmarks/zoo_table.py` made them."""
+    path = catalog.ROOT / "zoo" / "figures.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def settings(name: str, **overrides: Any) -> Settings:
+    """The settings of a model, the defaults unless overridden; `size` names a published size to start from.
+
+    Raises UnknownName for a model, a size or a setting that does not exist, InputError for a value that cannot be.
+    """
+    if ":" not in name and name not in (known := names()):
+        raise UnknownName("model", name, known)  # `catalog.find` would call it a zoo
+    found = catalog.find("zoo", name)
+    if not dataclasses.is_dataclass(found):
+        raise InputError(f"the model {name!r} is not a dataclass of settings")
+    base = _sized(name, found, overrides)
+    fields = [field.name for field in dataclasses.fields(found)]
+    for key in overrides:
+        if key not in fields:
+            raise UnknownName(f"setting of {name}", key, fields)
+    return dataclasses.replace(base, **overrides)  # type: ignore[no-any-return]
+
+
+def model(name: str, train: bool = True, **overrides: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model and inputs for it, targets among them when training, on PyTorch's current device."""
+    chosen = settings(name, **overrides)
+    return chosen.model().train(train), chosen.inputs(train)
+
+
+def build(name: str, train: bool = True, optimizer: str = "sgd", **overrides: Any) -> Graph:
+    """The graph of a training step, or of inference; weights and inputs take no memory."""
+    return _capture(settings(name, **overrides), name, train, optimizer)
+
+
+def family_names() -> list[str]:
+    """The families of random models, sorted."""
+    return catalog.names("zoo/families")
+
+
+def family_models(name: str, count: int, seed: int) -> list[Member]:
+    """The first `count` members of a family. The same seed gives the same ones, however many are asked for."""
+    import numpy as np
+
+    if name not in (known := family_names()):
+        raise UnknownName("family", name, known)
+    if count < 0 or seed < 0:
+        raise InputError(f"count is {count} and seed is {seed}; neither may be negative")
+    module = importlib.import_module(f"roost.zoo.families.{name}")
+    member: type[Member] = getattr(module, catalog.class_name(name))
+    return [member.draw(np.random.default_rng([seed, index])) for index in range(count)]
+
+
+def family(name: str, count: int, seed: int, train: bool = True, optimizer: str = "sgd") -> list[Graph]:
+    """The graphs of the first `count` members of a family."""
+    members = family_models(name, count, seed)
+    return [_capture(member, f"{name}_{seed}_{index:03d}", train, optimizer) for index, member in enumerate(members)]
+
+
+def _sized(name: str, found: type[Any], overrides: dict[str, Any]) -> Any:
+    """The settings to start from; takes `size` out of the overrides."""
+    size = overrides.pop("size", None)
+    if size is None:
+        return found()
+    if not getattr(found, "SIZES", None):
+        raise InputError(f"size is {size!r}; {name} has no named sizes")
+    return found.size(str(size))
+
+
+def _capture(chosen: Settings, name: str, train: bool, optimizer: str) -> Graph:
+    import torch
+
+    from roost.frontends.torch import capture
+
+    with torch.device("meta"):
+        built, inputs = chosen.model(), chosen.inputs(train)
+    return capture(built, inputs, train=train, optimizer=optimizer, name=name)

@@ -1,0 +1,81 @@
+"""What the settings of every model have in common. Knows nothing of PyTorch until a model is built."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
+
+from roost.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Sizes = Mapping[str, Mapping[str, Any]]  # name of a published size -> those of its settings that are not the default
+WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Settings(ABC):
+    """The settings of a model, checked when made. A number may be 0 only where 0, its default, means off."""
+
+    SIZES: ClassVar[Sizes] = {}
+
+    @abstractmethod
+    def model(self) -> nn.Module:
+        """The model with random weights, on PyTorch's current device; `meta` takes no memory.
+
+        Its forward takes what `inputs` gives: the loss where the targets are among it, the output where not.
+        """
+
+    @abstractmethod
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        """Random inputs on PyTorch's current device, the targets last when training."""
+
+    @classmethod
+    def size(cls, name: str) -> Self:
+        """The settings of a published size."""
+        if name not in cls.SIZES:
+            raise UnknownName(f"size of {cls.__name__.lower()}", name, cls.SIZES)
+        return cls(**cls.SIZES[name])
+
+    def __post_init__(self) -> None:
+        types = get_type_hints(type(self))
+        for field in dataclasses.fields(self):
+            _check(field, types[field.name], getattr(self, field.name))
+        self.check()
+
+    def check(self) -> None:  # noqa: B027  not every model has something to check
+        """Raise InputError where settings do not go together."""
+
+    def must_divide(self, part: str, whole: str) -> None:
+        small, large = getattr(self, part), getattr(self, whole)
+        if large % small:
+            raise InputError(f"{whole} is {large}; it must be a multiple of {part}, {small}")
+
+    def must_not_exceed(self, less: str, more: str) -> None:
+        small, large = getattr(self, less), getattr(self, more)
+        if small > large:
+            raise InputError(f"{less} is {small}; it must be at most {more}, {large}")
+
+    def must_be_at_least(self, name: str, least: int) -> None:
+        if getattr(self, name) < least:
+            raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+def _check(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:
+    if kind not in WORDS:
+        return
+    allowed = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (kind is not bool and isinstance(value, bool)):
+        raise InputError(f"{field.name} is {value!r}; it must be {WORDS[kind]}")
+    if kind is bool:
+        return
+    can_be_off = field.default == 0
+    if not math.isfinite(value) or value < 0 or (value == 0 and not can_be_off):
+        raise InputError(f"{field.name} is {value!r}; it must be {'0 or more' if can_be_off else 'positive'}")
+    if field.name in ("dropout", "smoothing") and value >= 1:
+        raise InputError(f"{field.name} is {value!r}; it must be less than 1")

@@ -1,0 +1,106 @@
+"""GPT-2 (Radford et al. 2019): a decoder with learned positions, small by default, 124 M parameters.
+
+Batch 4 of 512 words: no placement paper we read says its own. The original trains with dropout 0.1.
+"""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roost.zoo import _layers
+from roost.zoo._settings import Settings, Sizes
+
+
+@dataclass(frozen=True)
+class Gpt2(Settings):
+    """Settings of GPT-2; its feed-forward layers are four times as wide as `hidden`."""
+
+    SIZES: ClassVar[Sizes] = {
+        "small": {},
+        "medium": {"layers": 24, "hidden": 1024, "heads": 16},
+        "large": {"layers": 36, "hidden": 1280, "heads": 20},
+        "xl": {"layers": 48, "hidden": 1600, "heads": 25},
+    }
+
+    batch: int = 4
+    length: int = 512
+    layers: int = 12
+    hidden: int = 768
+    heads: int = 12
+    vocab: int = 50257
+    positions: int = 1024  # longest input it has a position for
+    dropout: float = 0.0
+
+    @classmethod
+    def small(cls) -> Self:
+        return cls(batch=2, length=6, layers=2, hidden=16, heads=2, vocab=50, positions=8)
+
+    def check(self) -> None:
+        self.must_divide("heads", "hidden")
+        self.must_not_exceed("length", "positions")
+
+    def model(self) -> nn.Module:
+        return Network(self)
+
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+
+
+class Network(nn.Module):
+    def __init__(self, settings: Gpt2) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.words = nn.Embedding(settings.vocab, hidden)
+        self.positions = nn.Embedding(settings.positions, hidden)
+        self.dropout = _layers.dropout(settings.dropout)
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(hidden)
+        self.output = nn.Linear(hidden, settings.vocab, bias=False)
+        self.output.weight = self.words.weight
+        self.loss = _layers.CrossEntropy()
+        _layers.init_normal(self)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits [batch, length, vocab] for tokens [batch, length]."""
+        x = self.dropout(self.words(tokens) + self.positions.weight[: tokens.shape[1]])
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.output(self.norm(x))
+        return logits if targets is None else self.loss(logits, targets)
+
+
+class Layer(nn.Module):
+    def __init__(self, settings: Gpt2) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.attention_norm = nn.LayerNorm(hidden)
+        self.attention = Attention(hidden, settings.heads, settings.dropout)
+        self.feed_forward_norm = nn.LayerNorm(hidden)
+        self.feed_forward = _layers.FeedForward(hidden, 4 * hidden, nn.GELU(approximate="tanh"))
+        self.dropout = _layers.dropout(settings.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Attention(nn.Module):
+    """Causal attention; query, key and value are one product, as in the original."""
+
+    def __init__(self, hidden: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)
+        self.output = nn.Linear(hidden, hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (_layers.split_heads(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        probability = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(query, key, value, dropout_p=probability, is_causal=True)
+        return self.output(_layers.join_heads(y))

@@ -1,0 +1,100 @@
+"""Llama (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Llama team 2024, arXiv 2407.21783), any size.
+
+By default the shape of Llama 3 8B. `Llama.size` knows 7b, 13b and 70b of Llama 2, 8b of Llama 3 and 1b of Llama 3.2.
+Batch 4 of 512 words: no placement paper we read says its own. Positions are not stretched as Llama 3.1 and 3.2 do.
+"""
+# mypy: disable-error-code="no-any-return"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from roost.errors import InputError
+from roost.zoo import _layers
+from roost.zoo._settings import Settings, Sizes
+
+_LLAMA_2 = {"vocab": 32000, "base": 10000.0}
+
+
+@dataclass(frozen=True)
+class Llama(Settings):
+    """Settings of Llama."""
+
+    SIZES: ClassVar[Sizes] = {
+        "1b": {"layers": 16, "hidden": 2048, "intermediate": 8192, "tied": True},
+        "7b": dict(layers=32, hidden=4096, heads=32, kv_heads=32, intermediate=11008, **_LLAMA_2),
+        "8b": {},
+        "13b": dict(layers=40, hidden=5120, heads=40, kv_heads=40, intermediate=13824, **_LLAMA_2),
+        "70b": dict(layers=80, hidden=8192, heads=64, kv_heads=8, intermediate=28672, **_LLAMA_2),
+    }
+
+    batch: int = 4
+    length: int = 512
+    layers: int = 32
+    hidden: int = 4096
+    heads: int = 32
+    kv_heads: int = 8  # heads of keys and values; each serves heads / kv_heads queries
+    intermediate: int = 14336
+    vocab: int = 128256
+    base: float = 500000.0  # of the rotary wavelengths
+    tied: bool = False  # the output layer shares the weights of the embedding
+    dropout: float = 0.0
+
+    @classmethod
+    def small(cls) -> Self:
+        return cls(batch=2, length=6, layers=2, hidden=16, heads=4, kv_heads=2, intermediate=32, vocab=50)
+
+    def check(self) -> None:
+        self.must_divide("heads", "hidden")
+        self.must_divide("kv_heads", "heads")
+        if self.hidden // self.heads % 2:
+            raise InputError(f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even")
+
+    def model(self) -> nn.Module:
+        return Network(self)
+
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+
+
+class Network(nn.Module):
+    def __init__(self, settings: Llama) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.embed = nn.Embedding(settings.vocab, hidden)
+        self.rotary = _layers.Rotary(settings.length, hidden // settings.heads, settings.base)
+        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.output = nn.Linear(hidden, settings.vocab, bias=False)
+        if settings.tied:
+            self.output.weight = self.embed.weight
+        self.loss = _layers.CrossEntropy()
+        _layers.init_normal(self)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Logits [batch, length, vocab] for tokens [batch, length]."""
+        x = self.embed(tokens)
+        cosine, sine = self.rotary(tokens.shape[1])
+        for layer in self.layers:
+            x = layer(x, cosine, sine)
+        logits = self.output(self.norm(x))
+        return logits if targets is None else self.loss(logits, targets)
+
+
+class Layer(nn.Module):
+    def __init__(self, settings: Llama) -> None:
+        super().__init__()
+        hidden = settings.hidden
+        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.attention = _layers.RotaryAttention(hidden, settings.heads, settings.kv_heads, settings.dropout)
+        self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-5)
+        self.feed_forward = _layers.SwiGlu(hidden, settings.intermediate)
+        self.dropout = _layers.dropout(settings.dropout)
+
+    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), cosine, sine))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
