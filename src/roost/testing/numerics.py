@@ -13,10 +13,12 @@ from torch.utils._pytree import tree_leaves
 from roost.frontends._trace import Program, trace
 
 
-def compare_with_eager(model: nn.Module, inputs: tuple[Any, ...], *, train: bool) -> dict[str, float]:
+def compare_with_eager(
+    model: nn.Module, inputs: tuple[Any, ...], *, train: bool, program: Program | None = None
+) -> dict[str, float]:
     """The largest difference in each result, gradient and changed buffer between the captured step and the model."""
     model = copy.deepcopy(model).train(train)
-    program = trace(model, inputs, train=train)
+    program = program or trace(model, inputs, train=train)
     values = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     residents = [values[name] if name in values else program.constants[name] for name in program.residents]
     # The model changes its buffers as it runs; the captured step must see them as they were.
