@@ -43,7 +43,7 @@ def _outside(folder: str, name: str) -> type[Any]:
     module_name, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"cannot load the {_noun(folder)} {name!r}: {error}") from error
     if not isinstance(found, type):
         raise InputError(f"the {_noun(folder)} {name!r} is not a class")

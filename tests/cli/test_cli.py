@@ -168,3 +168,14 @@ def test_no_colour_in_a_pipe(roost: Callable[..., Any], files: Path) -> None:
         "simulate", files / "graph.json", "--on", files / "small.toml", "--placement", files / "placement.json"
     )
     assert "\x1b" not in result.output
+
+
+def test_names_from_files_cannot_steer_the_terminal(tmp_path) -> None:
+    path = tmp_path / "graph.json"
+    path.write_text('{"format":"roost.graph","version":1,"name":"\\u001b[31mred\\u0007","ops":[{"name":"a"}]}')
+    result = CliRunner().invoke(app, ["simulate", str(path), "--on", "cpu"])
+    assert result.exit_code == 0
+    assert "\x1b" not in result.output
+    assert "\\x1b[31mred" in result.output
+    result = CliRunner().invoke(app, ["simulate", str(path), "--on", "\x1b[2J"])
+    assert "\x1b" not in result.output

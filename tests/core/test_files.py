@@ -229,7 +229,7 @@ def test_a_missing_file_a_folder_and_a_damaged_gzip(tmp_path):
 def test_a_small_gzip_that_unpacks_to_too_much(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "MOST_BYTES", 1000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 5000))
-    with pytest.raises(InputError, match="unpacks to more than 1000 bytes"):
+    with pytest.raises(InputError, match="holds more than 1000 bytes"):
         roost.load(tmp_path / "bomb.json.gz")
 
 

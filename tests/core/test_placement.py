@@ -35,14 +35,18 @@ def test_a_placement_that_does_not_belong_is_refused(problem, placement, case, s
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": np.array([0.5])}, "whole numbers"),
+        ({"device": np.array([0.5])}, "device has 0.5; it must be whole"),
         ({"device": np.array([[0]])}, "whole numbers"),
         ({"device": np.array([0]), "order": "fast"}, "order 'fast' must be one of program"),
         ({"device": np.array([0]), "order": "priority"}, "has priorities exactly when"),
         ({"device": np.array([0]), "order": "priority", "priority": np.array([np.nan])}, "priority of op 0"),
         ({"device": np.array([0]), "order": "priority", "priority": np.array([1.0, 2.0])}, "priority must have shape"),
         ({"device": np.array([0]), "prefetch_bytes": -1}, "prefetch_bytes must be bytes"),
-        ({"device": np.array([0]), "prefetch_bytes": 2**63}, "more than"),
+        ({"device": np.array([0]), "prefetch_bytes": 2**62}, "more than"),
+        ({"device": np.array([0]), "prefetch_bytes": 2**63}, "must be whole"),
+        ({"device": np.array([2**32])}, "must be whole"),
+        ({"device": [[0], [1, 2]]}, "device"),
+        ({"device": ["a"]}, "must be numbers"),
         ({"device": np.array([0]), "devices": ("a", "a")}, "repeat a name"),
     ],
 )

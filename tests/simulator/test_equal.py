@@ -1,5 +1,7 @@
 """The compiled simulator equals the reference, bit for bit."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -126,3 +128,12 @@ def test_threads_change_nothing():
     one, two = simulator.evaluate(devices), simulator.evaluate(devices, threads=2)
     assert np.array_equal(one.step_time, two.step_time)
     assert np.array_equal(one.peak_memory, two.peak_memory)
+
+
+def test_without_a_home_or_a_cache_it_still_compiles(tmp_path):
+    code = (
+        "import os; os.environ.pop('HOME', None); from roost.simulator.kernels import base; print(base._cache_folder())"
+    )
+    env = {"NUMBA_CACHE_DIR": "~nobody_at_all/x", "XDG_CACHE_HOME": "/proc/nothing", "TMPDIR": str(tmp_path)}
+    found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr

@@ -6,9 +6,11 @@ imported when something is printed.
 
 from __future__ import annotations
 
+import io
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,10 +22,24 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in 
 
 
 def console(stderr: bool = False) -> Console:
-    """Names come from files: no markup, emoji or highlighting is looked for in them."""
+    """Names come from files: no markup or emoji is looked for in them, and nothing in them steers the terminal."""
     from rich.console import Console
+    from rich.segment import Segment
 
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    class Plain(Console):
+        def render(self, *args: Any, **settings: Any) -> Iterator[Segment]:
+            for segment in super().render(*args, **settings):
+                yield segment if segment.control else Segment(harmless(segment.text), segment.style)
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to stop
+    return Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def harmless(text: str) -> str:
+    """The text with escapes written out where it has characters that would steer a terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def show(*parts: RenderableType) -> None:
@@ -49,7 +65,7 @@ def error(text: str) -> None:
     """One line on standard error, however long."""
     from rich.text import Text
 
-    line = Text.assemble(("error:", "bold red"), " ", " ".join(text.splitlines()))
+    line = Text.assemble(("error:", "bold red"), " ", harmless(" ".join(text.splitlines())))
     console(stderr=True).print(line, soft_wrap=True)
 
 

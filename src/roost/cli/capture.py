@@ -38,7 +38,10 @@ def capture(
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
-    """Capture a model as a graph, without running it or holding its weights."""
+    """Capture a model as a graph.
+
+    The model is not run, and its weights are not held.
+    """
     settings = dict(_pair(text, "--set") for text in setting or [])
     shapes = {name: _shape(text) for name, text in (_pair(text, "--input") for text in shape or [])}
     with _console.working(f"capturing {model}"):

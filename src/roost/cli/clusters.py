@@ -153,7 +153,7 @@ def _names(alike: Sequence[Device]) -> str:
     """`cuda:0..3`, or all the names where they do not count up."""
     names = [device.name for device in alike]
     stem, _, first = names[0].rpartition(":")
-    last = f"{int(first) + len(names) - 1}" if first.isdecimal() else ""
+    last = f"{int(first) + len(names) - 1}" if first.isdecimal() and len(first) < 9 else ""
     counted = [f"{stem}:{number}" for number in range(int(first), int(last) + 1)] if last else []
     return f"{names[0]}..{last}" if len(names) > 1 and names == counted else ", ".join(names)
 

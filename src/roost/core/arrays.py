@@ -15,17 +15,35 @@ Array = npt.NDArray[Any]
 
 
 def frozen(values: Any, dtype: type[np.generic], shape: tuple[int, ...], what: str) -> Array:
-    """A read-only contiguous copy of the given type and shape; `what` names it in the error."""
-    if isinstance(values, np.ndarray) and values.dtype == dtype and not values.flags.writeable:
-        array = np.ascontiguousarray(values)
-    else:
-        try:
-            array = np.array(values, dtype=dtype, order="C")
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"{what}: {error}") from error
+    """A read-only contiguous copy of the given type and shape; `what` names it in the error.
+
+    Raises InputError where a value would change on the way: out of range, a fraction for a whole number, or no number.
+    """
+    array = exact(values, dtype, what)
     if array.shape != shape:
         raise InputError(f"{what} must have shape {list(shape)}, not {list(array.shape)}")
     array.flags.writeable = False
+    return array
+
+
+def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
+    """A contiguous array of that type with just these values; a copy unless nobody else can change it."""
+    try:
+        given = np.asarray(values)
+    except (TypeError, ValueError, OverflowError) as error:  # rows of unequal length
+        raise InputError(f"{what}: {error}") from error
+    if given.dtype == dtype and not given.flags.writeable and given.flags.owndata and given.flags.c_contiguous:
+        return given
+    wanted = np.dtype(dtype)
+    if given.dtype.kind not in "iuf" and given.size:
+        raise InputError(f"{what} must be numbers, not {given.dtype}")
+    with np.errstate(all="ignore"):
+        array = np.array(given, dtype=wanted, order="C")
+    if wanted.kind == "i" and given.dtype != wanted and given.size:
+        least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
+        wrong = (given < least) | (given > most) | ~np.isfinite(given) | (array != given)
+        if wrong.any():
+            raise InputError(f"{what} has {given[wrong].ravel()[0]}; it must be whole, from {least} to {most}")
     return array
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +17,9 @@ from roost.errors import InputError, UnknownName
 
 # One word of destination bits per send in the compiled simulator.
 MOST_DEVICES = 64
+# Beyond these no machine is, and sums of them would leave the range of numbers.
+MOST_BYTES = 2**60
+MOST_SECONDS = 1e15
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,10 @@ class Device:
             raise InputError(f"device {self.name!r} of kind {self.kind!r} needs a name and a kind")
         for what in ("memory", "memory_bandwidth", "launch_overhead", "gap"):
             _check(getattr(self, what), f"{what} of device {self.name!r}")
+        if not isinstance(self.memory, int) or self.memory > MOST_BYTES:
+            raise InputError(f"memory of device {self.name!r} is {self.memory}; it must be whole bytes, at most 2**60")
+        for what in ("launch_overhead", "gap"):
+            _check_seconds(getattr(self, what), f"{what} of device {self.name!r}")
         for dtype, rate in self.peak.items():
             _check(rate, f"peak.{dtype} of device {self.name!r}")
         for kind, share in self.efficiency.items():
@@ -70,10 +78,13 @@ class Link:
         _check(self.bandwidth, f"bandwidth of {where}")
         if self.bandwidth == 0:
             raise InputError(f"bandwidth of {where} must be above zero")
+        for what in ("latency", "gap"):
+            _check_seconds(getattr(self, what), f"{what} of {where}")
+        _check_seconds(1.0 / self.bandwidth, f"a byte over {where}")
 
     def joins(self, source: str, target: str) -> bool:
-        forward = fnmatchcase(source, self.source) and fnmatchcase(target, self.target)
-        return forward or (self.both_ways and fnmatchcase(source, self.target) and fnmatchcase(target, self.source))
+        forward = _matches(source, self.source) and _matches(target, self.target)
+        return forward or (self.both_ways and _matches(source, self.target) and _matches(target, self.source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +109,7 @@ class Cluster:
             raise InputError(f"two devices of cluster {self.name!r} are called {twice!r}")
         for link in self.links:
             for end in (link.source, link.target):
-                if not any(fnmatchcase(name, end) for name in names):
+                if not any(_matches(name, end) for name in names):
                     raise UnknownName(f"device (for a link of cluster {self.name!r})", end, names)
         _ = self._rules  # every pair is joined
         if self.broadcast:
@@ -195,16 +206,14 @@ class Cluster:
 
     def _bus_name(self, pair: tuple[int, int]) -> str:
         source, target = self.devices[pair[0]], self.devices[pair[1]]
-        name = self._rules[pair].bus
-        # Plain replacement: str.format on a text from a file would give it attribute access.
-        for token, value in (
-            ("{source}", source.name),
-            ("{target}", target.name),
-            ("{source_host}", source.host),
-            ("{target_host}", target.host),
-        ):
-            name = name.replace(token, value)
-        return name
+        filled = {
+            "{source}": source.name,
+            "{target}": target.name,
+            "{source_host}": source.host,
+            "{target_host}": target.host,
+        }
+        # In one pass, and not by str.format, which would give a text from a file access to attributes.
+        return re.sub("|".join(map(re.escape, filled)), lambda found: filled[found[0]], self._rules[pair].bus)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cluster) and self._key == other._key
@@ -229,6 +238,15 @@ class Cluster:
 def _fixed(array: Array) -> Array:
     array.flags.writeable = False
     return array
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _check_seconds(value: float, what: str) -> None:
+    if value > MOST_SECONDS:
+        raise InputError(f"{what} takes {value} s; at most {MOST_SECONDS:.0e} s can be")
 
 
 def _check(value: float, what: str) -> None:

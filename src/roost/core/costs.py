@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from roost.core.arrays import Array, frozen
+from roost.core.arrays import Array, exact, frozen
+from roost.core.cluster import MOST_SECONDS
 from roost.errors import InputError
 
 
@@ -19,13 +20,16 @@ class Costs:
     source: str = "given"  # the cost model that made them
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.op_time)
+        given = exact(self.op_time, np.float64, "op_time")
         if given.ndim != 2:
             raise InputError(f"op_time must be [ops, devices], not of shape {list(given.shape)}")
-        array = frozen(self.op_time, np.float64, given.shape, "op_time")
+        array = frozen(given, np.float64, given.shape, "op_time")
         if not np.isfinite(array).all() or (array < 0).any():
             op, device = np.argwhere(~np.isfinite(array) | (array < 0))[0]
             raise InputError(f"op_time[{op}, {device}] is {array[op, device]}; it must be finite and not negative")
+        if array.size and array.max() > MOST_SECONDS:
+            op, device = np.argwhere(array > MOST_SECONDS)[0]
+            raise InputError(f"op_time[{op}, {device}] is {array[op, device]}; at most {MOST_SECONDS:.0e} s can be")
         object.__setattr__(self, "op_time", array)
 
     def __eq__(self, other: object) -> bool:

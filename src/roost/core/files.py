@@ -12,15 +12,13 @@ from pathlib import Path
 from roost.errors import InputError
 
 # A small .gz can hold a huge file: what comes from outside is read up to here.
-MOST_BYTES = 4 * 2**30
+MOST_BYTES = 2 * 2**30
 
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file, decompressed where the name ends in `.gz`."""
     try:
-        if path.suffix != ".gz":
-            return path.read_bytes()
-        with gzip.open(path) as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
@@ -30,11 +28,13 @@ def read_bytes(path: Path) -> bytes:
         raise InputError(f"{path}: damaged gzip file ({error}); save it again") from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except MemoryError:
+        raise InputError(f"{path}: does not fit into this machine's memory") from None
     except ValueError as error:  # a NUL byte in the name
         raise InputError(f"{str(path)!r}: cannot be read: {error}") from error
     if len(data) > MOST_BYTES:
-        raise InputError(f"{path}: unpacks to more than {MOST_BYTES} bytes; give it unpacked")
-    return data
+        raise InputError(f"{path}: holds more than {MOST_BYTES} bytes, which no file of ours does")
+    return bytes(data)
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -43,26 +43,30 @@ def write_bytes(path: Path, data: bytes) -> None:
         # No name and no time in the header: the same content gives the same bytes.
         data = gzip.compress(data, compresslevel=6, mtime=0)
     try:
-        if path.is_symlink():
-            path = path.resolve()
-        if path.exists() and not path.is_dir() and not path.is_file():
-            path.write_bytes(data)  # a pipe or /dev/stdout cannot be renamed over
+        if path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and is_special(path)):
+            with path.open("ab") as file:  # a pipe or /dev/stdout cannot be renamed over
+                file.write(data)
         else:
-            _replace(path, data)
+            _replace(path.resolve() if path.is_symlink() else path, data)
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except FileNotFoundError:
         raise InputError(f"{path}: cannot be written: folder {path.parent} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle
         raise InputError(f"{str(path)!r}: cannot be written: {error}") from error
+
+
+def is_special(path: Path) -> bool:
+    """Whether this is there, and neither a plain file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _replace(path: Path, data: bytes) -> None:
     if path.is_dir():
         raise IsADirectoryError(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".roost-{secrets.token_hex(6)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -56,15 +56,21 @@ def save(noun: object, path: str | Path) -> None:
     if isinstance(noun, Costs):
         return _save_costs(noun, path)
     suffix = ".toml" if isinstance(noun, Cluster) else ".json"
-    special = path.exists() and not path.is_file() and not path.is_dir()  # /dev/stdout, a pipe
-    if not path.name.endswith((suffix, f"{suffix}.gz")) and not special:
+    if not path.name.endswith((suffix, f"{suffix}.gz")) and path.parts[:2] != ("/", "dev"):
         raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix} or {suffix}.gz")
-    files.write_bytes(path, encode(noun))
+    try:
+        data = encode(noun)
+    except UnicodeEncodeError as error:
+        raise InputError(f"{path}: a name cannot be written as UTF-8: {error}") from None
+    files.write_bytes(path, data)
 
 
 def encode(noun: object) -> bytes:
     """The bytes of a noun's file, the same each time: JSON with a row a line, or TOML for a cluster."""
-    file = next(form for form in FORMATS.values() if form.noun is type(noun)).to_file(noun)
+    form = next((form for form in FORMATS.values() if form.noun is type(noun)), None)
+    if form is None:
+        raise InputError(f"a {type(noun).__name__} cannot be saved; save one of our nouns")
+    file = form.to_file(noun)
     if isinstance(file, rows.ClusterFile):
         return msgspec.toml.encode(file)
     return _json_lines(file)
@@ -127,6 +133,8 @@ def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
         # Keep the type (GraphError, UnknownName): add the file in front.
         error.args = (f"{where}: {error}",)
         raise
+    except ValueError as error:  # a number of thousands of digits
+        raise InputError(f"{where}: {error}") from None
 
 
 class _Header(msgspec.Struct):

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from roost.core.arrays import Array, check_figures, digest, frozen
-from roost.errors import GraphError, InputError
+from roost.errors import GraphError, InputError, UnknownName
 
 PHASES = ("parameter", "input", "forward", "backward", "update")
 PARAMETER, INPUT, FORWARD, BACKWARD, UPDATE = range(5)
 
-# Sums of sizes are kept in int64.
-_MOST_BYTES = 2.0**62
+# Sizes of several kinds are added up in int64: outputs, workspaces, copies, windows.
+_MOST_BYTES = 2.0**59
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +47,9 @@ class Graph:
     input_op: Array  # [edges] in the order the op takes them, without repeats
 
     def __post_init__(self) -> None:
+        for column in ("op_names", "kinds", "dtypes", "modules", "group_names"):
+            object.__setattr__(self, column, tuple(getattr(self, column)))
+        object.__setattr__(self, "allowed", tuple(map(tuple, self.allowed)))
         count = len(self.op_names)
         if count == 0:
             raise GraphError(f"graph {self.name!r} has no ops; add at least one")
@@ -60,11 +63,14 @@ class Graph:
             self._freeze(column, np.int64, count)
             check_figures(getattr(self, column), column, self.op_names)
             if getattr(self, column).sum(dtype=np.float64) > _MOST_BYTES:
-                raise GraphError(f"{column} add up to more than 2**62; no machine holds that")
+                raise GraphError(f"{column} add up to more than 2**59; no machine holds that")
         check_figures(self.flop, "flop", self.op_names)
         self._freeze("input_start", np.int64, count + 1)
+        if self.input_start[0] != 0 or (self.input_start[1:] < self.input_start[:-1]).any():
+            raise GraphError("input_start must go up from 0")
         self._freeze("input_op", np.int32, int(self.input_start[-1]))
         self._check_names()
+        self._number_groups()
         self._check_edges()
 
     def _freeze(self, column: str, dtype: type[np.generic], length: int) -> None:
@@ -82,6 +88,17 @@ class Graph:
         if self.group.min() < -1 or self.group.max() >= len(self.group_names):
             raise GraphError(f"a group is not among the {len(self.group_names)} of this graph")
 
+    def _number_groups(self) -> None:
+        """Groups in the order of their first ops, as they come back from a file."""
+        if len(set(self.group_names)) != len(self.group_names):
+            raise GraphError("two groups have the same name; group names must differ")
+        used = list(dict.fromkeys(self.group[self.group >= 0].tolist()))
+        if used != list(range(len(self.group_names))):
+            number = np.full(len(self.group_names) + 1, -1, dtype=np.int32)
+            number[used] = np.arange(len(used))
+            object.__setattr__(self, "group_names", tuple(self.group_names[old] for old in used))
+            object.__setattr__(self, "group", frozen(number[self.group], np.int32, (self.num_ops,), "group"))
+
     def _check_edges(self) -> None:
         if len(self.input_op) and (self.input_op.min() < 0 or self.input_op.max() >= self.num_ops):
             raise GraphError(f"an edge starts at no op; ops are 0 to {self.num_ops - 1}")
@@ -91,12 +108,20 @@ class Graph:
             if source == target:
                 raise GraphError(f"op {self.op_names[source]!r} takes its own output as an input")
             if cycle := self._find_cycle():
-                path = " -> ".join(repr(self.op_names[op]) for op in cycle)
+                shown = [repr(self.op_names[op]) for op in cycle]
+                if len(shown) > 12:
+                    shown[6:-5] = [f"... {len(shown) - 11} more ..."]
+                path = " -> ".join(shown)
                 raise GraphError(f"the graph has a cycle: {path}; remove one of these edges")
             raise GraphError(
                 f"op {self.op_names[target]!r} comes before its input {self.op_names[source]!r}; "
                 "list the ops in the order they run, inputs first"
             )
+        pairs = self.edge_target.astype(np.int64) * self.num_ops + self.input_op
+        if len(np.unique(pairs)) != len(pairs):
+            repeated, counts = np.unique(pairs, return_counts=True)
+            op = int(repeated[counts > 1][0]) // self.num_ops
+            raise GraphError(f"op {self.op_names[op]!r} has the same input twice; mention it once")
         fed = np.flatnonzero((self.phase == PARAMETER) & (np.diff(self.input_start) > 0))
         if len(fed):
             raise GraphError(f"parameter {self.op_names[fed[0]]!r} has inputs; only other phases take any")
@@ -114,11 +139,12 @@ class Graph:
         left = {op for op, count in enumerate(waiting) if count > 0}
         if not left:
             return []
-        path, op = [], min(left)
+        path: dict[int, None] = {}
+        op = min(left)
         while op not in path:
-            path.append(op)
+            path[op] = None
             op = next(source for source in self.inputs_of(op).tolist() if source in left)
-        return [op, *reversed(path[path.index(op) :])]
+        return [op, *reversed(list(path)[list(path).index(op) :])]
 
     @property
     def num_ops(self) -> int:
@@ -164,6 +190,9 @@ class Graph:
         return _lists(self.consumer_start, self.consumer_op)
 
     def index_of(self, op_name: str) -> int:
+        """The index of an op; raises UnknownName with the nearest."""
+        if op_name not in self._index:
+            raise UnknownName(f"op of graph {self.name!r}", op_name, self.op_names)
         return self._index[op_name]
 
     @cached_property
@@ -231,10 +260,11 @@ class GraphBuilder:
         if isinstance(inputs, str):
             raise InputError(f"inputs of op {name!r} must be a list of names, not the text {inputs!r}")
         sources = [self._source(name, source) for source in dict.fromkeys(inputs)]
+        kinds = tuple(allowed)
         self._index[name] = len(self._rows)
         number = -1 if group is None else self._groups.setdefault(group, len(self._groups))
         sizes = (bytes_read, bytes_written, output_bytes, workspace_bytes)
-        self._rows.append((kind, dtype, module, tuple(allowed), PHASES.index(phase), flop, *sizes, number))
+        self._rows.append((kind, dtype, module, kinds, PHASES.index(phase), flop, *sizes, number))
         self._inputs.append(sources)
         return name
 

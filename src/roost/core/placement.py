@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from roost.core.arrays import Array, digest, frozen
+from roost.core.arrays import Array, digest, exact, frozen
 from roost.errors import InputError
 
 # program: the graph's own order, as one process dispatches it. rank: longest remaining path first.
 # priority: as given in the placement, highest first. fifo: whichever op became ready first.
 ORDERS = ("program", "rank", "priority", "fifo")
 
-_MOST_BYTES = 2**62  # sizes are added up in int64
+_MOST_BYTES = 2**59  # sizes are added up in int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,11 @@ class Placement:
     graph: str = ""  # digest of the graph it was made for; "" fits any graph of the right length
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.device)
-        if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
-            raise InputError(f"device must be a list of whole numbers, not {given.dtype} {list(given.shape)}")
+        given = exact(self.device, np.int32, "device")
+        if given.ndim != 1:
+            raise InputError(f"device must be a list of whole numbers, not of shape {list(given.shape)}")
         count = len(given)
+        object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "device", frozen(self.device, np.int32, (count,), "device"))
         if self.order not in ORDERS:
             raise InputError(f"order {self.order!r} must be one of {', '.join(ORDERS)}")
@@ -45,11 +46,11 @@ class Placement:
             if not np.isfinite(priority).all():
                 raise InputError(f"priority of op {int(np.argmin(np.isfinite(priority)))} is not finite")
             object.__setattr__(self, "priority", priority)
-        window = np.asarray(self.prefetch_bytes)
-        if window.ndim > 1 or not np.issubdtype(window.dtype, np.integer) or (window < 0).any():
-            raise InputError("prefetch_bytes must be bytes, as whole numbers, one or one for each device")
+        window = exact(self.prefetch_bytes, np.int64, "prefetch_bytes")
+        if window.ndim > 1 or (window < 0).any():
+            raise InputError("prefetch_bytes must be bytes, one number or one for each device, not negative")
         if (window > _MOST_BYTES).any():
-            raise InputError(f"prefetch_bytes of {window.max()} are more than 2**62; no machine holds that")
+            raise InputError(f"prefetch_bytes of {window.max()} are more than 2**59; no machine holds that")
         if window.ndim == 0:
             object.__setattr__(self, "prefetch_bytes", int(window))
         else:
@@ -65,7 +66,10 @@ class Placement:
     def moved(self, ops: int | Sequence[int], device: int) -> Placement:
         """The placement with these ops on that device."""
         changed = self.device.copy()
-        changed[ops] = device
+        try:
+            changed[ops] = device
+        except (IndexError, OverflowError) as error:
+            raise InputError(f"cannot move {ops} of {self.num_ops} ops to device {device}: {error}") from None
         return replace(self, device=changed)
 
     @cached_property

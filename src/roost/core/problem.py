@@ -123,6 +123,10 @@ class Problem:
         leader[self.graph.group[members]] = members
         return leader
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What it was made of: not what was worked out since, such as a simulator with compiled state."""
+        return {"graph": self.graph, "cluster": self.cluster, "costs": self.costs}
+
     def __repr__(self) -> str:
         return f"Problem({self.graph!r} on {self.cluster.name!r})"
 

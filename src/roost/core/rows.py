@@ -23,7 +23,7 @@ from roost.errors import GraphError, InputError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 Figure = Annotated[float, msgspec.Meta(ge=0)]
-Quantity = float | str  # a number in base units, or a text such as "12GiB" or "20us"
+Quantity = int | float | str  # a number in base units, or a text such as "12GiB" or "20us"
 
 
 class File(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -102,7 +102,7 @@ class PlacementFile(File, tag_field="format", tag="roost.placement"):
 
     version: int
     devices: list[str]
-    device: list[int]
+    device: list[Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]]
     order: str = "program"
     priority: list[float] | None = None
     prefetch_bytes: list[Count] | Count = 0
@@ -231,6 +231,7 @@ def graph_file(graph: Graph) -> GraphFile:
 
 
 def graph_from(file: GraphFile) -> Graph:
+    _check_version(file.version, "graph")
     rows = file.ops
     index: dict[str, int] = {}
     for op, row in enumerate(rows):
@@ -319,6 +320,7 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
 
 
 def cluster_from(file: ClusterFile) -> Cluster:
+    _check_version(file.version, "cluster")
     devices = [device for i, block in enumerate(file.devices) for device in _devices(block, f"devices[{i}]")]
     return Cluster(
         name=file.name,
@@ -337,7 +339,7 @@ def _devices(block: DeviceBlock, where: str) -> list[Device]:
         Device(
             name=name,
             kind=block.kind,
-            memory=round(_quantity(block.memory, units.BYTES, f"{where}.memory")),
+            memory=_size(block.memory, f"{where}.memory"),
             host=block.host,
             peak={
                 dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}") for dtype, rate in block.peak.items()
@@ -369,11 +371,23 @@ def _link(block: LinkBlock, where: str) -> Link:
     )
 
 
+def _size(value: Quantity, where: str) -> int:
+    try:
+        return units.parse_bytes(value)
+    except (InputError, OverflowError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
 def _quantity(value: Quantity, known: dict[str, float], where: str) -> float:
     try:
         return units.parse(value, known)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def _check_version(version: int, what: str) -> None:
+    if version != 1:  # inside another file, where the header has not been looked at
+        raise InputError(f"{what}.version: {version} is not known; this Roost reads version 1")
 
 
 # The other nouns --------------------------------------------------------------------------------------------------
@@ -416,6 +430,8 @@ def problem_file(problem: Problem) -> ProblemFile:
 
 def problem_from(file: ProblemFile) -> Problem:
     lengths = {len(row) for row in file.op_time}
+    if not lengths:
+        raise InputError("op_time: is empty; it must have a row of seconds for each op")
     if len(lengths) > 1:
         raise InputError(f"op_time: rows have {min(lengths)} to {max(lengths)} entries; all must have the same")
     times = np.array(file.op_time, dtype=np.float64).reshape(len(file.op_time), -1)
@@ -459,6 +475,10 @@ def timeline_from(file: TimelineFile) -> Timeline:
     device = {name: number for number, name in enumerate(file.devices)}
     op = {span.name: number for number, span in enumerate(file.ops)}
     kind = {name: number for number, name in enumerate(TRANSFER_KINDS)}
+    if not device or len(device) != len(file.devices):
+        raise InputError("devices: must be named, each once")
+    if len(op) != len(file.ops):
+        raise InputError("ops: two of them have the same name")
     for what in ("peak_memory", "capacity"):
         if len(getattr(file, what)) != len(device):
             raise InputError(f"{what}: must have one entry for each of {len(device)} devices")

@@ -32,8 +32,9 @@ def parse(value: float | str, units: dict[str, float]) -> float:
 
 
 def parse_bytes(value: float | str) -> int:
-    """A size in bytes."""
-    return round(parse(value, BYTES))
+    """A size in bytes; a whole number stays exactly what it is."""
+    parsed = parse(value, BYTES)
+    return value if isinstance(value, int) else round(parsed)
 
 
 def show_bytes(size: float) -> str:
@@ -73,6 +74,6 @@ def _three_digits(value: float) -> str:
 def write_bytes(size: int) -> str | int:
     """For files: `12GiB` where that is exact, else the plain number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        if size and size % BYTES[unit] == 0:
-            return f"{int(size / BYTES[unit])}{unit}"
+        if size and size % int(BYTES[unit]) == 0:
+            return f"{size // int(BYTES[unit])}{unit}"
     return size

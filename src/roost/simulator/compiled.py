@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, exact
 from roost.core.graph import UPDATE
 from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
@@ -109,7 +109,11 @@ class Simulator:
             raise InputError(f"order {order!r} must be one of program, rank, fifo")
         devices = self._checked(devices)
         example = Placement(np.zeros(self.problem.graph.num_ops, np.int32), order, prefetch_bytes=prefetch_bytes)
-        return self._run(devices, example, memory, threads)
+        if np.ndim(example.prefetch_bytes) and np.shape(example.prefetch_bytes) != (self.problem.cluster.num_devices,):
+            raise InputError(
+                f"prefetch_bytes must have one entry for each of {self.problem.cluster.num_devices} devices"
+            )
+        return self._run(devices, example, bool(memory), threads)
 
     def neighbours(
         self,
@@ -176,9 +180,16 @@ class Simulator:
         self, placement: Placement, move_start: Array, move_op: Array, move_device: Array
     ) -> tuple[Array, Array, Array]:
         """Moves that the kernels can trust."""
-        start = np.ascontiguousarray(move_start, dtype=np.int64)
-        op, device = np.ascontiguousarray(move_op, dtype=np.int32), np.ascontiguousarray(move_device, dtype=np.int32)
-        if start.ndim != 1 or len(start) < 1 or start[0] != 0 or (np.diff(start) < 0).any() or start[-1] != len(op):
+        start = np.array(exact(move_start, np.int64, "move_start"))
+        op = np.array(exact(move_op, np.int32, "move_op"))
+        device = np.array(exact(move_device, np.int32, "move_device"))
+        if (
+            start.ndim != 1
+            or len(start) < 1
+            or start[0] != 0
+            or start[-1] != len(op)
+            or (start[1:] < start[:-1]).any()  # not np.diff, which wraps around
+        ):
             raise InputError("move_start must go up from 0 to the number of moves, with one more entry than neighbours")
         if op.shape != device.shape or op.ndim != 1:
             raise InputError(f"move_op and move_device must match, not {list(op.shape)} and {list(device.shape)}")
@@ -195,6 +206,10 @@ class Simulator:
         )
         if wrong >= 0:
             picked = slice(start[wrong], start[wrong + 1])
+            nowhere = device[picked][(device[picked] < 0) | (device[picked] >= self.problem.cluster.num_devices)]
+            if len(nowhere):
+                last = self.problem.cluster.num_devices - 1
+                raise InputError(f"neighbour {wrong} moves to device {nowhere[0]}; devices are 0 to {last}")
             bad = op[picked][(op[picked] < 0) | (op[picked] >= self.problem.graph.num_ops)]
             if len(bad):
                 raise InputError(f"neighbour {wrong} moves op {bad[0]}; ops are 0 to {self.problem.graph.num_ops - 1}")
@@ -206,7 +221,7 @@ class Simulator:
 
     def _checked(self, devices: Array) -> Array:
         """A batch of devices that the kernels can trust."""
-        devices = np.ascontiguousarray(devices, dtype=np.int32)
+        devices = np.array(exact(devices, np.int32, "devices"))  # a copy: nobody may change it after the check
         num_ops = self.problem.graph.num_ops
         if devices.ndim != 2 or devices.shape[1] != num_ops:
             raise InputError(f"devices must be [batch, {num_ops}], not {list(devices.shape)}")

@@ -8,8 +8,9 @@
 3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
    `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
    copy used longest ago, counted in dispatch order, makes room, once the ops that used it have finished; a copy still
-   there is used again. An update sends the new value of each parameter it reads home, out of its own output. Nothing
-   else orders the uses of a parameter: where one must follow an update, the graph has an edge.
+   there is used again. An update sends the new value of each parameter it reads home; what it sends from is not
+   counted as memory. Nothing else orders the uses of a parameter: where one must follow an update, the graph has an
+   edge.
 4. Memory: see `memory.py`.
 5. At the start fetches are issued, in dispatch order. Then everything is issued when an op finishes: its sends in
    the order of the devices, then what goes home, then what its device fetches next. Ops that finish at the same time

@@ -98,15 +98,18 @@ def _cache_folder() -> Path | None:
     for file in sorted(Path(__file__).parent.glob("*.py")):
         text.update(file.read_bytes())
     user = os.getuid() if hasattr(os, "getuid") else 0
-    roots = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", tempfile.gettempdir()]
-    for root in filter(None, roots):
-        mine = Path(root).expanduser() / f"roost-{user}"
-        folder = mine / f"kernels-{text.hexdigest()[:16]}"
+    given = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", ""]
+    for root in (root for root in given if root is not None):
         try:
+            mine = Path(root or tempfile.gettempdir()).expanduser() / f"roost-{user}"
+            folder = mine / f"kernels-{text.hexdigest()[:16]}"
             folder.mkdir(parents=True, exist_ok=True)
             # Machine code is run as it is found, so in a folder that others share it must be nobody else's.
             mine.chmod(0o700)
             if os.access(folder, os.W_OK) and mine.stat().st_uid == folder.stat().st_uid == user:
+                for file in folder.rglob("*.nb?"):
+                    if file.stat().st_size == 0:  # left by a full disk: Numba would stumble over it at every start
+                        file.unlink()
                 return folder
         except (OSError, RuntimeError):  # RuntimeError: there is no home
             continue

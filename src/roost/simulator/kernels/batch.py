@@ -40,12 +40,10 @@ def first_wrong_neighbour(device, start, move_op, move_device, allowed, leader, 
             op, there = move_op[move], move_device[move]
             if op < 0 or op >= len(device) or there < 0 or there >= num_devices:
                 return number
-            if (allowed[op] >> np.uint64(there)) & ONE == ZERO:
-                return number
             placed[op] = there
         for move in range(start[number], start[number + 1]):
             op = move_op[move]
-            if placed[op] != placed[leader[op]]:
+            if (allowed[op] >> np.uint64(placed[op])) & ONE == ZERO or placed[op] != placed[leader[op]]:
                 return number
             for other in range(member_start[op], member_start[op + 1]):
                 if placed[member[other]] != placed[op]:

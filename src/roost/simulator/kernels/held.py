@@ -107,7 +107,7 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
             while late < len(lates) and late_time[lates[late]] <= taken:
                 now_held -= late_size[lates[late]]
                 late += 1
-            if begins <= copied:
+            if begin < beyond and (copy >= len(copies) or begins <= copied):
                 now_held += output[own[begin]] + workspace[own[begin]]
                 begin += 1
             else:

@@ -1,0 +1,345 @@
+"""A traced TensorFlow graph to a Graph; it must run in a process that has TensorFlow.
+
+Variables are parameters and reading one is free, unless the step has changed it before. What changes a variable is of
+phase update and in one group with it, as TensorFlow demands; so are ops that the model asks to be colocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roost.core.graph import Graph, GraphBuilder
+from roost.errors import GraphError, InputError
+from roost.frontends._tensorflow_flop import SHAPE_ONLY, Call, bytes_of, flop_of
+from roost.frontends._tensorflow_traced import Inferred, Traced, infer
+from roost.frontends._tensors import BITS, Count, Coverage, Names, Tensor, words
+
+# Whoever reads what they make reads what they take.
+_VIEWS = words(
+    """EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape Snapshot Squeeze
+    StopGradient"""
+)
+_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
+# Makes a list of axes from shapes, of a length that TensorFlow does not infer.
+_AXES = frozenset(("BroadcastGradientArgs",))
+_CALL_PARTS = ("PartitionedCall", "StatefulPartitionedCall", "gradient_tape")
+_MOST_SETTING_ELEMENTS = 16
+
+Ref = tuple[str, int]  # an op and the index of one of its outputs
+
+
+def describe(
+    tf: Any, traced: Traced, given: Mapping[str, Sequence[int]], name: str, where: str
+) -> tuple[Graph, Coverage]:
+    """The graph of what was traced, with the given shapes of inputs, and how well its costs are known."""
+    description = _Description(tf, traced, infer(tf, traced, given, where), where)
+    return description.graph(name), description.count.coverage()
+
+
+@dataclass
+class _Row:
+    """An op to be added to the graph, once its group is known."""
+
+    name: str
+    kind: str
+    inputs: list[str]
+    settings: dict[str, Any]
+
+
+class _Description:
+    def __init__(self, tf: Any, traced: Traced, inferred: Inferred, where: str) -> None:
+        self.tf = tf
+        self.where = where
+        self.ops = inferred.ops
+        self.colocated = inferred.colocated
+        self.constants = traced.constants
+        variables = {op: variable.name for op, variable in traced.variables.items()}
+        self.given_names = {**variables, **traced.inputs, **traced.constants}
+        self.count = Count()
+        self.names = Names()
+        self.rows: dict[str, _Row] = {}
+        self.op_of: dict[Ref, str] = {}  # output -> the op of ours that makes it
+        self.backward: set[str] = set()  # ops of ours
+        self.copies: dict[str, str] = {}  # parameter -> the op that reads it for updates of others
+        self.settings: dict[str, bool] = {}  # tensor -> whether it is part of the ops that take it
+        self.group_of = _Union()
+        self.root: dict[Ref, Ref] = {}  # output of a view -> what it looks into
+        self.written_before: dict[str, str] = {}  # read of a variable -> the op that changed it last
+        self._follow_views()
+        self.needed = self._needed(inferred.outputs)
+
+    def graph(self, name: str) -> Graph:
+        for op in self.ops:
+            if op.type == "VarHandleOp" or op.type == "Const" or op.name in self.constants:
+                self._add_parameter(op)
+            elif op.type == "Placeholder":
+                tensor = self._tensor(op.outputs[0])
+                self._add(op, "input", [], {"phase": "input", "output_bytes": tensor.bytes, "dtype": tensor.dtype})
+            elif self._is_update(op):
+                self._add_update(op)
+            elif op.name in self.written_before:
+                self._add_read(op)
+            elif (op.name, 0) not in self.root and self._used(op):
+                self._add_op(op)
+        if not self.rows:
+            raise GraphError(f"{self.where}: nothing is computed in this graph")
+        return self._freeze(name)
+
+    def _follow_views(self) -> None:
+        writer: dict[Ref, str] = {}
+        for op in self.ops:
+            if op.type in _VIEWS:
+                for index in range(len(op.outputs)):
+                    self.root[op.name, index] = self._source(op.inputs[index if op.type == "IdentityN" else 0])
+            elif op.type == "ReadVariableOp":
+                variable = self._source(op.inputs[0])
+                if variable in writer:
+                    self.written_before[op.name] = writer[variable]
+                else:
+                    self.root[op.name, 0] = variable
+            elif self._is_update(op):
+                for variable in self._targets(op):
+                    writer[variable] = op.name
+
+    def _source(self, tensor: Any) -> Ref:
+        ref = (tensor.op.name, tensor.value_index)
+        return self.root.get(ref, ref)
+
+    def _is_update(self, op: Any) -> bool:
+        """Whether an op changes a variable: it takes the handle of one, and is none of those that only read."""
+        return op.type not in _READS | _VIEWS and bool(self._targets(op))
+
+    def _targets(self, op: Any) -> list[Ref]:
+        return [self._source(tensor) for tensor in op.inputs if self._is_handle(tensor)]
+
+    def _is_handle(self, tensor: Any) -> bool:
+        """Whether a tensor is the handle of a variable, and not of a table or an iterator."""
+        if tensor.dtype != self.tf.resource:
+            return False
+        return bool(tensor.graph.get_operation_by_name(self._source(tensor)[0]).type == "VarHandleOp")
+
+    def _needed(self, outputs: Sequence[str] | None) -> set[Ref]:
+        """What the outputs and the changes of variables depend on."""
+        needed = set(self._sinks() if outputs is None else map(self._output, outputs))
+        for op in reversed(self.ops):
+            made = {(op.name, index) for index in range(len(op.outputs))}
+            if self._is_update(op) or (op.type not in _VIEWS and not needed.isdisjoint(made)):
+                needed.update(self._reads(op))
+        return needed
+
+    def _output(self, reference: str) -> Ref:
+        name, _, index = reference.partition(":")
+        ref = (name, int(index or 0))
+        return self.root.get(ref, ref)
+
+    def _sinks(self) -> list[Ref]:
+        """The outputs of ops that nobody reads anything of."""
+        ends = [op for op in self.ops if op.outputs and not any(tensor.consumers() for tensor in op.outputs)]
+        return [self._source(tensor) for op in ends if op.type != "Placeholder" for tensor in op.outputs]
+
+    def _reads(self, op: Any) -> list[Ref]:
+        """What must be there for an op to run."""
+        if op.type.lower() in SHAPE_ONLY:
+            return []
+        return [self._source(tensor) for tensor in op.inputs if not self._is_setting(tensor)]
+
+    def _is_setting(self, tensor: Any) -> bool:
+        """A few whole numbers or one number that are known beforehand are part of the op that takes them."""
+        if tensor.name not in self.settings:
+            count = tensor.shape.num_elements()
+            few = count is not None and count <= _MOST_SETTING_ELEMENTS and tensor.dtype.is_integer
+            known = (few or tensor.shape.rank == 0) and self.tf.get_static_value(tensor) is not None
+            self.settings[tensor.name] = known or tensor.op.type in _AXES
+        return self.settings[tensor.name]
+
+    def _used(self, op: Any) -> bool:
+        return any((op.name, index) in self.needed for index in range(len(op.outputs)))
+
+    def _tensor(self, tensor: Any) -> Tensor:
+        """The type and shape of a tensor; a handle counts as its variable."""
+        if self._is_handle(tensor):
+            maker = tensor.graph.get_operation_by_name(self._source(tensor)[0])
+            shape = maker.get_attr("shape")
+            return Tensor(_dtype_name(maker.get_attr("dtype")), tuple(d.size for d in shape.dim))
+        if tensor.dtype in (self.tf.resource, self.tf.variant):
+            return Tensor("bool", (0,))  # a table, a generator: not data that is moved
+        if not tensor.shape.is_fully_defined():
+            raise InputError(
+                f"{self.where}: the shape of {tensor.name!r} ({tensor.op.type}) does not follow from the shapes of the "
+                f"inputs, only {tensor.shape}; trace the model with shapes that are fixed"
+            )
+        return Tensor(_dtype_name(tensor.dtype), tuple(tensor.shape.as_list()))
+
+    def _taken(self, tensor: Any) -> Tensor:
+        if self._is_setting(tensor) and not tensor.shape.is_fully_defined():
+            return Tensor(_dtype_name(tensor.dtype), (0,))
+        return self._tensor(tensor)
+
+    def _add_parameter(self, op: Any) -> None:
+        if (op.name, 0) not in self.needed:
+            return
+        tensor = self._tensor(op.outputs[0])
+        settings = {"phase": "parameter", "output_bytes": tensor.bytes, "dtype": tensor.dtype}
+        self._add(op, "parameter", [], settings)
+
+    def _add_op(self, op: Any) -> None:
+        outputs = tuple(
+            self._tensor(tensor) if (op.name, index) in self.needed else None for index, tensor in enumerate(op.outputs)
+        )
+        flop, read, written = self._costs(op, outputs)
+        several = sum(tensor is not None for tensor in outputs) > 1
+        made = [tensor for tensor in outputs if tensor is not None]
+        settings = {
+            "flop": flop,
+            "bytes_read": read,
+            "bytes_written": written,
+            "output_bytes": 0 if several else written,
+            "workspace_bytes": written if several else 0,
+            "dtype": next((tensor for tensor in made if tensor.is_float), made[0]).dtype,
+        }
+        name = self._add(op, op.type.lower(), [self.op_of[ref] for ref in self._reads(op)], settings)
+        for index, tensor in enumerate(outputs):
+            if tensor is not None and several:
+                about = {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
+                self._add(op, "output", [name], about, index)
+            elif tensor is not None:
+                self.op_of[op.name, index] = name
+
+    def _costs(self, op: Any, outputs: tuple[Tensor | None, ...]) -> tuple[float, int, int]:
+        call = Call(op.type, _attributes(op.node_def), tuple(map(self._taken, op.inputs)), outputs)
+        try:
+            flop, source = flop_of(call)
+            read, written = bytes_of(call)
+        except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
+            raise InputError(f"{self.where}: op {op.name!r} ({op.type}) has odd inputs: {error!r}") from error
+        self.count.add(op.type.lower(), flop, read + written, source)
+        return flop, read, written
+
+    def _add_update(self, op: Any) -> None:
+        targets = list(dict.fromkeys(self._targets(op)))
+        flop, read, _ = self._costs(op, ())
+        changed = [self._tensor(tensor) for tensor in op.inputs if self._is_handle(tensor)]
+        size = sum(tensor.bytes for tensor in changed)
+        settings = {
+            "phase": "update",
+            "flop": flop,
+            "bytes_read": read - (size if op.type == "AssignVariableOp" else 0),
+            "bytes_written": size,
+            "dtype": changed[0].dtype,
+        }
+        variables = [self.op_of[ref] for ref in targets]
+        others = [self.op_of[ref] for ref in self._reads(op) if ref not in targets]
+        name = self._add(op, op.type.lower(), [*variables, *map(self._as_data, others)], settings)
+        self.op_of[op.name, 0] = name
+        for variable in variables:
+            self.group_of.join(name, variable)
+
+    def _as_data(self, source: str) -> str:
+        """An op of phase update changes every parameter it reads: one that it must not change is read for it."""
+        row = self.rows[source]
+        if row.settings.get("phase") != "parameter":
+            return source
+        if source not in self.copies:
+            size = row.settings["output_bytes"]
+            settings = {"output_bytes": size, "dtype": row.settings["dtype"], "module": row.settings["module"]}
+            name = self.names.unused(f"{source}/read")
+            self.rows[name] = _Row(name, "readvariableop", [source], settings)
+            self.copies[source] = name
+        return self.copies[source]
+
+    def _add_read(self, op: Any) -> None:
+        """The new value of a variable: it is there once the op that changes it has run, where the variable lives."""
+        if not self._used(op):
+            return
+        tensor = self._tensor(op.outputs[0])
+        variable = self.op_of[self._source(op.inputs[0])]
+        writer = self.op_of[self.written_before[op.name], 0]
+        settings = {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
+        name = self._add(op, "readvariableop", [variable, writer], settings)
+        self.group_of.join(name, variable)
+
+    def _add(self, op: Any, kind: str, inputs: list[str], settings: dict[str, Any], output: int | None = None) -> str:
+        """Note an op of ours for one of TensorFlow's, or with `output` for one of its outputs."""
+        given = self.given_names.get(op.name, op.name)
+        name = self.names.unused(given if output is None else f"{given}/{output}")
+        settings.setdefault("phase", self._phase(op, name, inputs))
+        settings["module"] = _module_path(given)
+        self.rows[name] = _Row(name, kind, list(dict.fromkeys(inputs)), settings)
+        self.op_of[op.name, output or 0] = name
+        if output is not None:
+            self.group_of.join(name, inputs[0])
+        for target in self.colocated.get(op.name, []):
+            self.group_of.join(name, f"loc:@{target}")
+        return name
+
+    def _phase(self, op: Any, name: str, inputs: list[str]) -> str:
+        """Backward: what the tape or tf.gradients made, and what depends on it, as the optimizer's arithmetic does."""
+        made_by_tape = "gradient_tape/" in op.name or op.name.startswith("gradients/")
+        if made_by_tape or any(source in self.backward for source in inputs):
+            self.backward.add(name)
+            return "backward"
+        return "forward"
+
+    def _freeze(self, name: str) -> Graph:
+        builder = GraphBuilder(name)
+        for target in sorted({target for targets in self.colocated.values() for target in targets}):
+            ref = self.root.get((target, 0), (target, 0))  # what is with a view is with what it looks into
+            if ref in self.op_of:
+                self.group_of.join(f"loc:@{target}", self.op_of[ref])
+        groups = self.group_of.shared(self.rows)
+        for row in self.rows.values():
+            builder.add(row.name, row.kind, row.inputs, group=groups.get(row.name), **row.settings)
+        return builder.freeze()
+
+
+class _Union:
+    """Names that belong together, joined two by two."""
+
+    def __init__(self) -> None:
+        self._above: dict[str, str] = {}
+
+    def join(self, name: str, other: str) -> None:
+        self._above[self._top(name)] = self._top(other)
+
+    def shared(self, names: Iterable[str]) -> dict[str, str]:
+        """The group of every name that is in one with another; a group is called after its first name."""
+        members: dict[str, list[str]] = {}
+        for name in names:
+            members.setdefault(self._top(name), []).append(name)
+        return {name: several[0] for several in members.values() if len(several) > 1 for name in several}
+
+    def _top(self, name: str) -> str:
+        while name in self._above and self._above[name] != name:
+            name = self._above[name]
+        return name
+
+
+def _attributes(node: Any) -> dict[str, Any]:
+    """The plain attributes of a node."""
+    found: dict[str, Any] = {}
+    for name, value in node.attr.items():
+        which = value.WhichOneof("value")
+        if which in ("i", "f", "b"):
+            found[name] = getattr(value, which)
+        elif which == "s":
+            found[name] = value.s.decode(errors="replace")
+        elif which == "list" and value.list.i:
+            found[name] = list(value.list.i)
+    return found
+
+
+def _dtype_name(dtype: Any) -> str:
+    """qint8 is int8, half is float16, a reference is to what it refers to."""
+    name = str(dtype.base_dtype.name)
+    name = name.removeprefix("q") if name.startswith(("qint", "quint")) else name
+    if name not in BITS:
+        raise InputError(f"tensors of type {name} have no known size")
+    return name
+
+
+def _module_path(name: str) -> str:
+    """`gradient_tape/net/conv1/Conv2DBackpropInput` is in net.conv1."""
+    parts = name.split("/")[:-1]
+    return ".".join(part for part in parts if part.rstrip("_0123456789") not in _CALL_PARTS)

@@ -1,0 +1,239 @@
+"""ONNX: a `.onnx` file to a Graph.
+
+Only shapes and types are looked at: weights that lie in other files are never opened. Initializers and constants are
+parameters. Views are no ops: whoever reads a view reads the tensor it looks into. An op with several outputs is one op,
+and a free op for each output that is used, in one group with it, so that each goes where it is needed. Nodes that no
+output of the model depends on are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roost.core import files
+from roost.core.graph import Graph, GraphBuilder
+from roost.errors import InputError, MissingExtra
+from roost.frontends._onnx_flop import QUANTISED, SHAPE_ONLY, Call, bytes_of, flop_of
+from roost.frontends._onnx_shapes import DTYPES, Shapes, node_name
+from roost.frontends._tensors import Count, Coverage, Names, Tensor
+
+log = logging.getLogger(__name__)
+
+_VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
+_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter notes the modules of a node
+_MOST_SETTING_ELEMENTS = 16
+
+
+@dataclass(frozen=True)
+class Onnx:
+    """Reads ONNX models.
+
+    With `fold`, a few whole numbers or one number that follow from constants and shapes (the axes of a slice, the
+    shape that something is expanded to) are part of the op that takes them, as if they were attributes, and what
+    computed them is left out. Without it they are ops and small parameters like any other.
+    """
+
+    fold: bool = True
+
+    suffixes = (".onnx",)
+
+    def read(
+        self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None, name: str | None = None
+    ) -> Graph:
+        """The graph of a model; `inputs` gives the shapes of those inputs that the file leaves open."""
+        return self._describe(Path(source), inputs, name)[0]
+
+    def coverage(self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None) -> Coverage:
+        """How well the costs of a model's ops are known."""
+        return self._describe(Path(source), inputs, None)[1]
+
+    def _describe(
+        self, path: Path, inputs: Mapping[str, Sequence[int]] | None, name: str | None
+    ) -> tuple[Graph, Coverage]:
+        try:
+            onnx = importlib.import_module("onnx")
+        except ImportError as error:
+            raise MissingExtra("onnx", "onnx") from error
+        model = _load(onnx, path)
+        description = _Description(Shapes(onnx, model, inputs or {}, str(path)), name or path.stem, self.fold)
+        description.add_all()
+        coverage = description.count.coverage()
+        if coverage.unknown_kinds:
+            log.info("%s: costs are guessed for %s", path, ", ".join(coverage.unknown_kinds))
+        return description.builder.freeze(), coverage
+
+
+def _load(onnx: Any, path: Path) -> Any:
+    """The model in a file, with its functions inlined; data in other files is left alone."""
+    data = files.read_bytes(path)
+    if data.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path}: is a Git LFS pointer and not the model itself; run git lfs pull")
+    try:
+        model = onnx.ModelProto.FromString(data)
+    except Exception as error:  # DecodeError, from whichever protobuf is installed
+        raise InputError(f"{path}: is not an ONNX model, or not a whole one ({error}); export it again") from None
+    if not model.opset_import or not (model.graph.node or model.graph.output):
+        raise InputError(f"{path}: is not an ONNX model, or not a whole one (no graph and opset); export it again")
+    newest = onnx.defs.onnx_opset_version()
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+            raise InputError(
+                f"{path}: is written in opset {entry.version}; the onnx installed here reads 1 to {newest}: "
+                "update it (pip install -U onnx), or export the model with an older opset_version"
+            )
+    if model.functions:
+        try:
+            inliner = importlib.import_module("onnx.inliner")
+            model = inliner.inline_local_functions(model)
+        except Exception as error:  # the C++ side raises several kinds
+            raise InputError(f"{path}: the functions in this model cannot be inlined: {error}") from error
+    return model
+
+
+class _Description:
+    """Adds the nodes of a model to a graph one by one."""
+
+    def __init__(self, shapes: Shapes, name: str, fold: bool) -> None:
+        self.shapes = shapes
+        self.fold = fold
+        self.graph = shapes.graph
+        self.builder = GraphBuilder(name)
+        self.op_of: dict[str, str] = {}  # tensor -> the op whose output it is, or looks into
+        self.names = Names()
+        self.count = Count()
+        self.needed = self._needed()
+
+    def add_all(self) -> None:
+        for name in self.shapes.input_names:
+            self.op_of[name] = self._add_input(name)
+        sparse = {entry.values.name: entry for entry in self.graph.sparse_initializer}
+        for name in (*(tensor.name for tensor in self.graph.initializer), *sparse):
+            if name in self.needed:
+                size = _sparse_bytes(sparse[name]) if name in sparse else self.shapes.tensors[name].bytes
+                self._add_parameter(name, size)
+        for node in self.graph.node:
+            if self.needed.isdisjoint(node.output):
+                continue
+            if self._is_view(node):
+                self.op_of[node.output[0]] = self.op_of[node.input[0]]
+            elif node.op_type == "Constant":
+                self._add_parameter(node.output[0], self.shapes.tensors[node.output[0]].bytes)
+            else:
+                self._add_node(node)
+
+    def _needed(self) -> set[str]:
+        """The tensors that an output of the model depends on."""
+        needed = {output.name for output in self.graph.output}
+        for node in reversed(self.graph.node):
+            if not needed.isdisjoint(node.output):
+                needed.update(self._read_by(node))
+        return needed
+
+    def _read_by(self, node: Any) -> list[str]:
+        """The tensors that must be there for a node to run, each once."""
+        if self._is_view(node):
+            return [node.input[0]]
+        if node.op_type.lower() in SHAPE_ONLY:
+            return []
+        names = dict.fromkeys(name for name in node.input if name)
+        return [name for name in names if not (self.fold and self._is_setting(name))]
+
+    def _is_setting(self, name: str) -> bool:
+        tensor = self.shapes.tensors[name]
+        few = tensor.elements <= _MOST_SETTING_ELEMENTS and not tensor.is_float
+        return name in self.shapes.values and (few or tensor.shape == ())
+
+    def _is_view(self, node: Any) -> bool:
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        if node.op_type == "Dropout":  # outside training it hands its input on
+            mask_used = len(node.output) > 1 and node.output[1] in self.shapes.used
+            training = node.input[2] if len(node.input) > 2 else ""
+            return not mask_used and (not training or not self.shapes.values.get(training, True))
+        return node.op_type in _VIEWS
+
+    def _add_input(self, name: str) -> str:
+        tensor = self.shapes.tensors[name]
+        op = self.names.unused(name)
+        return self.builder.add(op, "input", phase="input", output_bytes=tensor.bytes, dtype=tensor.dtype)
+
+    def _add_parameter(self, name: str, size: int) -> None:
+        op = self.names.unused(name)
+        self.op_of[name] = self.builder.parameter(
+            op, size, dtype=self.shapes.tensors[name].dtype, module=_module_path(name)
+        )
+
+    def _add_node(self, node: Any) -> None:
+        call = self.shapes.call(node, self.needed)
+        kind = node.op_type.lower() if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}".lower()
+        flop, read, written, source = self._costs(node, call)
+        self.count.add(kind, flop, read + written, source)
+        op = self.names.unused(node_name(node))
+        used = {name: tensor for name, tensor in zip(node.output, call.outputs, strict=True) if tensor is not None}
+        several = len(used) > 1
+        about: dict[str, Any] = {"module": _scope(node) or _module_path(node.name), "group": op if several else None}
+        self.builder.add(
+            op,
+            kind,
+            dict.fromkeys(self.op_of[name] for name in self._read_by(node)),
+            flop=flop,
+            bytes_read=read,
+            bytes_written=written,
+            output_bytes=0 if several else written,
+            workspace_bytes=written if several else 0,
+            dtype="int8" if call.op in QUANTISED else _dtype(used.values()),
+            **about,
+        )
+        for number, name in enumerate(node.output):
+            if name in used:
+                self.op_of[name] = op
+                if several:
+                    self.op_of[name] = self._add_output(f"{op}/{number}", op, used[name], about)
+
+    def _add_output(self, name: str, op: str, tensor: Tensor, about: dict[str, Any]) -> str:
+        unused = self.names.unused(name)
+        return self.builder.add(unused, "output", [op], output_bytes=tensor.bytes, dtype=tensor.dtype, **about)
+
+    def _costs(self, node: Any, call: Call) -> tuple[float, int, int, str]:
+        try:
+            flop, source = flop_of(call)
+            return flop, *bytes_of(call), source
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            label = self.shapes.label(node)
+            raise InputError(f"{self.shapes.where}: {label} does not fit what it takes: {error!r}") from error
+
+
+def _sparse_bytes(sparse: Any) -> int:
+    """A sparse tensor is its values and their indices."""
+    parts = (sparse.values, sparse.indices)
+    return sum(Tensor(DTYPES[part.data_type], tuple(part.dims)).bytes for part in parts)
+
+
+def _dtype(tensors: Any) -> str:
+    """What an op computes in: the type of the first float that it makes, else of the first tensor."""
+    made = list(tensors)
+    return str(next((tensor for tensor in made if tensor.is_float), made[0]).dtype)
+
+
+def _scope(node: Any) -> str:
+    """The module of a node that PyTorch exported, which notes "['', 'layer1', 'layer1.0', 'conv2d']"."""
+    noted = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    try:
+        scopes = ast.literal_eval(noted) if noted else []
+    except (SyntaxError, ValueError):
+        return ""
+    scope = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
+    return "" if scope.startswith("_empty_nn_module_stack") else scope
+
+
+def _module_path(name: str) -> str:
+    """`/layer1/conv1/Conv` is in layer1.conv1, and so is `layer1.conv1.weight`."""
+    if "/" in name:
+        return ".".join(name.strip("/").split("/")[:-1])
+    return name.rpartition(".")[0]

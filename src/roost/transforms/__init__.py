@@ -1,0 +1,22 @@
+"""Graph -> Graph: one file per transform, each with a way back for placements."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from roost.core.graph import Graph
+from roost.transforms._transformed import Transformed as Transformed
+
+
+class Transform(Protocol):
+    """What a transform is."""
+
+    def apply(self, graph: Graph) -> Transformed: ...
+
+
+def apply(graph: Graph, *transforms: Transform) -> Transformed:
+    """The graph after these transforms, one after the other."""
+    done = Transformed.unchanged(graph)
+    for transform in transforms:
+        done = done.then(transform)
+    return done

@@ -1,0 +1,128 @@
+"""What a transform made of a graph, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roost.core.arrays import Array, frozen
+from roost.core.costs import Costs
+from roost.core.graph import Graph
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from roost.transforms import Transform
+
+
+@dataclass(frozen=True, eq=False)
+class Transformed:
+    """A graph made from another: each op of the original is stood for by one op of the new graph.
+
+    That op decides the device of all it stands for, and its time is theirs added up. An op that a transform has dropped
+    is stood for too, by an op that may be anywhere the dropped one may be.
+    """
+
+    original: Graph
+    graph: Graph
+    new_op: Array  # [original ops] index in `graph` of the op that stands for it
+    counts: Mapping[str, int] = field(default_factory=dict)  # what was done, as "prune.folded": 12
+
+    def __post_init__(self) -> None:
+        new_op = frozen(self.new_op, np.int32, (self.original.num_ops,), "new_op")
+        found = np.unique(new_op)
+        assert np.array_equal(found, np.arange(self.graph.num_ops)), "every new op stands for some op"
+        object.__setattr__(self, "new_op", new_op)
+
+    @classmethod
+    def unchanged(cls, graph: Graph) -> Transformed:
+        """The graph as it is."""
+        return cls(graph, graph, np.arange(graph.num_ops))
+
+    def then(self, transform: Transform | Transformed) -> Transformed:
+        """This, and one more transform after it, or what one has made of this graph."""
+        after = transform if isinstance(transform, Transformed) else transform.apply(self.graph)
+        if after.original != self.graph:
+            raise InputError(f"{after!r} does not begin with {self.graph!r}")
+        counts = dict(self.counts)
+        for what, count in after.counts.items():
+            counts[what] = counts.get(what, 0) + count
+        return Transformed(self.original, after.graph, after.new_op[self.new_op], counts)
+
+    def expand(self, placement: Placement, keep_order: bool = True) -> Placement:
+        """The placement of the original graph that a placement of the new graph stands for.
+
+        What one new op stands for is dispatched together, in the new graph's program order, as priorities where that is
+        not the original's program order anyway; with `keep_order` false the original's is taken. The orders `rank` and
+        `fifo` are carried over by name. A window for fetched parameters is at least what one new op needs, so that what
+        it fetches once is fetched once.
+        """
+        if placement.num_ops != self.graph.num_ops:
+            raise InputError(
+                f"the placement has {placement.num_ops} devices; the new graph has {self.graph.num_ops} ops"
+            )
+        if placement.graph and placement.graph != self.graph.digest:
+            raise InputError(f"the placement was made for graph {placement.graph}, not for {self.graph.digest}")
+        order, priority = placement.order, placement.priority
+        if order == "program" and keep_order and not self._keeps_order:
+            order, priority = "priority", -np.arange(self.graph.num_ops, dtype=np.float64)
+        return replace(
+            placement,
+            device=placement.device[self.new_op],
+            order=order,
+            priority=None if priority is None else priority[self.new_op],
+            prefetch_bytes=self._window(placement),
+            graph=self.original.digest if placement.graph else "",
+        )
+
+    @cached_property
+    def _keeps_order(self) -> bool:
+        """Whether the original's program order is that of the new graph."""
+        return bool((np.diff(self.new_op[~self.original.is_parameter]) >= 0).all())
+
+    def _window(self, placement: Placement) -> Array | int:
+        """The window of each device: as given, or the most that a new op fetches there."""
+        graph, device = self.graph, placement.device
+        given = placement.prefetch_bytes
+        if graph.num_ops == self.original.num_ops:
+            return given
+        fetched = graph.is_parameter[graph.input_op] & (device[graph.input_op] != device[graph.edge_target])
+        needs = np.zeros(graph.num_ops, dtype=np.int64)
+        np.add.at(needs, graph.edge_target[fetched], graph.output_bytes[graph.input_op[fetched]])
+        if np.ndim(given) == 0 and not placement.devices:  # nobody says how many devices there are
+            return max(int(given), int(needs.max()))
+        window = np.zeros(len(placement.devices) or len(np.asarray(given)), dtype=np.int64)
+        np.maximum.at(window, device, needs)
+        return np.maximum(window, given)
+
+    def sum_costs(self, op_time: Array) -> Array:  # [new ops, devices] seconds
+        """The time of each new op, from op_time [original ops, devices]: the sum over the ops it stands for."""
+        times = np.asarray(op_time, dtype=np.float64)
+        if times.ndim != 2 or len(times) != self.original.num_ops:
+            raise InputError(f"op_time is {list(times.shape)}; it must be [{self.original.num_ops}, devices]")
+        columns = [np.bincount(self.new_op, column, minlength=self.graph.num_ops) for column in times.T]
+        return np.stack(columns, axis=1) if columns else np.zeros((self.graph.num_ops, 0))
+
+    def problem(self, problem: Problem) -> Problem:
+        """The problem of placing the new graph: the same cluster, the costs added up."""
+        if problem.graph != self.original:
+            raise InputError(f"the problem is about {problem.graph!r}, not about {self.original!r}")
+        return Problem(self.graph, problem.cluster, Costs(self.sum_costs(problem.op_time), problem.costs.source))
+
+    def members_of(self, op: int) -> Array:
+        """The original ops that a new op stands for, in program order."""
+        order, start = self._members
+        return order[start[op] : start[op + 1]]
+
+    @cached_property
+    def _members(self) -> tuple[Array, Array]:
+        count = np.bincount(self.new_op, minlength=self.graph.num_ops)
+        return np.argsort(self.new_op, kind="stable"), np.concatenate([[0], np.cumsum(count)])
+
+    def __repr__(self) -> str:
+        return f"Transformed({self.original!r} -> {self.graph!r})"
