@@ -1,33 +1,49 @@
-# Every target sets up what it needs: a virtual environment in .venv, with the versions of constraints.txt.
+# Every target sets up what it needs: virtual environments with the versions of constraints.txt.
 PYTHON ?= python3
-VENV := .venv
-BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+BIN := .venv/bin
+TF_BIN := .venv-tf/bin
+INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check bench schemas clean
+.PHONY: demo test test-slow test-tf check bench schemas clean
 
-demo: $(READY)
+demo: .venv/.ready
 	$(BIN)/python examples/demo.py
 
 test: check
 	$(BIN)/python -m pytest
 
-check: $(READY)
+check: .venv/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(READY)
+# What takes minutes, and what needs TensorFlow, which has an environment of its own.
+test-slow: .venv/.ready-dev
+	$(BIN)/python -m pytest -m slow
+
+test-tf: .venv-tf/.ready
+	$(TF_BIN)/python -m pytest -m tf tests/frontends/test_tensorflow.py
+
+bench: .venv/.ready
 	$(BIN)/python benchmarks/speed/simulator.py
 
 # The published JSON Schema of every file format; a test fails when they are out of date.
-schemas: $(READY)
+schemas: .venv/.ready
 	$(BIN)/python -m roost.testing.schemas docs/schemas
 
-$(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $(READY)
+.venv/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip $(INSTALL) -e .
+	touch $@
+
+.venv/.ready-dev: .venv/.ready
+	$(BIN)/pip $(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv-tf/.ready: pyproject.toml constraints.txt
+	test -x $(TF_BIN)/python || $(PYTHON) -m venv .venv-tf
+	$(TF_BIN)/pip $(INSTALL) -e '.[tf]' pytest hypothesis
+	touch $@
 
 clean:
-	rm -rf $(VENV) out
+	rm -rf .venv .venv-tf out

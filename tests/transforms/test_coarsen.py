@@ -149,7 +149,7 @@ def test_forward_and_backward_of_a_group_stay_two_ops_of_one_group():
     builder = GraphBuilder()
     builder.add("f1", flop=1, output_bytes=1, group="layer")
     builder.add("f2", inputs=["f1"], flop=1, output_bytes=1, group="layer")
-    builder.add("loss", inputs=["f2"], flop=1, output_bytes=1)
+    builder.add("loss", inputs=["f2"], flop=9, output_bytes=1)
     builder.add("b2", inputs=["loss", "f2"], flop=1, output_bytes=1, group="layer", phase="backward")
     builder.add("b1", inputs=["b2", "f1"], flop=1, output_bytes=1, group="layer", phase="backward")
     coarse = Coarsen(3).apply(builder.freeze())

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from tangled import anywhere, tangled
 
+from roost import catalog
 from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -17,6 +18,20 @@ from roost.transforms.colocate import Colocate
 from roost.transforms.prune import Prune
 
 STEPS = (Prune(), Colocate(single_consumer=True), Coarsen(12))
+
+
+@pytest.mark.parametrize("name", catalog.names("transforms"))
+def test_every_transform_keeps_its_promises(name):
+    transform = catalog.find("transforms", name)()
+    assert eval(repr(transform), {type(transform).__name__: type(transform)}) == transform  # settings can be logged
+    for seed in range(30):
+        problem = tangled(seed)
+        done = transform.apply(problem.graph)
+        assert done.original is problem.graph
+        assert done.graph.digest == transform.apply(problem.graph).graph.digest
+        assert all(what.startswith(f"{name}.") for what in done.counts)
+        for order in ("program", "rank", "fifo"):
+            problem.check(done.expand(anywhere(done.problem(problem), seed, order=order)))
 
 
 @pytest.mark.parametrize("seed", range(60))

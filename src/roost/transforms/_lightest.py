@@ -13,8 +13,6 @@ from roost.core.graph import PARAMETER, UPDATE, Graph
 from roost.transforms._parts import Parts
 from roost.transforms._unions import Kinds, units_of
 
-NO_UNITS, NO_GROUPS, GROUPS = range(3)  # what may become one: parts of a unit; also ops without a group; anything
-
 _MOST_WEIGHT = 3.0  # of a part, in means
 _FOR_BEING_THERE = 0.01  # weight of any op, in means, so that parts of many free ops are not taken for light
 _HEAVY = 1.1  # an op heavier than a part may be can still take so much more with it
@@ -53,17 +51,18 @@ class Lightest:
         """Merge parts until so many are left; false where there is nothing left to merge."""
         return len(self.parts) <= num_parts or any(left <= num_parts for left in self._steps)
 
-    def merge_updates(self) -> None:
-        """Merge updates whose parameters are first read by the same part: they belong where it is."""
+    def merge_updates(self, most: int) -> None:
+        """Merge updates whose parameters are first read by the same part, at most so often: they belong where it is."""
         open_part: dict[tuple[int, int], int] = {}  # the part that takes more
+        fewest = len(self.parts) - most
         for op in self._updates:
-            if op not in self.parts.alive:
+            if op not in self.parts.alive or len(self.parts) <= fewest:
                 continue
             leader = self._leader[op]
             key = (self.parts.stage[op], self.parts.part_of(leader) if leader >= 0 else -1)
             other = open_part.get(key, -1)
             open_part[key] = op
-            if other >= 0 and self._may_merge(other, op, 2 * self.most, GROUPS):
+            if other >= 0 and self._may_merge(other, op, 2 * self.most, join_groups=True):
                 new = self.parts.merge(other, op)
                 if new >= 0:
                     self._add_up(new, other + op - new)
@@ -89,8 +88,8 @@ class Lightest:
     def _merge(self) -> Iterator[int]:
         """Merge parts for as long as anyone asks; the number left after each."""
         for most in (self.most, 2 * self.most):
-            for joins in (NO_UNITS, NO_GROUPS, GROUPS) if self.graph.num_groups else (NO_GROUPS,):
-                yield from self._rounds(partial(self._along_edges, most=most, joins=joins))
+            for join_groups in (False, True) if self.graph.num_groups > 1 else (False,):
+                yield from self._rounds(partial(self._along_edges, most=most, join_groups=join_groups))
         yield from self._rounds(self._along_order, least_progress=0)
 
     def _rounds(
@@ -133,7 +132,7 @@ class Lightest:
             self.unit_weight[root] = self.unit_weight[one] + self.unit_weight[two]
             self.unit_heaviest[root] = max(self.unit_heaviest[one], self.unit_heaviest[two])
 
-    def _along_edges(self, part: int, most: float, joins: int) -> Iterator[int]:
+    def _along_edges(self, part: int, most: float, join_groups: bool) -> Iterator[int]:
         """Parts with an edge to or from this one that it may merge with, best first."""
         mine, weight, scored = self.weight[part], self.weight, []
         for near in (self.parts.consumers[part], self.parts.inputs[part]):
@@ -141,7 +140,7 @@ class Lightest:
                 both = mine + weight[other]
                 scored.append((both * both / (1.0 + size), other))
         scored = nsmallest(_MOST_TRIED, scored) if len(scored) > _MOST_TRIED else sorted(scored)
-        return (other for _, other in scored if self._may_merge(part, other, most, joins))
+        return (other for _, other in scored if self._may_merge(part, other, most, join_groups))
 
     def _along_order(self, part: int) -> list[int]:
         """Parts next to this one in the order that it may merge with, best first."""
@@ -152,7 +151,7 @@ class Lightest:
         both = self.weight[part] + self.weight[other]
         return both * both / (1.0 + self.parts.bytes_between(part, other))
 
-    def _may_merge(self, part: int, other: int, most: float, joins: int) -> bool:
+    def _may_merge(self, part: int, other: int, most: float, join_groups: bool) -> bool:
         weight = self.weight[part] + self.weight[other]
         if weight > most and weight > _HEAVY * max(self.heaviest[part], self.heaviest[other]):
             return False
@@ -160,7 +159,7 @@ class Lightest:
         if one == two:
             return True
         num_groups = self.graph.num_groups
-        if joins == NO_UNITS or (joins == NO_GROUPS and one < num_groups and two < num_groups):
+        if not join_groups and one < num_groups and two < num_groups:
             return False
         weight = self.unit_weight[one] + self.unit_weight[two]
         heaviest = max(self.unit_heaviest[one], self.unit_heaviest[two])

@@ -6,8 +6,9 @@ be, since a layer's forward and backward ops, in one group, have the loss betwee
 
 Lightest first, a part merges with the neighbour for which (weight of both)^2 / bytes between them is least; `_parts.py`
 says which pairs may. In turn, until few enough are left: neighbours along an edge, up to three times the mean weight,
-which are in one group, or not in two, or in any; the same again up to twice that weight; then any two that stand next
-to each other in the order. Updates, and parameters, become one where the same coarse op first reads the parameters.
+which are not in two different groups; then also those that are; both again up to twice that weight; then any two that
+stand next to each other in the order. Updates become one where the same coarse op first reads their parameters, and so
+do parameters.
 
 There are never fewer ops than stages: one for each phase, and more where a path goes back from a later phase to an
 earlier one. Nor are ops merged that allow no common device kind. Where that leaves more than asked for, they stay, and
@@ -56,7 +57,7 @@ class Coarsen:
         parameters = Parameters(graph, work, self.num_groups)
         while (excess := self._excess(work, parameters)) > 0:
             before = len(work.parts)
-            work.merge_updates()
+            work.merge_updates(excess)
             if len(work.parts) == before and not work.merge_to(before - max(1, excess // 2)):
                 break
         sets = parameters.merged(excess)
