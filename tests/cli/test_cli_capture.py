@@ -1,6 +1,7 @@
 """`roost capture` and `roost zoo`."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -18,6 +19,15 @@ def test_a_zoo_model_with_settings(roost, tmp_path):
     assert facts["digest"] == graph.digest
     assert facts["flop"] == graph.flop.sum()
     assert graph.digest == zoo.build("cifar10_cnn", train=True, optimizer="adam", batch=2).digest
+
+
+def test_the_same_command_writes_the_same_bytes(tmp_path):
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "roost.cli", "capture", "cifar10_cnn", "--train", "-o", f"{seed}.json"]
+        subprocess.run(
+            command, cwd=tmp_path, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed}
+        )
+    assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
 
 
 def test_a_captured_graph_goes_on_to_simulate(roost, tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 import roost
 from roost.core.cluster import Cluster, Device
-from roost.cost_models.roofline import Roofline, class_of
+from roost.cost_models.roofline import Roofline, class_of, known_share
 from roost.errors import InputError
 
 
@@ -63,6 +63,12 @@ def test_efficiency_by_class_of_op():
 )
 def test_classes(kind, expected):
     assert class_of(kind) == expected
+
+
+def test_the_share_known_by_a_formula():
+    flop, moved = known_share(graph())
+    assert flop == pytest.approx(2e9 / (3e9 + 1))
+    assert moved == pytest.approx(100 / (2 * 10**9 + 100))
 
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, float("nan")])

@@ -256,3 +256,19 @@ def test_a_lightly_nested_module_has_its_path():
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     graph = capture(model, torch.randn(3, 4))
     assert [graph.modules[op] for op in range(graph.num_ops) if graph.kinds[op] == "addmm"] == ["0.0", "1"]
+
+
+def test_the_calls_of_a_module_are_told_apart():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cell = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.cell(self.cell(x).relu()).sum()
+
+    graph = capture(Twice(), torch.randn(2, 4), train=True)
+    forward = [graph.modules[op] for op in range(graph.num_ops) if graph.kinds[op] == "addmm"]
+    assert forward == ["cell", "cell@1"]
+    backward = {graph.modules[op] for op in range(graph.num_ops) if PHASES[graph.phase[op]] == "backward"}
+    assert {"cell", "cell@1"} <= backward

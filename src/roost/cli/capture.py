@@ -49,6 +49,7 @@ def capture(
     graph.save(output)
     _console.note(f"wrote {output}")
     facts = summary(graph)
+    by_formula = f"{facts['flop_by_formula']:.1%} of the FLOP and {facts['bytes_by_formula']:.1%} of the bytes moved"
     if as_json:
         _console.show_json(facts)
         return
@@ -56,12 +57,16 @@ def capture(
 
     _console.show(
         f"{graph.name}: {facts['ops']} ops, {facts['edges']} edges, {show_count(facts['flop'], 'FLOP')}, "
-        f"parameters {show_bytes(facts['parameter_bytes'])}"
+        f"parameters {show_bytes(facts['parameter_bytes'])}",
+        f"{by_formula} belong to ops costed by a formula; the others count their elements",
     )
 
 
 def summary(graph: Graph) -> dict[str, Any]:
     """What there is to say of a graph in a line."""
+    from roost.cost_models.roofline import known_share
+
+    flop_by_formula, bytes_by_formula = known_share(graph)
     return {
         "name": graph.name,
         "ops": graph.num_ops,
@@ -69,6 +74,8 @@ def summary(graph: Graph) -> dict[str, Any]:
         "flop": float(graph.flop.sum()),
         "bytes_moved": int(graph.bytes_read.sum() + graph.bytes_written.sum()),
         "parameter_bytes": int(graph.output_bytes[graph.is_parameter].sum()),
+        "flop_by_formula": flop_by_formula,
+        "bytes_by_formula": bytes_by_formula,
         "digest": graph.digest,
     }
 

@@ -33,7 +33,7 @@ class Graph:
     op_names: tuple[str, ...]  # [ops] unique
     kinds: tuple[str, ...]  # [ops] what it computes, such as "conv2d"
     dtypes: tuple[str, ...]  # [ops] what it computes in, such as "float32"
-    modules: tuple[str, ...]  # [ops] path of the module it came from, or ""
+    modules: tuple[str, ...]  # [ops] path of the module it came from, or ""; layer@3 is the fourth call of one
     allowed: tuple[tuple[str, ...], ...]  # [ops] device kinds it may run on; () is any
     phase: Array  # [ops] index in PHASES
     flop: Array  # [ops] FLOP

@@ -50,6 +50,20 @@ class Roofline:
         return peak * device.efficiency.get(class_of(kind), 1.0)
 
 
+def known_share(graph: Graph) -> tuple[float, float]:
+    """Which share of a graph's FLOP, and of the bytes it moves, belongs to ops whose FLOP are known by a formula.
+
+    The rest counts elements: such ops are limited by the bytes they move, and those are counted for every op.
+    """
+    kinds = {kind: class_of(kind) != "other" for kind in set(graph.kinds)}
+    known = np.array([kinds[kind] for kind in graph.kinds])
+    moved = graph.bytes_read + graph.bytes_written
+    return (
+        float(graph.flop[known].sum() / max(graph.flop.sum(), 1.0)),
+        float(moved[known].sum() / max(int(moved.sum()), 1)),
+    )
+
+
 def class_of(kind: str) -> str:
     """The class of an op by its kind: `addmm` is a matmul, `convolution_backward` a conv."""
     words = kind.lower()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError, UnknownName
+from roost.frontends._tensors import Count, Coverage
 
 if TYPE_CHECKING:
     from torch import Tensor, fx, nn
@@ -29,15 +30,6 @@ OPTIMIZERS: dict[str, tuple[tuple[str, ...], int]] = {
     "adam": (("exp_avg", "exp_avg_sq"), 12),
     "adamw": (("exp_avg", "exp_avg_sq"), 13),
 }
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """Where the FLOP and bytes of a captured graph come from."""
-
-    flop_by_formula: float  # share of FLOP from a formula; the rest counts elements
-    ops_by_formula: float  # share of ops
-    bytes_by_formula: float  # share of the bytes moved that belong to those ops
 
 
 def capture(
@@ -80,7 +72,7 @@ def describe(program: Program, name: str, optimizer: str | None = None) -> tuple
     if optimizer is not None:
         description.add_updates(optimizer)
     description.add_new_values()
-    return description.builder.freeze(), description.coverage()
+    return description.builder.freeze(), description.count.coverage()
 
 
 class _Description:
@@ -92,7 +84,7 @@ class _Description:
         self.op_of: dict[Any, str] = {}  # node -> the op whose output it is, or looks into
         self.maker: dict[int, str] = {}  # storage -> the op that made it
         self.taken: set[str] = set()
-        self.counted = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0]  # flop, ops, bytes by formula; then in all
+        self.count = Count()
 
     def add_placeholders(self) -> None:
         names = (*self.program.residents, *self.program.inputs)
@@ -127,10 +119,10 @@ class _Description:
             self.op_of[node] = self.maker[_storage(made[0])]
             return
         modules = node.meta.get("nn_module_stack") or {}
-        paths = [path for path, _ in modules.values() if path != BACKWARD]
+        paths = [_module_path(key, path) for key, (path, _) in modules.items() if key != BACKWARD]
         about: dict[str, Any] = {
             "phase": "backward" if BACKWARD in modules else "forward",
-            "module": _module_path(paths[-1]) if paths else "",
+            "module": paths[-1] if paths else "",
             "dtype": _dtype(next((t for t in made if t.is_floating_point()), made[0])),
         }
         op = self._unused(node.name)
@@ -141,7 +133,7 @@ class _Description:
             return
         flop, known = _flop.flop_of(node)
         read, written = _flop.bytes_of(node)
-        self._count(flop, read + written, known)
+        self.count.add(_kind(node), flop, read + written, "formula" if known else "elements")
         several = isinstance(value, tuple | list)
         self.builder.add(
             op,
@@ -197,15 +189,6 @@ class _Description:
                 dtype=_dtype(holders[name].meta["val"]),
             )
 
-    def coverage(self) -> Coverage:
-        flop, ops, moved, all_flop, all_ops, all_moved = self.counted
-        return Coverage(flop / max(all_flop, 1), ops / max(all_ops, 1), moved / max(all_moved, 1))
-
-    def _count(self, flop: int, moved: int, known: bool) -> None:
-        for index, amount in enumerate((flop, 1, moved)):
-            self.counted[index] += amount if known else 0
-            self.counted[index + 3] += amount
-
     def _made(self, node: fx.Node, op: str) -> None:
         self.op_of[node] = op
         value: Any = node.meta.get("val")
@@ -243,9 +226,14 @@ def _kind(node: fx.Node) -> str:
     return str(getattr(packet, "__name__", packet))
 
 
-def _module_path(path: str) -> str:
-    """Paths as `state_dict` writes them: the export writes some as `L['self'].layer`."""
-    return path.removeprefix("L['self']").removeprefix(".")
+def _module_path(key: str, path: str) -> str:
+    """Paths as `state_dict` writes them, and `layer@3` for the fourth call of a module that is called several times.
+
+    The export writes some paths as `L['self'].layer`, and has the number of the call in the key alone.
+    """
+    path = path.removeprefix("L['self']").removeprefix(".")
+    _, _, call = key.rpartition("@")
+    return f"{path}@{call}" if "@" in key and call.isdecimal() else path
 
 
 @dataclass(frozen=True)

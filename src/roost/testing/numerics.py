@@ -27,7 +27,28 @@ def compare_with_eager(
     results, changed = program.run(residents, [i for i in tree_leaves(inputs) if isinstance(i, Tensor)])
     torch.manual_seed(0)
     expected = eager(model, inputs, train=train)
-    return _differences(program, results, changed, expected, values)
+    found = _differences(program, results, changed, expected, values)
+    if train:
+        found |= _updates(program, residents, changed, model, values)
+    return found
+
+
+def _updates(
+    program: Program,
+    residents: list[Tensor],
+    changed: Mapping[str, Tensor],
+    model: nn.Module,
+    values: Mapping[str, Tensor],
+) -> dict[str, float]:
+    """The difference in each parameter after a step of SGD: the update of the graph against the optimizer's."""
+    rate = 0.1
+    learning = [parameter for parameter in model.parameters() if parameter.grad is not None]
+    torch.optim.SGD(learning, lr=rate, foreach=False).step()
+    before = dict(zip(program.residents, residents, strict=True))
+    return {
+        f"updated {name}": distance(before[name].add(changed[f"gradient of {name}"], alpha=-rate), values[name])
+        for name in program.gradients
+    }
 
 
 def eager(model: nn.Module, inputs: tuple[Any, ...], *, train: bool) -> list[Any]:
