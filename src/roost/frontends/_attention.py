@@ -68,6 +68,9 @@ def attention_backward(
     heads = (key.shape[-3], value.shape[-3]) if grouped else ()
     if grouped:
         key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
+    if mask is not None and mask.dtype == torch.bool:
+        # As PyTorch does before it calls a kernel: what is not looked at is infinitely far below.
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
     choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)
     if query.device.type == "cpu" and choice == _FLASH:
         again, kept = aten._scaled_dot_product_flash_attention_for_cpu(
@@ -99,7 +102,7 @@ def _by_hand(
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, float("-inf"))
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        scores = scores + mask
     share = scores.softmax(-1)
     of_share = gradient @ value.transpose(-2, -1)
     of_scores = share * (of_share - (of_share * share).sum(-1, keepdim=True)) * factor
