@@ -39,7 +39,7 @@ def test_files_in_docs_are_sound(code, output):
 def test_command_line_in_the_readme_prints_what_it_says():
     text = (ROOT / "README.md").read_text()
     command, expected = re.search(r"    \$ (roost simulate [^\n]*)\n(.*?)\n\n`--trace", text, re.S).groups()
-    argv = [sys.executable, "-m", "roost.cli", *command.split()[1:]]
+    argv = [sys.executable, "-m", "roost.cli", *command.partition("#")[0].split()[1:]]
     found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "80", "PATH": ""})
     assert found.returncode == 0, found.stderr
     lines = [line.strip() for line in expected.splitlines()]

@@ -253,7 +253,7 @@ def place(files: Path, device: list[int]) -> Path:
 
 def test_a_placement_of_the_wrong_length(refused, files: Path) -> None:
     path = place(files, [0, 1, 1])
-    assert refused(*args(files)) == f"{path}: the placement has 3 devices; graph 'tiny' has 6 ops"
+    assert refused(*args(files)) == f"{path}: the placement has 3 entries; graph 'tiny' has 6 ops"
 
 
 def test_a_placement_that_splits_a_group(refused, files: Path) -> None:

@@ -10,7 +10,7 @@ from roost.errors import InputError, UnknownName
 from roost.simulator import compiled, reference
 
 BAD = {
-    "wrong length": ({"device": np.array([0, 1])}, "has 2 devices; graph 'small' has 5 ops"),
+    "wrong length": ({"device": np.array([0, 1])}, "has 2 entries; graph 'small' has 5 ops"),
     "unknown number": ({"device": np.array([0, 1, 1, 1, 3])}, "op 'u' is on device 3; devices are 0 to 2"),
     "negative": ({"device": np.array([0, 1, 1, 1, -1])}, "op 'u' is on device -1"),
     "split group": ({"device": np.array([0, 1, 2, 1, 1])}, "'a' and 'b' share the group 'g'.*'cuda:1' and 'cuda:0'"),

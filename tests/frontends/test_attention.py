@@ -14,7 +14,7 @@ CASES = {
     "masked by truth": {"mask": "bool"},
     "grouped": {"grouped": True},
     "grouped and causal": {"grouped": True, "causal": True},
-    "laid out by length": {"inside": True},
+    "laid out by length": {"layout": [2, 0, 1, 3]},
     "longer keys": {"keys": 24},
 }
 
@@ -41,7 +41,7 @@ def compare(device, dtype, case):
     for ours in (True, False):
         inputs = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
         if ours:
-            out = torch.ops.roost.attention(*inputs, mask, causal, scale, grouped, case.get("inside", False))
+            out = torch.ops.roost.attention(*inputs, mask, causal, scale, grouped, case.get("layout", [0, 1, 2, 3]))
         else:
             out = F.scaled_dot_product_attention(*inputs, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
         torch.manual_seed(1)
@@ -74,14 +74,14 @@ def test_on_a_gpu(case, dtype):
 def test_the_layout_is_the_one_asked_for():
     q, k, v, _ = tensors("cpu", torch.float32, {})
     for inside in (True, False):
-        out = torch.ops.roost.attention(q, k, v, None, False, None, False, inside)
+        out = torch.ops.roost.attention(q, k, v, None, False, None, False, [0, 2, 1, 3] if inside else [0, 1, 2, 3])
         assert (out.stride()[1] < out.stride()[2]) == inside
         assert out.transpose(1, 2).is_contiguous() == inside
 
 
 def test_the_op_passes_pytorchs_own_check_of_custom_ops():
     q, k, v, _ = (t.requires_grad_() if t is not None else None for t in tensors("cpu", torch.float32, {}))
-    torch.library.opcheck(torch.ops.roost.attention.default, (q, k, v, None, True, None, False, False))
+    torch.library.opcheck(torch.ops.roost.attention.default, (q, k, v, None, True, None, False, [0, 1, 2, 3]))
 
 
 def test_flop_of_forward_and_backward():

@@ -64,9 +64,11 @@ class Problem:
     def check(self, placement: Placement) -> Placement:
         """The placement with devices counted as this cluster counts them; raises where it does not belong here."""
         graph, cluster = self.graph, self.cluster
+        if not isinstance(placement, Placement):
+            raise InputError(f"a roost.Placement is needed, not {type(placement).__name__}; make one of the devices")
         if placement.num_ops != graph.num_ops:
             raise InputError(
-                f"the placement has {placement.num_ops} devices; graph {graph.name!r} has {graph.num_ops} ops"
+                f"the placement has {placement.num_ops} entries; graph {graph.name!r} has {graph.num_ops} ops"
             )
         if placement.graph and placement.graph != graph.digest:
             raise InputError(

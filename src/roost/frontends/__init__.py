@@ -16,6 +16,9 @@ def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options:
     handed to the front-end that reads it.
     """
     path = Path(source)
+    fixed = source.endswith((".onnx", ".pb")) or (path / "saved_model.pb").exists()
+    if fixed and train:
+        raise InputError(f"{source}: says itself whether it is inference or a step; training is for PyTorch models")
     if source.endswith(".onnx"):
         from roost.frontends.onnx import Onnx
 

@@ -6,6 +6,7 @@ of ours it stays whole, has a cost of its own, and runs the best kernel of the d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,27 +26,34 @@ def attention(
     causal: bool,
     scale: float | None,
     grouped: bool,
-    heads_inside: bool,
+    layout: Sequence[int],
 ) -> Tensor:
     """Scaled dot-product attention without dropout; `grouped` lets several query heads share a key head.
 
-    With `heads_inside` the output lies in memory as [batch, length, heads, width], though its shape is [batch, heads,
-    length, width]: the views that follow were traced for one layout or the other.
+    `layout` has the dimensions of the output from the outermost in memory to the innermost: the views that follow were
+    traced for one layout, and kernels differ in theirs.
     """
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
-    # Both do nothing where the kernel has laid it out so already. The output of an op may not be one of its inputs.
-    laid = out.transpose(1, 2).contiguous().transpose(1, 2) if heads_inside else out.contiguous()
-    return laid.clone() if laid.data_ptr() in (query.data_ptr(), value.data_ptr()) else laid
+    laid = laid_out(out, layout)  # does nothing where the kernel has laid it out so already
+    return laid.clone() if laid.data_ptr() in (query.data_ptr(), value.data_ptr()) else laid  # never an input itself
+
+
+def layout_of(stride: Sequence[int]) -> list[int]:
+    """The dimensions of a tensor from the outermost in memory to the innermost."""
+    return sorted(range(len(stride)), key=lambda dimension: -stride[dimension])
+
+
+def laid_out(tensor: Tensor, layout: Sequence[int]) -> Tensor:
+    """The tensor with its dimensions in this order in memory; itself where they are."""
+    back = [list(layout).index(dimension) for dimension in range(tensor.dim())]
+    return tensor.permute(list(layout)).contiguous().permute(back)
 
 
 @attention.register_fake
-def _(query, key, value, mask, causal, scale, grouped, heads_inside):  # type: ignore[no-untyped-def]
-    shape = (*query.shape[:-1], value.shape[-1])
-    if heads_inside:
-        return query.new_empty((shape[0], shape[2], shape[1], shape[3])).transpose(1, 2)
-    return query.new_empty(shape)
+def _(query, key, value, mask, causal, scale, grouped, layout):  # type: ignore[no-untyped-def]
+    return laid_out(query.new_empty((*query.shape[:-1], value.shape[-1])), layout)
 
 
 @torch.library.custom_op("roost::attention_backward", mutates_args=())

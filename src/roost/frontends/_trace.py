@@ -18,6 +18,7 @@ import copy
 import functools
 import operator
 import re
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,13 +31,18 @@ import torch
 import torch.fx.traceback as node_meta
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export.graph_signature import OutputKind
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
 from roost.errors import InputError, UnsupportedOp
-from roost.frontends import _attention  # noqa: F401 -- registers roost::attention
+from roost.frontends import _attention
 
 BACKWARD = "@roost_backward"  # a mark among the modules of a node: it was made by the backward pass
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+# What the step leaves changed behind. A change to an input is of no use to anyone afterwards.
+_CHANGES = (OutputKind.BUFFER_MUTATION, getattr(OutputKind, "PARAMETER_MUTATION", OutputKind.BUFFER_MUTATION))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,13 +81,14 @@ def trace(
     loss: Callable[..., Tensor] | None = None,
 ) -> Program:
     """Trace a module on example inputs; their values and those of the weights are never looked at."""
+    _check_model(model, train)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = _fake_copy(model, mode).train(train)
     if loss is not None:
         module.forward = _with_loss(module.forward, loss)
     fake_args, fake_kwargs = _fake_inputs(mode, args), _fake_inputs(mode, dict(kwargs or {}))
     with _quiet(), mode:
-        exported = _export(module, fake_args, fake_kwargs)
+        exported = _export(module, fake_args, fake_kwargs, train)
     program = _joint(exported, mode, train)
     loose = {name: value for name, value in _loose_tensors(model).items() if name in program.residents}
     return replace(program, constants={**program.constants, **loose})
@@ -92,9 +99,77 @@ def _with_loss(forward: Callable[..., Any], loss: Callable[..., Tensor]) -> Call
 
     @functools.wraps(forward)
     def with_loss(*args: Any, **kwargs: Any) -> Tensor:
-        return loss(forward(*args, **kwargs))
+        output = forward(*args, **kwargs)
+        try:
+            return loss(output)
+        except TypeError as error:
+            raise InputError(
+                f"loss cannot be called with the model's output alone: {error}. Where it needs labels, let the model "
+                "take them as inputs and return its loss"
+            ) from error
 
     return with_loss
+
+
+def _check_model(model: Any, train: bool) -> None:
+    """Refuse what would be traced wrong, or not at all."""
+    if not isinstance(model, nn.Module):
+        what = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise InputError(
+            f"a torch.nn.Module is needed, not {what}; wrap a function in a module, call a class to make one"
+        )
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError("a scripted module cannot be captured; give the module it was scripted from")
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter):
+            raise InputError(f"parameter {name!r} has no shape yet; run the model once on real inputs first")
+    for name, module in model.named_modules():
+        if train and (module._backward_hooks or module._backward_pre_hooks):
+            raise UnsupportedOp(
+                f"module {name or type(model).__name__!r} has a backward hook, which a graph cannot hold; remove it"
+            )
+
+
+class _Gradients(TorchFunctionMode):
+    """Keeps, or refuses, what a model does to its gradients, which an export would drop without a word.
+
+    Values made under `torch.no_grad` are detached; `.data` is `.detach()`. A derivative of the user's own, or a hook
+    on a gradient, is refused while training.
+    """
+
+    def __init__(self, train: bool) -> None:
+        super().__init__()
+        self.train, self.apply = train, vars(torch.autograd.Function)["apply"]
+
+    def __enter__(self) -> Any:
+        if self.train:
+
+            def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
+                raise UnsupportedOp(
+                    f"{function.__name__} is a torch.autograd.Function with a derivative of its own, which cannot be "
+                    "captured for training; write it with ordinary ops, or as a torch.library.custom_op"
+                )
+
+            torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment, method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *details: Any) -> None:
+        torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
+        if function in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook) and self.train:
+            raise UnsupportedOp("a hook on a gradient cannot be captured for training; remove it")
+        value = function(*args, **(kwargs or {}))
+        if not self.train or torch.is_grad_enabled():
+            return value
+        return tree_map_only(Tensor, _cut, value)
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor
 
 
 def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
@@ -148,11 +223,16 @@ def _quiet() -> Iterator[None]:
             yield
 
 
-def _export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.export.ExportedProgram:
+def _export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+) -> torch.export.ExportedProgram:
     try:
-        exported = torch.export.export(module, args, kwargs, strict=False)
+        with _Gradients(train):
+            exported = torch.export.export(module, args, kwargs, strict=False)
         decomposed: torch.export.ExportedProgram = exported.run_decompositions({})
         return decomposed
+    except InputError:
+        raise
     except Exception as error:
         where = _line_of_model(error)
         if isinstance(error, TypeError) and where is None:
@@ -175,7 +255,10 @@ def _refusal(error: Exception, where: str | None) -> InputError:
 def _depends_on_data(error: BaseException) -> bool:
     seen: BaseException | None = error
     while seen is not None:
-        if "DataDependent" in type(seen).__name__ or "data-dependent" in str(seen).lower():
+        if (
+            type(seen).__name__.startswith(("DataDependent", "DynamicOutputShape"))
+            or "data-dependent" in str(seen).lower()
+        ):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
@@ -183,12 +266,13 @@ def _depends_on_data(error: BaseException) -> bool:
 
 def _line_of_model(error: BaseException) -> str | None:
     """`file:line (text)` of the innermost frame that is neither PyTorch's nor ours."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), sysconfig.get_path("stdlib"))
     found = None
     for frame in traceback.extract_tb(error.__traceback__):
-        outside = not frame.filename.startswith(own) and "contextlib" not in frame.filename
-        if outside and not frame.filename.startswith("<") and "roost" not in Path(frame.filename).parts:
-            found = f"{frame.filename}:{frame.lineno} ({(frame.line or '').strip()})"
+        name = frame.filename
+        standard = name.startswith(own[2]) and "site-packages" not in name
+        if not (standard or name.startswith((*own[:2], "<"))):
+            found = f"{name}:{frame.lineno} ({(frame.line or '').strip()})"
     return found
 
 
@@ -233,6 +317,13 @@ class _Runner(fx.Interpreter):
             function.register_prehook(say)
             stack.extend(before for before, _ in function.next_functions)
 
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target is torch.ops.aten.copy.default:
+            # What writing into a slice has become. It has no derivative of its own in PyTorch; this has.
+            destination, source = args[:2]
+            return source.to(destination.dtype).expand(destination.shape).clone()
+        return super().call_function(target, args, kwargs)
+
     def _attend(self, node: fx.Node) -> Any:
         def attend(
             query: Tensor,
@@ -246,14 +337,13 @@ class _Runner(fx.Interpreter):
             enable_gqa: bool = False,
         ) -> Any:
             # The views that follow were traced for this layout.
-            stride = node.meta["val"].stride()
-            inside = len(stride) == 4 and stride[1] < stride[2]
+            layout = _attention.layout_of(node.meta["val"].stride())
             if dropout_p > 0.0 or (attn_mask is not None and attn_mask.requires_grad):
                 # With dropout, or a mask that learns, PyTorch itself multiplies out the scores.
                 settings = {"scale": scale, "enable_gqa": enable_gqa}
                 out = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **settings)
-                return out.transpose(1, 2).contiguous().transpose(1, 2) if inside else out.contiguous()
-            return torch.ops.roost.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, inside)
+                return _attention.laid_out(out, layout)
+            return torch.ops.roost.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, layout)
 
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         with node_meta.set_current_meta(node):
@@ -263,8 +353,7 @@ class _Runner(fx.Interpreter):
 def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: bool) -> Program:
     """Trace the exported graph, and its backward, into one program."""
     residents = _Residents(exported)
-    signature = exported.graph_signature
-    num_mutations = len(signature.buffers_to_mutate)
+    kinds = [spec.kind for spec in exported.graph_signature.output_specs]
     learns = [index for index, trainable in enumerate(residents.trainable) if trainable] if train else []
 
     runner = _Runner(exported.graph_module, mark=train)
@@ -276,7 +365,8 @@ def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: 
         placed = [values[slot] for slot in residents.slots]
         with torch.set_grad_enabled(train):
             found = runner.run(*placed, enable_io_processing=False)
-        mutated, outputs = found[:num_mutations], list(found[num_mutations:])
+        outputs = [value for value, kind in zip(found, kinds, strict=True) if kind == OutputKind.USER_OUTPUT]
+        mutated = [value for value, kind in zip(found, kinds, strict=True) if kind in _CHANGES]
         gradients: list[Any] = []
         if train:
             loss = _loss(exported, outputs)
@@ -391,7 +481,8 @@ def _program(
     output = next(node for node in module.graph.nodes if node.op == "output")
     results, gradients, mutated = output.args[0]
     names = residents.names
-    buffers = list(exported.graph_signature.buffers_to_mutate.values())
+    specs = exported.graph_signature.output_specs
+    buffers = [str(spec.target) for spec in specs if spec.kind in _CHANGES]
     found = {names[index]: node for index, node in zip(learns, gradients, strict=True) if node is not None}
     new_values = {residents.tied.get(name, name): node for name, node in zip(buffers, mutated, strict=True)}
     # One flat list, so that the module returns what `run` expects.
@@ -419,6 +510,10 @@ def is_getitem(node: fx.Node) -> bool:
 def trace_exported(exported: torch.export.ExportedProgram, *, train: bool = False) -> Program:
     """Trace a program that was exported, and perhaps saved, before."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    for node in exported.graph.nodes:
+        shape = getattr(node.meta.get("val"), "shape", ())
+        if node.op == "placeholder" and not all(isinstance(size, int) for size in shape):
+            raise InputError(f"input {node.name!r} has the dynamic shape {list(shape)}; export with fixed shapes")
     with _quiet():
         exported = exported.run_decompositions({})
     return _joint(exported, mode, train)

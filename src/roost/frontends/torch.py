@@ -49,15 +49,23 @@ def capture(
     """
     from roost.frontends import _trace
 
+    if not isinstance(optimizer, str):
+        known = ", ".join(OPTIMIZERS)
+        raise InputError(f"optimizer is {type(optimizer).__name__}; give its name, one of {known}")
     if optimizer not in OPTIMIZERS:
         raise UnknownName("optimizer", optimizer, OPTIMIZERS)
+    if name is not None and not isinstance(name, str):
+        raise InputError(f"name is {name!r}; it must be a text")
     if isinstance(example_inputs, Mapping):
         args, kwargs = (), dict(example_inputs)
     else:
         args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
         kwargs = {}
-    program = _trace.trace(model, args, kwargs, train=train, loss=loss)
-    return describe(program, name or type(model).__name__, optimizer if train else None)[0]
+    try:
+        program = _trace.trace(model, args, kwargs, train=train, loss=loss)
+        return describe(program, name or type(model).__name__, optimizer if train else None)[0]
+    except (RuntimeError, NotImplementedError) as error:  # sparse gradients, nested tensors: PyTorch says no
+        raise InputError(f"the model cannot be captured: {str(error).strip().splitlines()[0]}") from error
 
 
 def describe(program: Program, name: str, optimizer: str | None = None) -> tuple[Graph, Coverage]:
@@ -131,6 +139,7 @@ class _Description:
             self.builder.add(op, "output", [producer], output_bytes=_storage_bytes(value), group=producer, **about)
             self._made(node, op)
             return
+        self._check_dtypes(node, about["module"])
         flop, known = _flop.flop_of(node)
         read, written = _flop.bytes_of(node)
         self.count.add(_kind(node), flop, read + written, "formula" if known else "elements")
@@ -152,6 +161,19 @@ class _Description:
         else:
             self._made(node, op)
 
+    def _check_dtypes(self, node: fx.Node, module: str) -> None:
+        """Fake tensors multiply what real ones refuse to: a half-precision weight with single-precision inputs."""
+        from roost.frontends import _flop
+
+        if not _kind(node).endswith(("mm", "convolution")):
+            return
+        dtypes = {_dtype(tensor) for tensor in _flop.tensors_in(_flop.arguments(node)) if tensor.is_floating_point()}
+        if len(dtypes) > 1:
+            raise InputError(
+                f"{_kind(node)} in module {module!r} mixes {' and '.join(sorted(dtypes))}; give the model and its "
+                "inputs one type"
+            )
+
     def add_updates(self, optimizer: str) -> None:
         """One op for each parameter that has a gradient, at the end, as an optimizer's step does it."""
         states, flop = OPTIMIZERS[optimizer]
@@ -159,7 +181,10 @@ class _Description:
         for name, gradient in self.program.gradients.items():
             value = sizes[name].meta["val"]
             size, module, dtype = _storage_bytes(value), name.rpartition(".")[0], _dtype(value)
-            kept = [self.builder.parameter(f"{name}:{state}", size, module=module, dtype=dtype) for state in states]
+            kept = [
+                self.builder.parameter(self._unused(f"{name}:{state}"), size, module=module, dtype=dtype)
+                for state in states
+            ]
             touched = size * (1 + len(kept))
             self.builder.add(
                 self._unused(f"{name}:update"),
@@ -280,12 +305,12 @@ def load_model(source: str) -> tuple[nn.Module, Any]:
         sys.path.insert(0, "")  # as `python -m` does: modules in the working folder
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"cannot load {source!r}: {error}") from error
-    made = found() if callable(found) and not isinstance(found, nn.Module) else found
-    if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
-        inputs = made.example_inputs
-        return made, inputs() if callable(inputs) else inputs
+        made = found() if callable(found) and not isinstance(found, nn.Module) else found
+        if isinstance(made, nn.Module) and hasattr(made, "example_inputs"):
+            inputs = made.example_inputs
+            return made, inputs() if callable(inputs) else inputs
+    except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
+        raise InputError(f"cannot load {source!r}: {type(error).__name__}: {error}") from error
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return made
     raise InputError(

@@ -66,6 +66,8 @@ class Simulator:
     @staticmethod
     def of(problem: Problem) -> Simulator:
         """The simulator of a problem, made once and kept with it."""
+        if not isinstance(problem, Problem):
+            raise InputError(f"a problem is needed, not {type(problem).__name__}; roost.estimate makes one of a graph")
         kept = vars(problem).get("_simulator")
         if kept is None:
             kept = vars(problem)["_simulator"] = Simulator(problem)

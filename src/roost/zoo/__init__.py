@@ -102,6 +102,9 @@ def _capture(chosen: Settings, name: str, train: bool, optimizer: str) -> Graph:
 
     from roost.frontends.torch import capture
 
-    with torch.device("meta"):
-        built, inputs = chosen.model(), chosen.inputs(train)
+    try:
+        with torch.device("meta"):
+            built, inputs = chosen.model(), chosen.inputs(train)
+    except (RuntimeError, TypeError, OverflowError) as error:
+        raise InputError(f"{name} cannot be built with {chosen}: {str(error).splitlines()[0]}") from error
     return capture(built, inputs, train=train, optimizer=optimizer, name=name)

@@ -1,0 +1,115 @@
+"""What a model does to its gradients, buffers and inputs is captured as it is, or refused: never dropped."""
+
+import pytest
+import torch
+import tricky_models as tricky
+from torch import nn
+
+import roost
+from roost.errors import InputError, UnsupportedOp
+from roost.frontends import read
+from roost.frontends._trace import trace
+from roost.frontends.torch import capture
+from roost.testing.numerics import compare_with_eager
+
+X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("model", tricky.RIGHT)
+def test_the_numbers_are_those_of_the_model(model, train):
+    torch.manual_seed(0)
+    differences = compare_with_eager(model(), (X.clone(),), train=train)
+    # nn.TransformerEncoderLayer runs a fused kernel of its own in inference.
+    assert max(differences.values()) <= (1e-6 if issubclass(model, tricky.Encoder) else 0), differences
+
+
+def test_a_weight_and_a_buffer_that_change_each_get_their_own_new_value():
+    program = trace(tricky.ChangesItsWeight().eval(), (X,))
+    assert list(program.new_values) == ["layer.weight", "count"]
+    shapes = [tuple(node.meta["val"].shape) for node in program.new_values.values()]
+    assert shapes == [(8, 8), ()]
+    assert len(program.results) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (tricky.OwnDerivative, "Sevenfold is a torch.autograd.Function"),
+        (tricky.TensorHook, "a hook on a gradient"),
+        (tricky.PicksRows, "decides by the values of a tensor"),
+    ],
+)
+def test_what_would_be_wrong_is_refused(model, message):
+    with pytest.raises(UnsupportedOp, match=message):
+        capture(model(), X, train=True)
+
+
+def test_a_backward_hook_is_refused():
+    model = nn.Sequential(nn.Linear(8, 8))
+    model[0].register_full_backward_hook(lambda *_: None)
+    with pytest.raises(UnsupportedOp, match="module '0' has a backward hook"):
+        capture(model, X, train=True, loss=lambda y: y.sum())
+    assert capture(model, X).num_ops > 0
+
+
+def test_refusing_leaves_pytorch_as_it_was():
+    with pytest.raises(UnsupportedOp):
+        capture(tricky.OwnDerivative(), X, train=True)
+    y = torch.ones(2, requires_grad=True)
+    tricky.Sevenfold.apply(y).sum().backward()
+    assert y.grad.tolist() == [7, 7]
+    assert capture(tricky.OwnDerivative(), X).num_ops > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: capture(lambda x: x, X), "a torch.nn.Module is needed, not function"),
+        (lambda: capture(nn.Linear, X), "a torch.nn.Module is needed, not Linear"),
+        (lambda: capture(None, X), "a torch.nn.Module is needed, not NoneType"),
+        (lambda: capture(nn.LazyLinear(4), X), "has no shape yet"),
+        (lambda: capture(nn.Linear(8, 8).half(), X), "mixes float16 and float32"),
+        (lambda: capture(nn.Linear(8, 8), ()), "do not fit the model's forward"),
+        (lambda: capture(nn.Linear(8, 8), {"y": X}), "do not fit the model's forward"),
+        (lambda: capture(nn.Linear(8, 8), X, train=True, loss=nn.CrossEntropyLoss()), "loss cannot be called"),
+        (lambda: capture(nn.Linear(8, 8), X, optimizer=torch.optim.SGD), "give its name"),
+        (lambda: capture(nn.Linear(8, 8), X, name=3), "name is 3"),
+        (lambda: capture(nn.Embedding(9, 4, sparse=True), torch.zeros(3, dtype=torch.int64), train=True,
+                         loss=lambda y: y.sum()), "cannot be captured"),
+        (lambda: capture(torch.jit.script(nn.Linear(8, 8)), X), "scripted"),
+        (lambda: roost.estimate("graph", "k80x2"), "takes a graph and a cluster"),
+        (lambda: roost.simulate(capture(nn.Linear(8, 8), X), roost.Placement([0])), "a problem is needed"),
+        (lambda: roost.simulate(roost.estimate(capture(nn.Linear(8, 8), X), "cpu"), [0] * 4), "a roost.Placement is"),
+        (lambda: read("model.onnx", train=True), "training is for PyTorch models"),
+        (lambda: read("no_such_module:model"), "cannot load"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_newcomers(call, message):
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_a_callable_that_fails_is_named(tmp_path, monkeypatch):
+    (tmp_path / "failing.py").write_text(
+        "import sys\ndef fails(): raise KeyError('x')\ndef stops(): sys.exit(5)\ndef needs(a): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("fails", "stops", "needs"):
+        with pytest.raises(InputError, match=f"cannot load 'failing:{name}'"):
+            read(f"failing:{name}")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_program_exported_with_dynamic_shapes_is_refused(tmp_path):
+    path = tmp_path / "model.pt2"
+    batch = torch.export.Dim("batch")
+    torch.export.save(torch.export.export(nn.Linear(8, 8), (X,), dynamic_shapes={"input": {0: batch}}), str(path))
+    with pytest.raises(InputError, match=r"has the dynamic shape .* fixed shapes"):
+        read(str(path))
+
+
+def test_a_preset_may_be_named_in_estimate():
+    assert roost.estimate(capture(nn.Linear(8, 8), X), "k80x2").cluster.name == "k80x2"
