@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import Any
 
 from typer.core import TyperGroup
@@ -9,11 +11,8 @@ from typer.core import TyperGroup
 from roost.cli import _console
 from roost.errors import Infeasible, InputError, MissingExtra, RoostError
 
-BAD_INPUT, NOTHING_FITS, NOT_VERIFIED = (
-    2,
-    3,
-    4,
-)  # Typer ends bad usage with 2 too, Ctrl-C with 130, a closed pipe with 1
+# Typer ends bad usage with 2 too, Ctrl-C with 130, a closed pipe with 1.
+BAD_INPUT, NOTHING_FITS, NOT_VERIFIED = 2, 3, 4
 _OTHER = 1
 
 
@@ -28,7 +27,22 @@ class Group(TyperGroup):
             raise SystemExit(_code(error)) from None
         except OSError as error:
             _console.error(str(error))
+            _abandon_output()
             raise SystemExit(BAD_INPUT) from None
+
+    def invoke(self, ctx: Any) -> Any:
+        result = super().invoke(ctx)
+        sys.stdout.flush()  # here, where a full disk can still be told, and not as Python ends
+        return result
+
+
+def _abandon_output() -> None:
+    """Where standard output cannot be written, let what is left of it go nowhere, or Python would stumble at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _code(error: RoostError) -> int:
