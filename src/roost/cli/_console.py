@@ -31,9 +31,9 @@ def console(stderr: bool = False) -> Console:
             for segment in super().render(*args, **settings):
                 yield segment if segment.control else Segment(harmless(segment.text), segment.style)
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to stop
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to stop
     return Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
 
 

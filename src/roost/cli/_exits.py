@@ -26,8 +26,8 @@ class Group(TyperGroup):
             _console.error(str(error))
             raise SystemExit(_code(error)) from None
         except OSError as error:
-            _console.error(str(error))
             _abandon_output()
+            _console.error(str(error))
             raise SystemExit(BAD_INPUT) from None
 
     def invoke(self, ctx: Any) -> Any:
@@ -37,7 +37,7 @@ class Group(TyperGroup):
 
 
 def _abandon_output() -> None:
-    """Where standard output cannot be written, let what is left of it go nowhere, or Python would stumble at its end."""
+    """Where standard output cannot be written, let the rest of it go nowhere, or Python would stumble at its end."""
     try:
         sys.stdout.flush()
     except OSError:
