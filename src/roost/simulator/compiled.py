@@ -223,7 +223,7 @@ class Simulator:
 
     def _checked(self, devices: Array) -> Array:
         """A batch of devices that the kernels can trust."""
-        devices = np.array(exact(devices, np.int32, "devices"))  # a copy: nobody may change it after the check
+        devices = exact(devices, np.int32, "devices")  # a copy: nobody may change it after the check
         num_ops = self.problem.graph.num_ops
         if devices.ndim != 2 or devices.shape[1] != num_ops:
             raise InputError(f"devices must be [batch, {num_ops}], not {list(devices.shape)}")
