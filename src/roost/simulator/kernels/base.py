@@ -95,7 +95,7 @@ def _cache_folder() -> Path | None:
     to one of those would go unnoticed, and the old code would run.
     """
     text = sha256()
-    for file in sorted(Path(__file__).parent.glob("*.py")):
+    for file in sorted(Path(__file__).parents[2].glob("*/kernels/*.py")):
         text.update(file.read_bytes())
     user = os.getuid() if hasattr(os, "getuid") else 0
     given = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", ""]

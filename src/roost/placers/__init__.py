@@ -1,0 +1,61 @@
+"""Problem -> Placement: one file per placer; the file name is its name on the command line.
+
+A placer is a frozen dataclass of settings with one method, `place`. It gets a problem and a function that says what
+placements cost; the caller counts the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What a compiled loop did between two looks at the clock."""
+
+    placements: Sequence[Placement]  # the best it found; few, for each is simulated again
+    simulations: int  # placements it simulated by itself
+    state: Mapping[str, Array] = field(default_factory=dict)  # where to go on from
+
+
+class Evaluate(Protocol):
+    """Placements -> trials, in the order given. It counts the budget, and raises `BudgetSpent` when that is spent."""
+
+    rng: np.random.Generator  # made from the seed of the search: the only source of chance
+
+    def __call__(self, placements: Sequence[Placement]) -> list[Trial]:
+        """Evaluate as many as the budget allows; where that is not all of them, `BudgetSpent` is raised after those."""
+
+    def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
+        """One round of a compiled loop: its simulations are counted, its placements become trials; gives its state.
+
+        A search that goes on from a journal does not run a round again that the journal has.
+        """
+
+    @property
+    def best(self) -> Trial | None:
+        """The best trial so far."""
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the budget is spent; infinite where there is no limit."""
+
+    @property
+    def trials_left(self) -> float:
+        """Trials and simulations until the budget is spent; infinite where there is no limit."""
+
+
+class Placer(Protocol):
+    """What a placer is."""
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        """The best placement it can find. Where none fits it returns the one that is nearest to fitting."""
