@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class RoostError(Exception):
@@ -59,6 +60,8 @@ class Infeasible(RoostError):
         super().__init__(message)
         self.device = device
         self.missing_bytes = missing_bytes
+        self.result: Any = None  # of the search that found nothing, with its best try
+        self.activation_share: float | None = None  # what a smaller batch would have to leave of the activations
 
 
 class MissingExtra(RoostError, ImportError):

@@ -163,7 +163,7 @@ class TimelineFile(File, tag_field="format", tag="roost.timeline"):
 
 
 class TrialRow(File, tag_field="format", tag="roost.trial"):
-    """One trial: a line of `trials.jsonl`."""
+    """One trial, with its placement."""
 
     version: int
     digest: str
@@ -174,6 +174,7 @@ class TrialRow(File, tag_field="format", tag="roost.trial"):
     seconds: Figure = 0.0
     source: str = "simulated"
     placer: str = ""
+    missing_bytes: Count = 0
 
 
 class BoundRow(File):
@@ -197,6 +198,7 @@ class ResultFile(File, tag_field="format", tag="roost.result"):
     graph: str = ""
     cluster: str = ""
     problem: str = ""
+    ended: str = ""
 
 
 # Graph ------------------------------------------------------------------------------------------------------------
@@ -536,6 +538,7 @@ def trial_row(trial: Trial) -> TrialRow:
         seconds=trial.seconds,
         source=trial.source,
         placer=trial.placer,
+        missing_bytes=trial.missing_bytes,
     )
 
 
@@ -554,6 +557,7 @@ def trial_from(row: TrialRow) -> Trial:
         seconds=row.seconds,
         source=row.source,
         placer=row.placer,
+        missing_bytes=row.missing_bytes,
     )
 
 
@@ -570,6 +574,7 @@ def result_file(result: Result) -> ResultFile:
         graph=result.graph,
         cluster=result.cluster,
         problem=result.problem,
+        ended=result.ended,
     )
 
 
@@ -585,4 +590,5 @@ def result_from(file: ResultFile) -> Result:
         graph=file.graph,
         cluster=file.cluster,
         problem=file.problem,
+        ended=file.ended,
     )

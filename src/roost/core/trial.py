@@ -21,12 +21,17 @@ class Trial:
     seconds: float = 0.0  # spent on it
     source: str = "simulated"  # or "measured"
     placer: str = ""
+    missing_bytes: int = 0  # beyond the capacities, on all devices together
 
     def better_than(self, other: Trial | None) -> bool:
-        """Feasible before infeasible, then the shorter step."""
-        if other is None or self.feasible != other.feasible:
-            return other is None or self.feasible
-        return self.step_time < other.step_time
+        """Feasible before infeasible, then nearer to fitting, then the shorter step."""
+        if other is None:
+            return True
+        return (not self.feasible, self.missing_bytes, self.step_time) < (
+            not other.feasible,
+            other.missing_bytes,
+            other.step_time,
+        )
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,11 @@ class Bound:
 
     step_time: float  # seconds
     proof: str
+
+
+# done: the placer came to its end. budget: trials or seconds were spent. optimal: the bound was reached.
+# interrupted: with Ctrl-C. stopped: whoever watched it asked for that.
+ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +61,7 @@ class Result:
     graph: str = ""  # name
     cluster: str = ""  # name
     problem: str = ""  # digest
+    ended: str = ""  # why: one of ENDINGS
 
     @property
     def gap(self) -> float | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Bound, Trial
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +31,9 @@ class Round:
 class Evaluate(Protocol):
     """Placements -> trials, in the order given. It counts the budget, and raises `BudgetSpent` when that is spent."""
 
-    rng: np.random.Generator  # made from the seed of the search: the only source of chance
+    @property
+    def rng(self) -> np.random.Generator:
+        """Made from the seed of the search and the name of the placer: the only source of chance."""
 
     def __call__(self, placements: Sequence[Placement]) -> list[Trial]:
         """Evaluate as many as the budget allows; where that is not all of them, `BudgetSpent` is raised after those."""
@@ -40,6 +43,12 @@ class Evaluate(Protocol):
 
         A search that goes on from a journal does not run a round again that the journal has.
         """
+
+    def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluate:
+        """The same for a placer that this one asks: its trials bear its name, and it may spend at most so much."""
+
+    def prove(self, bound: Bound) -> None:
+        """No placement has a shorter step than this."""
 
     @property
     def best(self) -> Trial | None:

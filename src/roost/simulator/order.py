@@ -8,6 +8,7 @@ from roost.core.arrays import Array
 from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.simulator.kernels import ranks
 
 
 def dispatch_order(problem: Problem, placement: Placement) -> Array:
@@ -29,12 +30,9 @@ def dispatch_order(problem: Problem, placement: Placement) -> Array:
 
 def by_priority(graph: Graph, priority: Array) -> Array:
     """Ops by priority, highest first, then program order; an op is as urgent as the most urgent that waits for it."""
-    urgency = priority.tolist()
-    starts, sources = graph.input_start.tolist(), graph.input_op.tolist()
-    for op in range(graph.num_ops - 1, -1, -1):
-        for source in sources[starts[op] : starts[op + 1]]:
-            urgency[source] = max(urgency[source], urgency[op])
-    return np.argsort(-np.array(urgency), kind="stable")
+    urgency = np.array(priority, dtype=np.float64)
+    ranks.inherit(graph.input_start, graph.input_op, urgency)
+    return np.argsort(-urgency, kind="stable")
 
 
 def upward_rank(problem: Problem) -> Array:  # [ops] seconds
@@ -45,18 +43,28 @@ def upward_rank(problem: Problem) -> Array:  # [ops] seconds
     graph, cluster = problem.graph, problem.cluster
     time = np.where(problem.allowed, problem.op_time, 0).sum(axis=1) / problem.allowed.sum(axis=1)
     apart = ~np.eye(cluster.num_devices, dtype=bool)
+    transfer = np.zeros(graph.num_ops)
     if cluster.num_devices > 1:
-        transfer = (
-            cluster.latency[apart].mean() + graph.output_bytes * cluster.seconds_per_byte[apart].mean()
-        ).tolist()
-    else:
-        transfer = [0.0] * graph.num_ops
-    parameter, own = graph.is_parameter.tolist(), time.tolist()
-    starts, sources = graph.input_start.tolist(), graph.input_op.tolist()
-    rank = [0.0] * graph.num_ops  # of consumers so far: the longest way on from here
-    for op in range(graph.num_ops - 1, -1, -1):
-        rank[op] += own[op]
-        for source in sources[starts[op] : starts[op + 1]]:
-            if not parameter[source]:
-                rank[source] = max(rank[source], transfer[source] + rank[op])
-    return np.array(rank)
+        transfer += cluster.latency[apart].mean() + graph.output_bytes * cluster.seconds_per_byte[apart].mean()
+    rank = np.zeros(graph.num_ops)
+    ranks.longest(graph.input_start, graph.input_op, graph.is_parameter, time, transfer, rank)
+    return rank
+
+
+def placed_rank(problem: Problem, device: Array) -> Array:  # [ops] seconds
+    """The longest path from each op to the end of the step, under a placement."""
+    graph, cluster = problem.graph, problem.cluster
+    own = problem.op_time[np.arange(graph.num_ops), device]
+    rank = np.zeros(graph.num_ops)
+    ranks.longest_placed(
+        graph.input_start,
+        graph.input_op,
+        graph.is_parameter,
+        np.asarray(device, dtype=np.int32),
+        own,
+        graph.output_bytes.astype(np.float64),
+        cluster.latency,
+        cluster.seconds_per_byte,
+        rank,
+    )
+    return rank

@@ -1,0 +1,1 @@
+"""Problem x Placer x Budget -> Result."""

@@ -1,0 +1,205 @@
+"""What a placer calls to learn what placements cost. It counts the budget, keeps the best, and writes the journal."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Protocol
+
+import numpy as np
+
+from roost.core import rows
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Bound, Trial
+from roost.errors import BudgetSpent
+from roost.placers import Round
+from roost.search import journal as journals
+from roost.search.budget import Budget
+from roost.search.journal import Journal, RoundLine
+
+_SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
+_CLOSE = 1e-9  # a step this near to the bound is as short as can be
+
+
+class Source(Protocol):
+    """Where trials come from: the simulator, or devices."""
+
+    seconds_each: float
+
+    def trials(self, placements: Sequence[Placement]) -> list[Trial]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """Where a search stands after a trial."""
+
+    trial: Trial
+    best: Trial
+    bound: Bound | None
+    num_trials: int  # simulations of compiled loops included
+    seconds: float
+
+
+class Stopped(BudgetSpent):
+    """Whoever watches the search asked it to end, or it reached its bound."""
+
+    def __init__(self, ended: str) -> None:
+        super().__init__(ended)
+        self.ended = ended
+
+
+class Search:
+    """What all placers of one search share."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        source: Source,
+        budget: Budget,
+        seed: int = 0,
+        journal: Journal | None = None,
+        on_trial: Callable[[Progress], object] | None = None,
+    ) -> None:
+        self.problem, self.source, self.budget, self.seed = problem, source, budget, seed
+        self.journal, self.on_trial = journal, on_trial
+        self.best: Trial | None = None
+        self.best_of: dict[str, Trial] = {}  # by placer
+        self.bound: Bound | None = None
+
+    def prove(self, bound: Bound) -> None:
+        if self.bound is None or bound.step_time > self.bound.step_time:
+            self.bound = bound
+
+    def take(self, trials: Sequence[Trial], count: int) -> None:
+        """Count so many trials, and keep what is best of these."""
+        self.budget.num_trials += count
+        for trial in trials:
+            if trial.better_than(self.best):
+                self.best = trial
+            if trial.better_than(self.best_of.get(trial.placer)):
+                self.best_of[trial.placer] = trial
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        """Tell whoever watches, and end the search where that is wished for, or nothing better can come."""
+        assert self.best is not None
+        seconds = self.budget.elapsed
+        for trial in trials if self.on_trial is not None else ():
+            assert self.on_trial is not None
+            if self.on_trial(Progress(trial, self.best, self.bound, self.budget.num_trials, seconds)) is True:
+                raise Stopped("stopped")
+        if self.bound is not None and self.best.feasible and self.best.step_time <= self.bound.step_time * (1 + _CLOSE):
+            raise Stopped("optimal")
+
+
+class Evaluation:
+    """The `evaluate` of one placer in a search."""
+
+    def __init__(self, search: Search, placer: str, trials: float = inf, seconds: float = inf) -> None:
+        self._search, self._placer = search, placer
+        self._most_trials = search.budget.num_trials + min(trials, search.budget.trials_left)
+        self._until = search.budget.elapsed + min(seconds, search.budget.seconds_left)
+        self.rng = np.random.default_rng([search.seed, zlib.crc32(placer.encode())])
+
+    def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluation:
+        return Evaluation(self._search, placer, min(trials, self.trials_left), min(seconds, self.seconds_left))
+
+    @property
+    def best(self) -> Trial | None:
+        return self._search.best
+
+    @property
+    def seconds_left(self) -> float:
+        return self._until - self._search.budget.elapsed
+
+    @property
+    def trials_left(self) -> float:
+        return self._most_trials - self._search.budget.num_trials
+
+    def prove(self, bound: Bound) -> None:
+        self._search.prove(bound)
+
+    def __call__(self, placements: Sequence[Placement]) -> list[Trial]:
+        found: list[Trial] = []
+        for part in self._parts(placements):
+            found += part
+        if len(found) < len(placements):
+            raise BudgetSpent(f"{len(found)} of {len(placements)} placements were evaluated")
+        return found
+
+    def _parts(self, placements: Sequence[Placement]) -> Iterator[list[Trial]]:
+        """Slices of the batch as they are done, for as long as the budget lasts."""
+        search, first = self._search, 0
+        while first < len(placements):
+            known = self._known(placements[first])
+            if self.trials_left < 1 or (self.seconds_left <= 0 and known is None):
+                return
+            if known is not None:
+                search.take([known], 1)
+                search.tell([known])
+                first += 1
+                yield [known]
+                continue
+            size = max(1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6))))
+            size = int(min(size, self.trials_left))
+            if search.journal is not None and search.journal.is_replaying:
+                size = 1  # the next may be known
+            part = [replace(t, placer=self._placer) for t in search.source.trials(placements[first : first + size])]
+            self._keep(part)
+            first += size
+            yield part
+
+    def _known(self, placement: Placement) -> Trial | None:
+        journal = self._search.journal
+        return journal.take_trial(placement) if journal is not None and journal.trials else None
+
+    def _keep(self, trials: list[Trial]) -> None:
+        """Write trials down before anything is made of them."""
+        search = self._search
+        if search.journal is not None:
+            search.journal.write(self._lines(trials))
+        search.take(trials, len(trials))
+        search.tell(trials)
+
+    def _lines(self, trials: Sequence[Trial]) -> list[journals.TrialLine]:
+        elapsed, best, lines = self._search.budget.elapsed, self._search.best, []
+        for trial in trials:
+            better = trial.better_than(best)
+            best = trial if better else best
+            lines.append(journals.trial_line(trial, elapsed, with_placement=better))
+        return lines
+
+    def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
+        search = self._search
+        known = search.journal.take_round() if search.journal is not None else None
+        if known is not None:
+            return self._replay(known)
+        if self.trials_left < 1 or self.seconds_left <= 0:
+            raise BudgetSpent("nothing is left for another round")
+        done = run()
+        trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]
+        if search.journal is not None:
+            lines = self._lines(trials)
+            for line, trial in zip(lines, trials, strict=True):
+                line.placement = rows.placement_file(trial.placement)
+            elapsed = search.budget.elapsed
+            state = journals.state_rows(done.state)
+            search.journal.write([RoundLine(simulations=done.simulations, elapsed=elapsed, state=state, trials=lines)])
+        search.take(trials, done.simulations)
+        search.tell(trials)
+        return done.state
+
+    def _replay(self, line: RoundLine) -> Mapping[str, Array]:
+        search = self._search
+        assert search.journal is not None
+        placements = [rows.placement_from(t.placement) for t in line.trials if t.placement is not None]
+        placements = [search.problem.check(placement) for placement in placements]
+        trials = [journals.trial_from(t, p) for t, p in zip(line.trials, placements, strict=True)]
+        search.take(trials, line.simulations)
+        search.tell(trials)
+        return journals.state_from(search.journal.path, line.state)

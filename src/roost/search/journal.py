@@ -1,0 +1,247 @@
+"""`trials.jsonl`: every finished trial of a search, one line each, so that a search that was killed can go on.
+
+The first line says what is searched and how. A trial is a line with what was found; its placement is written where it
+was the best so far, and its digest always. A round of a compiled loop is a line with the loop's state. Going on means
+running the placer again with the same seed: it asks for the same placements, and what the journal has is not evaluated
+again.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import os
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+
+import roost
+from roost.core import rows
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.rows import Count, Figure, File, PlacementFile
+from roost.core.trial import Trial
+from roost.errors import InputError
+
+_STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
+
+
+class HeadLine(File, tag_field="row", tag="head"):
+    """What is searched, and how."""
+
+    version: int
+    problem: str  # digest
+    graph: str
+    cluster: str
+    placer: str
+    settings: str
+    seed: int
+    roost: str
+
+
+class TrialLine(File, tag_field="row", tag="trial", omit_defaults=True):
+    """One finished trial."""
+
+    digest: str
+    step_time: Figure
+    peak_memory: list[Count]
+    feasible: bool
+    elapsed: Figure  # seconds since the search began
+    seconds: Figure = 0.0
+    source: str = "simulated"
+    placer: str = ""
+    missing_bytes: Count = 0
+    placement: PlacementFile | None = None
+
+
+class ArrayRow(File):
+    """An array, in base 64."""
+
+    dtype: str
+    shape: list[Count]
+    data: str
+
+
+class RoundLine(File, tag_field="row", tag="round"):
+    """One round of a compiled loop, with the trials it reports."""
+
+    simulations: Count
+    elapsed: Figure
+    state: dict[str, ArrayRow]
+    trials: list[TrialLine]
+
+
+@dataclass
+class Journal:
+    """An open journal: what it had when it was opened, and room for more."""
+
+    path: Path
+    trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
+    rounds: deque[RoundLine] = field(default_factory=deque)
+    elapsed: float = 0.0
+    _file: BinaryIO | None = None
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether it has anything that was not asked for yet."""
+        return bool(self.trials or self.rounds)
+
+    def take_trial(self, placement: Placement) -> Trial | None:
+        """What a placement was found to cost before, once for each time it was evaluated."""
+        found = self.trials.get(placement.digest)
+        if not found:
+            return None
+        line = found.popleft()
+        if not found:
+            del self.trials[placement.digest]
+        return trial_from(line, placement)
+
+    def take_round(self) -> RoundLine | None:
+        return self.rounds.popleft() if self.rounds else None
+
+    def write(self, lines: Sequence[TrialLine | RoundLine | HeadLine]) -> None:
+        """Add lines, in one piece: they are with the system when this returns."""
+        assert self._file is not None
+        encoder = msgspec.json.Encoder()
+        data = b"".join(encoder.encode(line) + b"\n" for line in lines)
+        try:
+            end = self._file.seek(0, os.SEEK_END)
+            try:
+                self._file.write(data)
+                self._file.flush()
+            except OSError:
+                self._file.truncate(end)
+                raise
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def open_journal(path: str | Path, problem: Problem, placer: str, settings: str, seed: int) -> Journal:
+    """A new journal, or one that goes on; it must be of the same search."""
+    path = Path(path)
+    head = HeadLine(
+        version=1,
+        problem=problem.digest,
+        graph=problem.graph.name,
+        cluster=problem.cluster.name,
+        placer=placer,
+        settings=settings,
+        seed=seed,
+        roost=roost.__version__,
+    )
+    journal = Journal(path)
+    try:
+        journal._file = file = path.open("a+b", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        journal.close()
+        raise InputError(f"{path}: another search is writing to it; wait for it, or name another file") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(path)!r}: cannot be written: {reason}") from error
+    try:
+        _read(journal, head)
+    except BaseException:
+        journal.close()
+        raise
+    return journal
+
+
+def _read(journal: Journal, head: HeadLine) -> None:
+    """Take over what is there. A last line that was cut off is dropped; any other bad line is an error."""
+    file = journal._file
+    assert file is not None
+    file.seek(0)
+    data = file.read()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        file.truncate(whole)
+    lines = data[:whole].splitlines()
+    if not lines:
+        journal.write([head])
+        return
+    decoder = msgspec.json.Decoder(HeadLine | TrialLine | RoundLine)
+    for number, text in enumerate(lines, 1):
+        try:
+            line = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise InputError(f"{journal.path}: line {number}: {error}; mend it, or begin a new file") from None
+        if number == 1:
+            _check_head(journal.path, line, head)
+        elif isinstance(line, TrialLine):
+            journal.trials.setdefault(line.digest, deque()).append(line)
+        elif isinstance(line, RoundLine):
+            journal.rounds.append(line)
+        if not isinstance(line, HeadLine):
+            journal.elapsed = max(journal.elapsed, line.elapsed)
+
+
+def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
+    if not isinstance(found, HeadLine):
+        raise InputError(f"{path}: line 1: is no head; this is not a journal of trials: name another file")
+    for name in ("version", "problem", "placer", "settings", "seed", "roost"):
+        was, now = getattr(found, name), getattr(wanted, name)
+        if was != now:
+            raise InputError(f"{path}: {name}: this search has {now!r}, the file {was!r}; begin a new file")
+
+
+def trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
+    return TrialLine(
+        digest=trial.placement.digest,
+        step_time=trial.step_time,
+        peak_memory=trial.peak_memory.tolist(),
+        feasible=trial.feasible,
+        elapsed=elapsed,
+        seconds=trial.seconds,
+        source=trial.source,
+        placer=trial.placer,
+        missing_bytes=trial.missing_bytes,
+        placement=rows.placement_file(trial.placement) if with_placement else None,
+    )
+
+
+def trial_from(line: TrialLine, placement: Placement) -> Trial:
+    return Trial(
+        placement=placement,
+        step_time=line.step_time,
+        peak_memory=np.array(line.peak_memory, dtype=np.int64),
+        feasible=line.feasible,
+        seconds=line.seconds,
+        source=line.source,
+        placer=line.placer,
+        missing_bytes=line.missing_bytes,
+    )
+
+
+def state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
+    found = {}
+    for name, value in state.items():
+        array = np.ascontiguousarray(value)
+        assert array.dtype.name in _STATE_TYPES, f"state {name!r} is {array.dtype.name}"
+        data = base64.b64encode(array.tobytes()).decode()
+        found[name] = ArrayRow(dtype=array.dtype.name, shape=list(np.shape(value)), data=data)
+    return found
+
+
+def state_from(path: Path, state: Mapping[str, ArrayRow]) -> dict[str, Any]:
+    found = {}
+    for name, row in state.items():
+        if row.dtype not in _STATE_TYPES:
+            raise InputError(f"{path}: state.{name}.dtype: {row.dtype!r} is none of {', '.join(_STATE_TYPES)}")
+        try:
+            flat = np.frombuffer(base64.b64decode(row.data, validate=True), dtype=row.dtype)
+            found[name] = flat.reshape(row.shape).copy()
+        except ValueError as error:
+            raise InputError(f"{path}: state.{name}: {error}; begin a new file") from None
+    return found

@@ -1,0 +1,143 @@
+"""Find the best placement that a budget allows, and say how good it provably is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+
+from roost import catalog
+from roost.core.problem import Problem
+from roost.core.trial import Result
+from roost.errors import BudgetSpent, Infeasible, InputError
+from roost.placers import Placer
+from roost.search.budget import Budget
+from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
+from roost.search.fixes import nothing_fits
+from roost.search.journal import open_journal
+from roost.search.local import Simulating
+
+_SECONDS = 10.0  # where neither trials nor seconds are given
+_BOUND_SHARE = 0.1  # of the seconds, at most one second
+
+log = logging.getLogger(__name__)
+
+
+def solve(
+    problem: Problem,
+    placer: str | Placer = "auto",
+    seconds: float | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    on_trial: Callable[[Progress], object] | None = None,
+    journal: str | Path | None = None,
+    workers: int | None = None,
+) -> Result:
+    """Search for the best placement until the trials or the seconds are spent (ten seconds where neither is given).
+
+    Equal seeds give equal results for equal numbers of trials; seconds only decide where the search stops. `journal`
+    names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
+    `Progress` after each trial; where it returns True the search ends. Ctrl-C ends it with the best so far. Raises
+    `Infeasible`, with the result of the search as its `result`, where nothing is found that fits.
+    """
+    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers)
+    if not result.best.feasible:
+        raise nothing_fits(problem, result)
+    return result
+
+
+def search(
+    problem: Problem,
+    placer: str | Placer = "auto",
+    seconds: float | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    on_trial: Callable[[Progress], object] | None = None,
+    journal: str | Path | None = None,
+    workers: int | None = None,
+    budget: Budget | None = None,
+    source: Source | None = None,
+    prove: bool = True,
+) -> Result:
+    """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is worked out."""
+    if not isinstance(problem, Problem):
+        raise InputError(f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
+    name, chosen = _placer(placer)
+    seed = _seed(seed)
+    if budget is None:
+        if seconds is None and trials is None:
+            seconds = _SECONDS
+        budget = Budget(inf if trials is None else trials, inf if seconds is None else seconds)
+    opened = None if journal is None else open_journal(journal, problem, name, repr(chosen), seed)
+    source = source or Simulating(problem, workers)
+    if opened is not None:
+        budget.spent_before = opened.elapsed
+    state = Search(problem, source, budget, seed, opened, on_trial)
+    try:
+        ended = _run(state, name, chosen, prove)
+    finally:
+        source.close()
+        if opened is not None:
+            opened.close()
+    assert state.best is not None
+    return Result(
+        best=state.best,
+        placer=name,
+        seed=seed,
+        num_trials=budget.num_trials,
+        seconds=budget.elapsed,
+        baselines={other: trial for other, trial in state.best_of.items() if other != name},
+        bound=state.bound,
+        graph=problem.graph.name,
+        cluster=problem.cluster.name,
+        problem=problem.digest,
+        ended=ended,
+    )
+
+
+def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
+    """Run the placer to its end or that of the budget; why it ended."""
+    evaluate = Evaluation(state, name)
+    try:
+        if prove:
+            from roost.bounds import bound
+
+            state.prove(bound(state.problem, seconds=min(1.0, _BOUND_SHARE * state.budget.seconds)))
+        placement = placer.place(state.problem, evaluate)
+        if state.best is None or placement.digest != state.best.placement.digest:
+            evaluate([placement])
+        return "done"
+    except Stopped as stopped:
+        return stopped.ended
+    except BudgetSpent:
+        if state.best is None:
+            raise InputError(
+                f"the budget was spent before {name!r} had evaluated one placement; give it more seconds"
+            ) from None
+        return "budget"
+    except KeyboardInterrupt:
+        if state.best is None:
+            raise
+        return "interrupted"
+
+
+def _placer(placer: str | Placer) -> tuple[str, Placer]:
+    if isinstance(placer, str):
+        return placer, catalog.find("placers", placer)()
+    if not hasattr(placer, "place"):
+        raise InputError(f"a placer has a method place(problem, evaluate); {type(placer).__name__} has none")
+    return _snake(type(placer).__name__), placer
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+def _seed(seed: int) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a whole number that is not negative")
+    return seed
+
+
+__all__ = ["Infeasible", "Progress", "search", "solve"]
