@@ -107,7 +107,7 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
         placement = placer.place(state.problem, evaluate)
         if state.best is None or placement.digest != state.best.placement.digest:
             evaluate([placement])
-        return "done"
+        return "budget" if state.budget.is_spent else "done"
     except Stopped as stopped:
         return stopped.ended
     except BudgetSpent:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.core.arrays import Array, exact
+from roost.core.arrays import Array, digest, exact
 from roost.core.graph import UPDATE
 from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
@@ -26,6 +26,9 @@ from roost.simulator.kernels import lanes
 from roost.simulator.kernels.base import Layout
 from roost.simulator.kernels.fetches import fetches_anything
 from roost.simulator.order import dispatch_order
+
+# Orders come and go in a search; those used lately are kept.
+_MOST_LAYOUTS = 8
 
 # Below this many ops simulated, a thread costs more than it brings.
 _OPS_PER_THREAD = 400_000
@@ -78,15 +81,18 @@ class Simulator:
         """The problem as the kernels read it, under the order of a placement."""
         key = "program" if placement.order == "fifo" else placement.order
         if key == "priority":
-            return _layout(self.problem, placement)
-        if key not in self._layouts:
-            self._layouts[key] = _layout(self.problem, placement)
-        return self._layouts[key]
+            assert placement.priority is not None
+            key = digest([placement.priority])
+        found = self._layouts.pop(key, None) or _layout(self.problem, placement)
+        self._layouts[key] = found  # at the end: the one used longest ago is at the front
+        if len(self._layouts) > _MOST_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
+        return found
 
     def simulate(self, placement: Placement, full: bool = False) -> Timeline:
         """One placement: its step time and peaks, and the full timeline where it is asked for."""
         placement = self.problem.check(placement)
-        outcome = self._run(placement.device[None], placement, memory=True)
+        outcome = self._run(placement.device[None].copy(), placement, memory=True)  # not read-only: one machine code
         detail = self._full(placement) if full else {}
         return Timeline(
             step_time=float(outcome.step_time[0]),
@@ -145,7 +151,7 @@ class Simulator:
                 self._lanes_for(layout, lanes.most_moves(moves[0])),
                 device,
                 home,
-                self._numbers(layout),
+                self.numbers(layout),
                 self.problem.graph.is_parameter,
                 moves,
                 alone,
@@ -171,7 +177,7 @@ class Simulator:
             kept = self._lanes.kept = (layout, most_moves, lanes.new_lanes(layout, most_moves))
         return kept[2]
 
-    def _numbers(self, layout: Layout) -> Array:
+    def numbers(self, layout: Layout) -> Array:
         """[ops] the position of each op, or the number of a parameter."""
         number = np.zeros(self.problem.graph.num_ops, np.uint32)
         number[layout.op] = np.arange(len(layout.op))

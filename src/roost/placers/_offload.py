@@ -1,0 +1,116 @@
+"""Where parameters do not fit beside the ops that read them: let some live elsewhere, and be fetched for each use.
+
+As ZeRO-Offload (Ren et al. 2021) keeps optimizer states and updates on the host, and weights too where that must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.graph import UPDATE
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.placers import Evaluate
+from roost.placers._orders import best_of, early_updates, placement_of
+from roost.placers._units import Units
+
+_ATTEMPTS = 12
+_WINDOW_SHARE = (0.05, 0.2)  # of a device's memory, for fetched parameters
+
+
+def offloaded(problem: Problem, evaluate: Evaluate, device: Array) -> list[Trial]:
+    """Placements with these devices for the ops, some parameters and their updates moved to where there is room.
+
+    The nearest to fitting first. Empty where the devices already fit, or nothing can be moved.
+    """
+    found: list[Trial] = []
+    units = Units.of(problem, "updates")
+    for share in _WINDOW_SHARE:
+        for with_updates in (True, False):
+            found += _offload(problem, evaluate, units, np.array(device), share, with_updates)
+    return sorted(found, key=lambda trial: (trial.missing_bytes, trial.step_time))
+
+
+def _offload(
+    problem: Problem, evaluate: Evaluate, units: Units, device: Array, share: float, with_updates: bool
+) -> Iterator[Trial]:
+    window = _windows(problem, device, share)
+    candidates = _candidates(problem, units, with_updates)
+    size = np.array([problem.graph.output_bytes[ops].sum() for ops in candidates], dtype=np.int64)
+    moved = np.zeros(len(candidates), dtype=bool)
+    for _ in range(_ATTEMPTS):
+        placement = placement_of(problem, device, "priority", early_updates(problem))
+        tried = [replace(placement, prefetch_bytes=window)]
+        tried.append(replace(placement_of(problem, device), prefetch_bytes=window))
+        best = best_of(evaluate(tried))
+        if best.feasible:
+            yield best
+            return
+        excess = best.peak_memory - problem.cluster.memory  # [devices]
+        changed = False
+        for crowded in np.flatnonzero(excess > 0).tolist():
+            need = float(excess[crowded]) * 1.05 + 1.0
+            for number in np.flatnonzero(~moved).tolist():
+                ops = candidates[number]
+                if need <= 0:
+                    break
+                if device[ops[0]] != crowded:
+                    continue
+                target = _roomiest(problem, excess, ops, crowded, int(size[number]))
+                if target is None:
+                    continue
+                device[ops] = target
+                excess[target] += size[number]
+                need -= size[number]
+                moved[number] = changed = True
+        if not changed:
+            yield best
+            return
+    yield best
+
+
+def _windows(problem: Problem, device: Array, share: float) -> Array:  # [devices] bytes
+    """A window on each device that runs something; none on the others."""
+    runs = np.bincount(device[~problem.graph.is_parameter], minlength=problem.cluster.num_devices) > 0
+    return np.where(runs, problem.cluster.memory * share, 0).astype(np.int64)
+
+
+def _candidates(problem: Problem, units: Units, with_updates: bool) -> list[Array]:
+    """Ops that move together: parameters that updates rewrite, with these or without; those read least often first."""
+    graph = problem.graph
+    readers = np.diff(graph.consumer_start)
+    found: list[tuple[int, int, Array]] = []
+    for unit in np.unique(units.unit[graph.is_parameter]).tolist():
+        ops = units.ops[units.start[unit] : units.start[unit + 1]]
+        parameters = ops[graph.is_parameter[ops]]
+        others = ops[~graph.is_parameter[ops]]
+        if (graph.phase[others] != UPDATE).any() or ((graph.group[ops] >= 0).any() and not with_updates):
+            continue
+        chosen = ops if with_updates else parameters
+        found.append((int(readers[parameters].max()), -int(graph.output_bytes[parameters].sum()), chosen))
+    return [ops for _, _, ops in sorted(found, key=lambda row: row[:2])]
+
+
+def _roomiest(problem: Problem, excess: Array, ops: Array, crowded: int, size: int) -> int | None:
+    """The device with most room, hosts first; None where there is none."""
+    allowed = np.array(problem.allowed[ops].all(axis=0))
+    allowed[crowded] = False
+    room = np.where(allowed, -excess.astype(np.float64), -np.inf)
+    hosts = np.array([device.kind == "cpu" for device in problem.cluster.devices])
+    for among in (hosts, ~hosts):
+        best = int(np.argmax(np.where(among, room, -np.inf)))
+        if among[best] and room[best] > size:
+            return best
+    return None
+
+
+def needs_offload(problem: Problem) -> bool:
+    """Whether the parameters are more than the accelerators hold, so that some must live with a host."""
+    graph, cluster = problem.graph, problem.cluster
+    hosts = np.array([device.kind == "cpu" for device in cluster.devices])
+    resident = int(graph.output_bytes[graph.is_parameter].sum())
+    return bool((~hosts).any()) and resident > 0.5 * int(cluster.memory[~hosts].max())

@@ -1,0 +1,254 @@
+"""Several annealing chains at once: many short ones first, the best of them for longer, then reheated to the end.
+
+Each chain has devices and an order. After every round the devices are tried in other orders too, some of them made for
+these devices by list scheduling, and the chain goes on in the best. Rounds have lengths that do not depend on the
+clock, so the same seed takes the same way; the budget only says where it ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import isinf
+
+import numpy as np
+
+from roost.core.arrays import Array, digest
+from roost.core.placement import ORDERS, Placement
+from roost.core.problem import Problem
+from roost.placers import Evaluate, Round
+from roost.placers._annealer import Annealer, Chain
+from roost.placers._orders import in_orders, reordered
+from roost.placers._space import space_of
+from roost.placers._units import Units
+from roost.placers.kernels.annealing import BEST_EXCESS, BEST_STEP, STEP
+from roost.placers.kernels.proposals import Space
+from roost.simulator.compiled import Simulator
+
+_MOST_SECONDS = 0.3  # that one chain may take in one round, about
+_TIES = ("readers", "updates", "nothing")
+
+
+@dataclass(frozen=True)
+class Heat:
+    """How a population is annealed."""
+
+    members: int = 8  # chains in the first round; half as many in each round after it, down to two
+    batches: int = 400  # for each chain of the first round; twice as many in each round after it
+    hot: float = 0.003  # temperature of the first rounds, as a share of the step time
+    warm: float = 0.001  # of the rounds after them
+    cold: float = 0.0001  # at the end of a round
+    reorder: bool = True
+
+
+class Population:
+    """Chains that share a problem."""
+
+    def __init__(self, problem: Problem, evaluate: Evaluate, heat: Heat, threads: int | None = None) -> None:
+        self.problem, self.evaluate, self.heat = problem, evaluate, heat
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._units: dict[str, tuple[Units, Space]] = {}
+        self._annealers: dict[int, tuple[str, Annealer]] = {}
+        self._seed = int(evaluate.rng.integers(2**31))
+
+    def units(self, tie: str) -> tuple[Units, Space]:
+        if tie not in self._units:
+            units = Units.of(self.problem, tie)
+            self._units[tie] = (units, space_of(units))
+        return self._units[tie]
+
+    def run(self, starts: Sequence[Placement]) -> None:
+        """Anneal until the budget is spent, from these starts, the most promising first."""
+        count = self._affordable(self.heat.members)
+        waiting = self._spread(starts[:count]) + list(starts[count:])
+        members = [self._member(slot, waiting.pop(0), 0) for slot in range(min(count, len(waiting)))]
+        number = 0
+        while True:
+            members = self._round(members, number)
+            members.sort(key=_merit)
+            number += 1
+            if len(members) > 2:
+                members = members[: max(2, len(members) // 2)]
+            elif number % 3 == 0 and waiting:
+                members = [members[0], self._member(1, waiting.pop(0), number)]
+            else:  # the best goes on cooler, and again from where it is best, hotter
+                members = [members[0], replace(members[0], chain=_copy(members[0].chain, self._seed + number))]
+            if self.evaluate.trials_left < 1 or self.evaluate.seconds_left <= 0:
+                return
+
+    def _spread(self, starts: Sequence[Placement]) -> list[Placement]:
+        """The starts, then each of them in the best of the orders that it is not in, then in the next best."""
+        if not self.heat.reorder:
+            return list(starts)
+        rows: list[list[Placement]] = []
+        for start in starts:
+            others = [p for p in self._in_all_orders(start) if _order_of(p) != _order_of(start)]
+            costs = [self._cost(placement) for placement in others]
+            rows.append([start, *(others[n] for n in sorted(range(len(others)), key=costs.__getitem__)[:2])])
+        return [row[turn] for turn in range(3) for row in rows if turn < len(row)]
+
+    def _in_all_orders(self, placement: Placement) -> list[Placement]:
+        """The same devices and windows in every order there is."""
+        device = self.problem.check(placement).device
+        orders = (*in_orders(self.problem, device), *reordered(self.problem, device))
+        return [replace(other, prefetch_bytes=placement.prefetch_bytes) for other in orders]
+
+    def _cost(self, placement: Placement) -> tuple[float, float]:
+        """Memory beyond the capacities, as shares of them, and step time."""
+        timeline = Simulator.of(self.problem).simulate(placement)
+        beyond = np.maximum(timeline.peak_memory - timeline.capacity, 0)
+        return float((beyond / (timeline.capacity + 1.0)).sum()), timeline.step_time
+
+    def _affordable(self, members: int) -> int:
+        """So many members that the budget lasts for a few rounds."""
+        batches, trials = self.heat.batches, self.evaluate.trials_left
+        if not isinf(trials):
+            members = min(members, int(trials / (16 * 2 * batches)))
+        if not isinf(self.evaluate.seconds_left):
+            each = 45e-9 * self.problem.graph.num_ops * batches / self.threads
+            members = min(members, int(self.evaluate.seconds_left / (3 * each)))
+        return max(1, members)
+
+    def _member(self, slot: int, start: Placement, number: int) -> Member:
+        tie = self._tie_of(start)
+        units, _ = self.units(tie)
+        annealer = self._annealer(slot, tie, start)
+        seed = (self._seed * 1_000_003 + slot * 1009 + number) & (2**63 - 1)
+        return Member(tie, annealer.example, annealer.chain(units.unit_devices(start.device), seed))
+
+    def _tie_of(self, placement: Placement) -> str:
+        """The largest units that the placement keeps together."""
+        for tie in _TIES:
+            units, _ = self.units(tie)
+            if (units.devices(units.unit_devices(placement.device)) == placement.device).all():
+                return tie
+        raise AssertionError("a placement keeps groups together")
+
+    def _annealer(self, slot: int, tie: str, example: Placement) -> Annealer:
+        key = f"{tie} {replace(example, device=np.zeros_like(example.device)).digest}"
+        kept = self._annealers.get(slot)
+        if kept is None or kept[0] != key:
+            units, space = self.units(tie)
+            example = replace(example, devices=self.problem.cluster.device_names, graph=self.problem.graph.digest)
+            kept = self._annealers[slot] = (key, Annealer(self.problem, units, example, space))
+        return kept[1]
+
+    def _round(self, members: list[Member], number: int) -> list[Member]:
+        """One round of every member, in threads; the members as they stand after it."""
+        state = self.evaluate.round(lambda: self._anneal(members, number))
+        return [_unpacked(self.problem, state, slot) for slot in range(int(state["members"]))]
+
+    def _anneal(self, members: list[Member], number: int) -> Round:
+        annealers = [self._annealer(slot, member.tie, member.example) for slot, member in enumerate(members)]
+        lengths = [self._length(annealer, number, len(members)) for annealer in annealers]
+
+        def run(slot: int) -> int:
+            hot = self.heat.hot if number < 2 or (slot > 0 and number % 2) else self.heat.warm
+            if lengths[slot] == 0:
+                return 0
+            return annealers[slot].run(members[slot].chain, lengths[slot], hot, self.heat.cold)
+
+        with ThreadPoolExecutor(self.threads) as pool:
+            spent = sum(pool.map(run, range(len(members))))
+        done = []
+        for member, annealer in zip(members, annealers, strict=True):
+            found, more = self._reorder(member, annealer)
+            done.append(found)
+            spent += more
+        best = min(done, key=_merit)
+        units, _ = self.units(best.tie)
+        placement = replace(best.example, device=units.devices(best.chain.best))
+        return Round([placement], max(1, spent), _packed(done))
+
+    def _length(self, annealer: Annealer, number: int, count: int) -> int:
+        """Batches of one chain in this round."""
+        planned = self.heat.batches * 2 ** min(number, 4)
+        if annealer.batch == 1:
+            planned *= 2
+        most = max(8, int(_MOST_SECONDS / annealer.seconds_per_batch))
+        if not isinf(self.evaluate.seconds_left):
+            share = self.evaluate.seconds_left * min(self.threads, count) / count
+            most = min(most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch))))
+        if not isinf(self.evaluate.trials_left):
+            most = min(most, int((self.evaluate.trials_left / count - 8) / annealer.batch))
+        return int(max(0, min(planned, most)))
+
+    def _reorder(self, member: Member, annealer: Annealer) -> tuple[Member, int]:
+        """The member in the best order for its best devices, and simulations spent on finding it."""
+        if not self.heat.reorder or self.evaluate.trials_left < 16:
+            return member, 0
+        units, _ = self.units(member.tie)
+        now = replace(member.example, device=units.devices(member.chain.best))
+        tried = self._in_all_orders(now)
+        figures = member.chain.figures
+        best = (figures[BEST_EXCESS], figures[BEST_STEP])
+        for placement in tried:
+            cost = self._cost(placement)
+            if cost < best:
+                best = cost
+                chain = replace(member.chain, placed=member.chain.best.copy(), figures=figures.copy())
+                chain.figures[[BEST_EXCESS, BEST_STEP]] = cost
+                chain.figures[STEP] = cost[1]
+                member = Member(member.tie, placement, chain)
+        return member, len(tried)
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """One chain with the order it is in."""
+
+    tie: str
+    example: Placement  # its order and windows; the devices mean nothing
+    chain: Chain
+
+
+def _order_of(placement: Placement) -> str:
+    """What tells orders apart."""
+    return placement.order if placement.priority is None else digest([placement.priority])
+
+
+def _merit(member: Member) -> tuple[float, float]:
+    return (member.chain.figures[BEST_EXCESS], member.chain.figures[BEST_STEP])
+
+
+def _copy(chain: Chain, seed: int) -> Chain:
+    """A chain that begins again at the best of another."""
+    figures = chain.figures.copy()
+    figures[STEP] = figures[BEST_STEP]
+    state = np.array([chain.state[0] ^ np.uint64(seed * 2_654_435_761 + 1)], dtype=np.uint64)
+    return Chain(chain.best.copy(), chain.best.copy(), figures, state)
+
+
+def _packed(members: Sequence[Member]) -> dict[str, Array]:
+    state: dict[str, Array] = {"members": np.array(len(members))}
+    for slot, member in enumerate(members):
+        chain, example = member.chain, member.example
+        parts = {
+            "placed": chain.placed,
+            "best": chain.best,
+            "figures": chain.figures,
+            "state": chain.state,
+            "kind": np.array([_TIES.index(member.tie), ORDERS.index(example.order)]),
+            "window": np.asarray(example.prefetch_bytes, dtype=np.int64),
+        }
+        if example.priority is not None:
+            parts["priority"] = example.priority
+        state |= {f"{slot}.{name}": np.array(value) for name, value in parts.items()}
+    return state
+
+
+def _unpacked(problem: Problem, state: Mapping[str, Array], slot: int) -> Member:
+    tie, order = state[f"{slot}.kind"].tolist()
+    window = state[f"{slot}.window"]
+    example = Placement(
+        np.zeros(problem.graph.num_ops, dtype=np.int32),
+        ORDERS[order],
+        priority=state.get(f"{slot}.priority"),
+        prefetch_bytes=window if window.ndim else int(window),
+        devices=problem.cluster.device_names,
+        graph=problem.graph.digest,
+    )
+    chain = Chain(*(np.array(state[f"{slot}.{name}"]) for name in ("placed", "best", "figures", "state")))
+    return Member(_TIES[tie], example, chain)

@@ -1,0 +1,78 @@
+"""The order of a placement by list scheduling: a device that is free begins the most urgent op that is ready."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.simulator.kernels.base import ONE, ZERO, compiled, new_moves, send
+from roost.simulator.kernels.heap import heap_pop, heap_push
+
+
+@compiled
+def dispatch(layout, device, urgency, begun):
+    """Write the positions of ops in the order they begin into `begun` [ops].
+
+    Buses are taken in the order of the loop, and nothing is fetched: the order is good, if not always exact.
+    """
+    num_ops, num_devices = len(device), layout.num_devices
+    time, next_start, next_op = layout.time, layout.next_start, layout.next
+    waiting = layout.num_inputs.copy()
+    ready = np.zeros(num_ops)
+    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
+    moves = new_moves(0)
+    first = np.zeros(num_devices + 1, np.int64)  # heaps of device d are at first[d]:first[d + 1]
+    for op in range(num_ops):
+        first[device[op] + 1] += 1
+    for d in range(num_devices):
+        first[d + 1] += first[d]
+    later_time, later_op = np.empty(num_ops), np.empty(num_ops, np.uint32)  # by the time they become ready
+    ready_key, ready_op = np.empty(num_ops), np.empty(num_ops, np.uint32)  # by urgency
+    num_later, num_ready = np.zeros(num_devices, np.int64), np.zeros(num_devices, np.int64)
+    for op in range(num_ops):
+        if waiting[op] == 0:
+            d = device[op]
+            heap_push(later_time[first[d] :], later_op[first[d] :], num_later[d], 0.0, np.uint32(op))
+            num_later[d] += 1
+    for turn in range(num_ops):
+        here, begin = -1, np.inf
+        for d in range(num_devices):
+            if num_ready[d] > 0:
+                at = free[d]
+            elif num_later[d] > 0:
+                at = max(free[d], later_time[first[d]])
+            else:
+                continue
+            if at < begin:
+                here, begin = d, at
+        low = first[here]
+        while num_later[here] > 0 and later_time[low] <= begin:
+            op = later_op[low]
+            heap_pop(later_time[low:], later_op[low:], num_later[here])
+            num_later[here] -= 1
+            heap_push(ready_key[low:], ready_op[low:], num_ready[here], -urgency[op], op)
+            num_ready[here] += 1
+        op = np.uintp(ready_op[low])
+        heap_pop(ready_key[low:], ready_op[low:], num_ready[here])
+        num_ready[here] -= 1
+        begun[turn] = op
+        end = begin + time[op * np.uintp(num_devices) + np.uintp(here)]
+        free[here] = end
+        targets = ZERO
+        for edge in range(next_start[op], next_start[op + np.uintp(1)]):
+            targets |= ONE << np.uint64(device[next_op[edge]])
+        remote = targets & ~(ONE << np.uint64(here))
+        arrives[here] = end
+        if remote != ZERO:
+            send(layout, op, np.uintp(here), remote, end, bus_free, arrives, moves, 0, False)
+        for edge in range(next_start[op], next_start[op + np.uintp(1)]):
+            consumer = next_op[edge]
+            arrival = arrives[device[consumer]]
+            if arrival > ready[consumer]:
+                ready[consumer] = arrival
+            waiting[consumer] -= 1
+            if waiting[consumer] == 0:
+                d = device[consumer]
+                heap_push(
+                    later_time[first[d] :], later_op[first[d] :], num_later[d], ready[consumer], np.uint32(consumer)
+                )
+                num_later[d] += 1

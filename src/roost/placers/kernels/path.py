@@ -1,0 +1,80 @@
+"""What a step waits for: the ops on the chain that ends last, through inputs, busy devices and busy links."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit
+
+
+@compiled
+def hot_units(layout, device, unit_of, hot, mark):
+    """The units of the ops that the step waits for, into `hot` [units]; how many. `mark` [units] must be false.
+
+    Shared buses are taken in dispatch order, and nothing is fetched: near enough for choosing what to move.
+    """
+    num_ops, num_devices = len(device), np.uintp(layout.num_devices)
+    time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
+    latency, seconds_per_byte, bus_of = layout.latency, layout.seconds_per_byte, layout.bus
+    ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
+    arrives = np.zeros(64)
+    after = np.full(num_ops, -1, np.int32)  # the op whose output came last
+    cause = np.full(num_ops, -1, np.int32)
+    late = np.full(num_ops, -1, np.int32)  # of a producer: the op whose sends kept the link busy
+    on_device, on_bus = np.full(64, -1, np.int32), np.full(len(layout.bus_gap), -1, np.int32)
+    last, latest = -1, -1.0
+    for op in range(np.uintp(num_ops)):
+        here = np.uintp(device[op])
+        begin = ready[op]
+        cause[op] = after[op]
+        if free[here] > begin:
+            begin = free[here]
+            cause[op] = on_device[here]
+        end = begin + time[op * num_devices + here]
+        free[here] = end
+        on_device[here] = op
+        if end > latest:
+            last, latest = np.int64(op), end
+        targets = ZERO
+        for edge in range(next_start[op], next_start[op + np.uintp(1)]):
+            targets |= ONE << np.uint64(device[next_op[edge]])
+        arrives[here] = end
+        left = targets & ~(ONE << np.uint64(here))
+        while left != ZERO:
+            there = lowest_bit(left)
+            left &= left - ONE
+            line = bus_of[here * num_devices + there]
+            start = end
+            if bus_free[line] > end:
+                start = bus_free[line]
+                late[op] = on_bus[line]
+            takes = latency[here * num_devices + there]
+            takes += output[op] * seconds_per_byte[here * num_devices + there]
+            bus_free[line] = start + takes
+            on_bus[line] = op
+            arrives[there] = start + takes
+        for edge in range(next_start[op], next_start[op + np.uintp(1)]):
+            consumer = next_op[edge]
+            arrival = arrives[device[consumer]]
+            if arrival >= ready[consumer]:
+                ready[consumer] = arrival
+                after[consumer] = op
+    count = 0
+    while last >= 0:
+        unit = unit_of[last]
+        if not mark[unit]:
+            mark[unit] = True
+            hot[count] = unit
+            count += 1
+        before = cause[last]
+        if before >= 0 and device[before] != device[last] and late[before] >= 0:
+            unit = unit_of[before]
+            if not mark[unit]:
+                mark[unit] = True
+                hot[count] = unit
+                count += 1
+            before = late[before]
+        last = before
+    for number in range(count):
+        mark[hot[number]] = False
+    return count

@@ -1,0 +1,64 @@
+"""Simulated annealing one move at a time: for placements that fetch parameters, which lanes cannot simulate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.placers.kernels.annealing import PENALTY, STEP, change_penalty, keep_best
+from roost.placers.kernels.chance import uniform
+from roost.placers.kernels.proposals import propose
+from roost.simulator.kernels.base import compiled
+from roost.simulator.kernels.batch import run_batch
+
+_OVER, _WITHIN = 32, 512  # moves beyond the memory, or within it, after which the penalty is changed
+
+
+@compiled
+def _simulate(layout, work, capacity):
+    """The step time and the excess of memory of `work.row`."""
+    flags = work.flags
+    run_batch(layout, work.row, work.window, flags[0], flags[1], flags[2], work.one_step, work.one_peak, work.one_count)
+    excess = 0.0
+    for d in range(len(capacity)):
+        beyond = work.one_peak[0, d] - capacity[d]
+        if beyond > 0:
+            excess += beyond / np.float64(capacity[d] + 1)
+    return work.one_step[0], excess
+
+
+@compiled
+def walk(
+    layout, space, draft, work, capacity, best_placed, figures, state, num_moves, hot_temperature, cold_temperature
+):
+    """Anneal `work.placed` for so many moves; as `anneal`, with every move simulated exactly."""
+    placed, row = work.placed, work.row
+    for unit in range(len(placed)):
+        for member in range(space.unit_start[unit], space.unit_start[unit + 1]):
+            row[0, space.unit_op[member]] = placed[unit]
+    step, excess = _simulate(layout, work, capacity)
+    cooling = (cold_temperature / hot_temperature) ** (1.0 / max(1, num_moves - 1))
+    temperature = hot_temperature
+    run, none = 0, np.int64(0)
+    for _ in range(num_moves):
+        draft.start[0] = 0
+        draft.unit_start[0] = 0
+        propose(space, draft, placed, work.hot, none, none, state)
+        for number in range(draft.start[1]):
+            row[0, draft.op[number]] = draft.device[number]
+        new_step, new_excess = _simulate(layout, work, capacity)
+        penalty = figures[PENALTY]
+        worse = new_step * (1.0 + penalty * new_excess) - step * (1.0 + penalty * excess)
+        if worse <= 0.0 or uniform(state) < np.exp(-worse / max(temperature * step, 1e-300)):
+            step, excess = new_step, new_excess
+            for number in range(draft.unit_start[1]):
+                placed[draft.unit[number]] = draft.unit_device[number]
+            keep_best(placed, best_placed, figures, step, excess)
+        else:
+            for number in range(draft.unit_start[1]):
+                unit = draft.unit[number]
+                for member in range(space.unit_start[unit], space.unit_start[unit + 1]):
+                    row[0, space.unit_op[member]] = placed[unit]
+        run = change_penalty(figures, excess, run, _OVER, _WITHIN)
+        temperature *= cooling
+    figures[STEP] = step
+    return num_moves + 1
