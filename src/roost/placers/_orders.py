@@ -46,16 +46,21 @@ def in_orders(problem: Problem, device: Array) -> list[Placement]:
 
 
 def early_updates(problem: Problem) -> Array:  # [ops]
-    """Priorities for program order with each update as soon as it can be: gradients are then not kept to the end."""
+    """Priorities for program order with each update as soon as it can be: gradients are then not kept to the end.
+
+    An update waits for its gradient, and for every op that reads what it rewrites.
+    """
     kept = vars(problem).get("_early_updates")
     if kept is None:
         graph = problem.graph
+        source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
         position = np.arange(graph.num_ops, dtype=np.float64)
-        waits = ~graph.is_parameter[graph.input_op]
-        last = np.zeros(graph.num_ops)
-        np.maximum.at(last, graph.edge_target[waits], position[graph.input_op[waits]])
-        update = graph.phase == UPDATE
-        position[update] = np.minimum(position[update], last[update] + 0.5)
+        last = np.where(graph.is_parameter, -1.0, position)  # of a parameter: of its last reader that is no update
+        readers = graph.is_parameter[source] & ~update[target]
+        np.maximum.at(last, source[readers], position[target[readers]])
+        before = np.full(graph.num_ops, -1.0)
+        np.maximum.at(before, target, last[source])
+        position[update] = np.minimum(position[update], before[update] + 0.5)
         kept = vars(problem)["_early_updates"] = -position
     return np.asarray(kept)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.core.graph import Graph
+from roost.core.graph import UPDATE, Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.simulator.kernels import ranks
@@ -29,9 +29,13 @@ def dispatch_order(problem: Problem, placement: Placement) -> Array:
 
 
 def by_priority(graph: Graph, priority: Array) -> Array:
-    """Ops by priority, highest first, then program order; an op is as urgent as the most urgent that waits for it."""
+    """Ops by priority, highest first, then program order.
+
+    An op is as urgent as the most urgent that must come after it: what waits for its output, and an update of a
+    parameter that it reads, if it comes before that in program order. It would read the new value otherwise.
+    """
     urgency = np.array(priority, dtype=np.float64)
-    ranks.inherit(graph.input_start, graph.input_op, urgency)
+    ranks.inherit(graph.input_start, graph.input_op, graph.is_parameter, np.equal(graph.phase, UPDATE), urgency)
     return np.argsort(-urgency, kind="stable")
 
 

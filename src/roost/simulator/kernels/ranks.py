@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from roost.simulator.kernels.base import compiled
 
 
 @compiled
-def inherit(start, source, urgency):
-    """Make each op as urgent as the most urgent that waits for it. `urgency` [ops] is overwritten."""
+def inherit(start, source, is_parameter, is_update, urgency):
+    """Make each op as urgent as the most urgent that must come after it. `urgency` [ops] is overwritten.
+
+    That is what takes its output, and what rewrites a parameter that it reads.
+    """
+    rewritten = np.full(len(urgency), -np.inf)  # of a parameter: the most urgent of the updates seen so far
     for op in range(len(urgency) - 1, -1, -1):
+        if not is_update[op]:
+            for edge in range(start[op], start[op + 1]):
+                if rewritten[source[edge]] > urgency[op]:
+                    urgency[op] = rewritten[source[edge]]
         for edge in range(start[op], start[op + 1]):
-            if urgency[source[edge]] < urgency[op]:
-                urgency[source[edge]] = urgency[op]
+            before = source[edge]
+            if urgency[before] < urgency[op]:
+                urgency[before] = urgency[op]
+            if is_update[op] and is_parameter[before] and rewritten[before] < urgency[op]:
+                rewritten[before] = urgency[op]
 
 
 @compiled
