@@ -24,27 +24,9 @@ import numpy.typing as npt
 
 from roost.core.graph import FORWARD, Graph, GraphBuilder
 from roost.errors import InputError
+from roost.placers.published import published_gpus
 
 NUMBER = 4  # bytes of a float32
-
-# Mirhoseini et al., ICML 2017, arXiv 1706.04972: the placement found on 4 GPUs, as transcribed by the park project in
-# inception_learned_placement.py. One digit for each forward op, in program order; a space ends a branch.
-PUBLISHED = {
-    "images": "0",
-    "stem": "000 1 00 0",
-    "Mixed_5b": "2 20 233 02 2",
-    "Mixed_5c": "2 20 223 02 0",
-    "Mixed_5d": "3 03 300 20 3",
-    "Mixed_6a": "0 333 0 1",
-    "Mixed_6b": "0 203 00030 20 0",
-    "Mixed_6c": "1 333 00000 22 2",
-    "Mixed_6d": "2 022 22200 32 2",
-    "Mixed_6e": "2 000 03223 32 3",
-    "Mixed_7a": "33 3320 0 3",
-    "Mixed_7b": "0 0333 02000 33 0",  # two convolutions side by side and their concat are one element there
-    "Mixed_7c": "3 0000 20333 30 3",
-    "head": "000",
-}
 
 
 @dataclass(frozen=True)
@@ -276,9 +258,8 @@ def build(batch: int = 32) -> Graph:
 
 
 def published_placement(graph: Graph) -> npt.NDArray[np.int32]:  # [ops] GPU 0 to 3
-    """The published placement; parameters, backward and update ops go with their forward op."""
-    digits = "".join(PUBLISHED.values()).replace(" ", "")
-    return _by_module(graph, [int(digit) for digit in digits])
+    """The published placement, from `roost.placers.published`; all other ops go with their forward op."""
+    return published_gpus(graph)
 
 
 def contiguous(graph: Graph, parts: int) -> npt.NDArray[np.int32]:  # [ops] part 0 to parts - 1

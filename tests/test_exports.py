@@ -9,7 +9,7 @@ import roost
 
 NAMES = """
     Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Problem Result RoostError
-    Simulator Timeline Trial capture cluster estimate load simulate zoo
+    Simulator Timeline Trial bound capture cluster estimate load simulate solve zoo
 """
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from roost import zoo
+    from roost.bounds import bound
     from roost.core.cluster import Cluster, Device, Link
     from roost.core.costs import Costs
     from roost.core.formats import load
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture
     from roost.presets import cluster
+    from roost.search.solve import solve
     from roost.simulator.compiled import Simulator, simulate
 
 __version__ = "0.1.0"
@@ -43,11 +45,13 @@ _HOME = {
     "Simulator": "simulator.compiled",
     "Timeline": "core.timeline",
     "Trial": "core.trial",
+    "bound": "bounds",
     "capture": "frontends.torch",
     "cluster": "presets",
     "estimate": "cost_models",
     "load": "core.formats",
     "simulate": "simulator.compiled",
+    "solve": "search.solve",
 }
 
 __all__ = [
@@ -67,11 +71,13 @@ __all__ = [
     "Simulator",
     "Timeline",
     "Trial",
+    "bound",
     "capture",
     "cluster",
     "estimate",
     "load",
     "simulate",
+    "solve",
     "zoo",
 ]
 

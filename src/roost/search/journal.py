@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-import roost
+from roost import __version__
 from roost.core import rows
 from roost.core.arrays import Array
 from roost.core.placement import Placement
@@ -138,7 +138,7 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
         placer=placer,
         settings=settings,
         seed=seed,
-        roost=roost.__version__,
+        roost=__version__,
     )
     journal = Journal(path)
     try:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
 from roost import catalog
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.costs import Costs
+from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
-from roost.errors import BudgetSpent, Infeasible, InputError
+from roost.errors import BudgetSpent, InputError, RoostError
 from roost.placers import Placer
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
@@ -65,6 +69,7 @@ def search(
         raise InputError(f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
     name, chosen = _placer(placer)
     seed = _seed(seed)
+    _warm_up(chosen)
     if budget is None:
         if seconds is None and trials is None:
             seconds = _SECONDS
@@ -122,6 +127,26 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
         return "interrupted"
 
 
+_warm: set[type] = set()  # placers whose compiled loops are there
+
+
+def _warm_up(placer: Placer) -> None:
+    """Run a placer on a problem of three ops, once in a process: compiling, where it is needed, spends no budget."""
+    if type(placer) in _warm:
+        return
+    _warm.add(type(placer))
+    builder = GraphBuilder("warm-up")
+    builder.parameter("weight", 8)
+    builder.add("first", "matmul", ["weight"], flop=1.0, output_bytes=8)
+    builder.add("second", "matmul", ["first"], flop=1.0, output_bytes=8)
+    devices = tuple(Device(f"cpu:{d}", "cpu", 1024) for d in range(2))
+    cluster = Cluster("warm-up", devices, (Link("*", "*", 1.0),))
+    problem = Problem(builder.freeze(), cluster, Costs([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]))  # type: ignore[arg-type]
+    small = Search(problem, Simulating(problem, 1), Budget(trials=200))
+    with contextlib.suppress(RoostError):  # whatever is wrong will be told of the real problem
+        placer.place(problem, Evaluation(small, "warm-up"))
+
+
 def _placer(placer: str | Placer) -> tuple[str, Placer]:
     if isinstance(placer, str):
         return placer, catalog.find("placers", placer)()
@@ -138,6 +163,3 @@ def _seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number that is not negative")
     return seed
-
-
-__all__ = ["Infeasible", "Progress", "search", "solve"]

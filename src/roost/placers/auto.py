@@ -1,0 +1,81 @@
+"""The default: every cheap placer first, then the strongest search from the best few of them, for the time given.
+
+Never worse than any placer it asked, for all of them are evaluated in the one search and the best is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from math import isinf
+
+from roost import catalog
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.errors import BudgetSpent, InputError, MissingExtra
+from roost.placers import Evaluate
+from roost.placers._offload import needs_offload
+from roost.placers._population import Heat, Population
+from roost.placers._starts import ask, distinct, offloads
+from roost.placers._units import Units
+
+log = logging.getLogger(__name__)
+
+_EXACT_UNITS = 120  # up to so many groups the exact placer is asked
+_EXACT_SECONDS = 2.0  # and where it gets at least so much time
+_EXACT_SHARE = 0.5  # of the seconds
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Baselines, then `cpsat` where the graph is small, then annealing until the budget is spent."""
+
+    # The most useful first: with little time, not all of them get their turn.
+    baselines: tuple[str, ...] = (
+        "single", "rules", "etf", "heft", "expert", "contiguous", "topo", "sct", "metis", "scotch", "mincut",
+    )  # fmt: skip
+    baseline_share: float = 0.4  # of the budget: no baseline begins after it
+    heat: Heat = field(default_factory=Heat)
+    threads: int | None = None
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        found = self._ask_baselines(problem, evaluate)
+        if needs_offload(problem) or not any(trial.feasible for trial in found):
+            found += offloads(problem, evaluate, found)
+        self._ask_exact(problem, evaluate)
+        starts = distinct(found if evaluate.best is None else [evaluate.best, *found])
+        Population(problem, evaluate, self.heat, self.threads).run([trial.placement for trial in starts])
+        assert evaluate.best is not None
+        return evaluate.best.placement
+
+    def _ask_baselines(self, problem: Problem, evaluate: Evaluate) -> list[Trial]:
+        """What each of them finds; those that cannot be asked here are left out."""
+        found: list[Trial] = []
+        seconds, trials = evaluate.seconds_left, evaluate.trials_left
+        for name in self.baselines:
+            late = evaluate.seconds_left < (1 - self.baseline_share) * seconds if not isinf(seconds) else False
+            late |= evaluate.trials_left < (1 - self.baseline_share) * trials if not isinf(trials) else False
+            if found and late:
+                break
+            asked = evaluate.named(name)
+            try:
+                found += ask(name, problem, asked)
+            except (MissingExtra, InputError) as error:
+                log.info("without %s: %s", name, error)
+        return found
+
+    def _ask_exact(self, problem: Problem, evaluate: Evaluate) -> None:
+        """The exact placer, where it may come to an end."""
+        if isinf(evaluate.seconds_left) or evaluate.seconds_left < _EXACT_SECONDS:
+            return
+        if Units.of(problem, "nothing").num_units > _EXACT_UNITS:
+            return
+        asked = evaluate.named("cpsat", seconds=_EXACT_SHARE * evaluate.seconds_left)
+        try:
+            catalog.find("placers", "cpsat")().place(problem, asked)
+        except MissingExtra as error:
+            log.info("without cpsat: %s", error)
+        except BudgetSpent:
+            if evaluate.seconds_left <= 0 or evaluate.trials_left < 1:
+                raise

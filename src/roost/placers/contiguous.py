@@ -1,0 +1,147 @@
+"""Contiguous: the best split of the chain of layers into consecutive parts, by dynamic programming.
+
+After Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, Efficient Algorithms for Device Placement of DNN
+Graph Operators, NeurIPS 2020, and PipeDream (Narayanan et al., SOSP 2019). A part takes its forward and its backward
+ops, parameters and updates. Devices that are alike are counted, not named, so there are few states: the cut, how many
+of each kind are taken, and the kind of the last. Three goals, each within the memory of every device:
+- the sum of the parts and of the transfers between them: without micro-batches, parts run one after another;
+- the same, but work that nothing waits for (gradients of weights, updates) runs beside the backward pass of the parts
+  before, as it does in the order `rank`;
+- the slowest part, as in a pipeline, which the steps of a recurrent model are.
+
+Differs in: one chain (by layer, then program order) where Tarnawski et al. cut the graph along any of its ideals;
+large graphs are cut at a few hundred places only. Memory is an estimate: the capacity is lowered until the simulation
+agrees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.errors import InputError
+from roost.placers import Evaluate
+from roost.placers._chain import Chain
+from roost.placers._fitting import best_or_nearest, best_reordered, fastest_allowed, fitted
+from roost.placers._orders import in_orders
+from roost.placers._partition import accelerators
+from roost.placers._units import Units
+from roost.placers.kernels.contiguous import cheapest_parts
+
+_SCALES = (1.0, 0.9, 0.8, 0.65)  # of the memory
+_MOST_STATES = 256  # eight devices of which no two are alike, or many more that are
+_MOST_WORK = 1e8  # parts to look at, a fraction of a second
+
+
+@dataclass(frozen=True)
+class Contiguous:
+    """The best contiguous split, cut at no more than `most_cuts` places."""
+
+    most_cuts: int = 500
+
+    def __post_init__(self) -> None:
+        if self.most_cuts < 1:
+            raise InputError(f"most_cuts is {self.most_cuts}; it must be at least 1")
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        """The best for any of the goals, each with as much memory as turns out to fit."""
+        units = Units.of(problem)
+        kinds = _kinds(units)
+        states = int(np.prod([len(kind) + 1 for kind in kinds]))
+        affordable = int(np.sqrt(2 * _MOST_WORK / (states * len(kinds) ** 2)))
+        chain = Chain.of(units, max(2, min(self.most_cuts + 1, affordable)))
+        trials: list[Trial] = []
+        for splits in _splits(chain, kinds):
+            for unit_device in splits:
+                trials.append(best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device)))))
+                if trials[-1].feasible:
+                    trials.append(best_reordered(problem, evaluate, trials[-1]))
+                    break
+        if not any(trial.feasible for trial in trials):
+            nearest = best_or_nearest(problem, trials).placement
+            trials.append(fitted(units, evaluate, units.unit_devices(nearest.device)))
+        return best_or_nearest(problem, trials).placement
+
+
+def _kinds(units: Units) -> list[list[int]]:
+    """Devices that are alike, the quickest first; so many of them that there are not too many states."""
+    problem = units.problem
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for number, device in enumerate(problem.cluster.devices):
+        key = (device.kind, device.host, device.memory, device.gap, problem.op_time[:, number].tobytes())
+        alike.setdefault(key, []).append(number)
+    seconds = np.where(units.allowed, units.time, 0.0).sum(axis=0)
+    found, states = [], 1
+    for kind in sorted(alike.values(), key=lambda kind: (not units.allowed[:, kind[0]].any(), seconds[kind[0]])):
+        room = min(len(kind), _MOST_STATES // states - 1)
+        if room > 0:
+            found.append(kind[:room])
+            states *= room + 1
+    return found
+
+
+def _splits(chain: Chain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
+    """Devices of units [units]: for each goal, with less and less of the memory."""
+    cluster, graph = chain.units.problem.cluster, chain.units.problem.graph
+    firsts = [kind[0] for kind in kinds]
+    aside, late = chain.beside(), chain.late()
+    everything = _seconds(chain, firsts, np.ones(graph.num_ops, dtype=bool))
+    backward = _seconds(chain, firsts, late & ~aside)
+    beside, beside_late = _seconds(chain, firsts, aside), _seconds(chain, firsts, aside & late)
+    held, passing, traffic = chain.held(), chain.passing(), chain.traffic()
+    latency, rate = _between(cluster.latency, kinds), _between(cluster.seconds_per_byte, kinds)
+    counts = np.array([len(kind) for kind in kinds])
+    no_cpus = counts * np.isin(firsts, accelerators(chain.units.problem))
+    alone = no_cpus * (np.arange(len(counts)) == np.argmax(no_cpus > 0))  # the quickest kind, without the others
+    penalty = 1.0 + 10.0 * float(everything[-1].max())
+
+    def split(pipelined: bool, counts: Array, *seconds: Array) -> Iterator[Array]:
+        for scale in _SCALES:
+            most = cluster.memory[firsts] * scale
+            parts = cheapest_parts(pipelined, *seconds, held, passing, most, penalty, counts, latency, rate, traffic)
+            yield _devices(chain, kinds, parts)
+
+    nothing = np.zeros_like(everything)
+    yield split(False, counts, everything, nothing, nothing, nothing)
+    yield split(False, counts, everything - beside, backward, beside, beside_late)
+    if no_cpus.any():
+        yield split(True, no_cpus, everything, nothing, nothing, nothing)
+    if (alone != no_cpus).any():
+        yield split(True, alone, everything, nothing, nothing, nothing)
+
+
+def _seconds(chain: Chain, devices: list[int], ops: Array) -> Array:  # [pieces + 1, devices]
+    """Seconds of some ops, added up over all pieces before each; where a unit may not run, the fastest it can."""
+    units = chain.units
+    total = np.zeros((units.num_units, units.problem.cluster.num_devices))
+    np.add.at(total, units.unit[ops], units.problem.op_time[ops])
+    fastest = np.where(units.allowed, total, np.inf).min(axis=1)
+    return chain.add_up(np.where(units.allowed, total, fastest[:, None])[:, devices])
+
+
+def _between(matrix: Array, kinds: list[list[int]]) -> Array:  # [kinds, kinds]
+    """The mean over the links from devices of one kind to others of another."""
+    found = np.zeros((len(kinds), len(kinds)))
+    for row, sources in enumerate(kinds):
+        for column, targets in enumerate(kinds):
+            links = [matrix[source, target] for source in sources for target in targets if source != target]
+            found[row, column] = np.mean(links) if links else 0.0
+    return found
+
+
+def _devices(chain: Chain, kinds: list[list[int]], parts: Array) -> Array:  # [units] i4
+    """The device of each unit, from the ends and kinds of the parts, the last part first."""
+    taken = [0] * len(kinds)
+    device = np.zeros(chain.num_pieces, dtype=np.int32)
+    start = 0
+    for end, kind in parts[::-1].tolist():
+        device[start:end] = kinds[kind][taken[kind]]
+        taken[kind] += 1
+        start = end
+    return fastest_allowed(chain.units, device[chain.piece])

@@ -1,0 +1,65 @@
+"""Exact for small graphs: a constraint model of devices, ops and links, solved by CP-SAT of OR-tools.
+
+As in *Device Placement Optimization with Reinforcement Learning* (Mirhoseini et al. 2017) exact methods are out of
+reach for whole networks; for up to a hundred groups or so they are not. Differs in: every answer is simulated, so the
+placer knows whether its proof holds for the simulator too. `roost.bounds.exact.solve_exactly` says both.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from roost.bounds.exact import Exact, solve_exactly
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.placers import Evaluate
+from roost.placers._fitting import best_or_nearest
+from roost.placers._units import Units
+from roost.placers.single import Single
+
+_log = logging.getLogger(__name__)
+_FEW = 30  # groups that one worker solves at once
+_SHOWN = 8  # of the placements that did not fit
+
+
+@dataclass(frozen=True)
+class Cpsat:
+    """The shortest step there is, where it can be proved in the time given; else the best found."""
+
+    seconds: float = 10.0  # at most
+    largest: int = 150  # groups, and ops without one; above this the start is returned as it is
+    workers: int = 2  # where there are more than a few ops; with one the same seed gives the same answer
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        """Start from the best so far, or from the best device."""
+        start = evaluate.best
+        if start is None:
+            start = evaluate([Single().place(problem, evaluate)])[0]
+        num_units = Units.of(problem, "nothing").num_units
+        if num_units > self.largest:
+            _log.info("cpsat: %d groups are more than %d; the start is kept as it is", num_units, self.largest)
+            return start.placement
+        seed = int(evaluate.rng.integers(2**31 - 1))
+        seconds = min(self.seconds, evaluate.seconds_left)
+        workers = self.workers if num_units > _FEW else 1
+        found = solve_exactly(problem, seconds, start.placement, seed=seed, workers=workers)
+        _log.info("cpsat: %s", _said(found))
+        return best_or_nearest(problem, [start, *_tried(found, evaluate)]).placement
+
+
+def _tried(found: Exact, evaluate: Evaluate) -> list[Trial]:
+    """What the solver found, evaluated; where nothing fits, the last it looked at."""
+    if found.placement is not None:
+        return evaluate([found.placement])
+    return evaluate(found.candidates[-_SHOWN:]) if found.candidates else []
+
+
+def _said(found: Exact) -> str:
+    if found.nothing_fits:
+        return "nothing fits, proved"
+    if found.placement is None:
+        return f"nothing that fits was found; no step is shorter than {found.bound:.6g} s"
+    proof = "the optimum" if found.optimal else f"no step is shorter than {found.bound:.6g} s"
+    return f"{found.step_time:.6g} s, {proof}"

@@ -1,0 +1,81 @@
+"""Expert: the placements that people make by hand, a contiguous split of the layers or a rule for a known model.
+
+The expert baselines of Mirhoseini et al., ICML 2017 (arXiv 1706.04972), as recalled. RNNLM and NMT: one LSTM layer on
+each GPU, embeddings with the first layer, attention and softmax with the last. Inception-V3: contiguous parts with as
+many layers each. NASNet, which Placeto (arXiv 1906.08879) adds: contiguous cells, our reading. Any other model:
+contiguous layers, in proportion to the speed of the devices and within their memory.
+
+Differs in: models are known by the names of their modules. Layers that do not fit where the rule wants them are moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.graph import Graph
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.errors import InputError, UnknownName
+from roost.placers import Evaluate
+from roost.placers import _expert_rules as rules
+from roost.placers._fitting import best_or_nearest, fitted, lasting_bytes
+from roost.placers._layers import Layers
+from roost.placers._partition import accelerators, mean_seconds, speeds
+from roost.placers._units import Units
+from roost.placers.published import Published
+
+_SCALES = (1.0, 0.85, 0.7)  # of the memory, until what was estimated fits
+
+_BY_NAME: dict[str, Callable[[Graph, Layers, int], Array]] = {
+    "recurrent": rules.recurrent,
+    "blocks": rules.blocks,
+    "cells": rules.cells,
+}
+RULES = ("auto", "layers", *_BY_NAME, "published")
+
+
+@dataclass(frozen=True)
+class Expert:
+    """A rule for the model, or "auto" for the one that fits its structure; see RULES."""
+
+    rule: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise UnknownName("rule of the expert placer", self.rule, RULES)
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        """Layers on the devices that are no CPU, as the rule says."""
+        if self.rule == "published":
+            return Published().place(problem, evaluate)
+        layers = Layers.of(problem.graph)
+        rule = rules.rule_for(problem.graph, layers) if self.rule == "auto" else self.rule
+        units, devices = Units.of(problem), np.array(accelerators(problem))
+        if rule == "layers":
+            return _by_speed(units, layers, devices, evaluate).placement
+        if rule == "recurrent" and not rules.recurrent_layers(problem.graph, layers):
+            raise InputError(f"graph {problem.graph.name!r} has no recurrent layers to split; use another rule")
+        part = _BY_NAME[rule](problem.graph, layers, len(devices))
+        return fitted(units, evaluate, devices[part][layers.of_units(units)], layers).placement
+
+
+def _by_speed(units: Units, layers: Layers, devices: Array, evaluate: Evaluate) -> Trial:
+    """Contiguous layers in proportion to the speed of the devices, less where memory does not allow it."""
+    layer = layers.of_units(units)
+    seconds = np.bincount(layer, mean_seconds(units, devices.tolist()), minlength=layers.num_layers)
+    sizes = np.bincount(layer, lasting_bytes(units), minlength=layers.num_layers)
+    spare = np.setdiff1d(np.arange(units.problem.cluster.num_devices), devices)  # take what the others cannot hold
+    share = np.concatenate([speeds(units, devices.tolist()), np.zeros(len(spare))])
+    devices = np.concatenate([devices, spare])
+    trials: list[Trial] = []
+    for scale in _SCALES:
+        part = rules.split_within(seconds, share, sizes, units.problem.cluster.memory[devices] * scale)
+        trials.append(fitted(units, evaluate, devices[part][layer], layers))
+        if trials[-1].feasible:
+            break
+    return best_or_nearest(units.problem, trials)

@@ -1,0 +1,138 @@
+"""A genetic algorithm with biased random keys (Gonçalves, Resende 2011) over devices and orders together.
+
+REGAL (Paliwal et al. 2020) places graphs with one like it.
+
+Differs in: the first individuals are what other placers find; urgencies are shifts of a known order, not an order from
+nothing; parents exchange whole modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isinf
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.placers import Evaluate, Round
+from roost.placers._orders import placement_of
+from roost.placers._space import space_of
+from roost.placers._starts import starting_points
+from roost.placers._units import Units
+from roost.placers.kernels import evolution as kernels
+from roost.simulator.compiled import Simulator
+from roost.simulator.order import dispatch_order
+
+_ROUND_OPS = 4_000_000  # simulated between two looks at the clock, about half a second
+
+
+@dataclass(frozen=True)
+class Genetic:
+    """Lets placements and orders evolve until the budget is spent."""
+
+    starts: tuple[str, ...] = ("single", "rules")
+    individuals: int = 64
+    elite: float = 0.2  # share that lives on
+    mutants: float = 0.2  # share that is scrambled anew in each generation
+    bias: float = 0.7  # chance of taking a block from the better parent
+    mutation: float = 0.002  # chance of a key of its own
+    spread: float = 0.05  # how far an urgency moves an op, as a share of the order
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        starts = starting_points(problem, evaluate, self.starts)
+        world = _World(problem, starts[0], self.spread)
+        seed = int(evaluate.rng.integers(2**62))
+        state: Mapping[str, Array] = evaluate.round(lambda: self._first(world, starts, seed))
+        while evaluate.trials_left >= 1 and evaluate.seconds_left > 0:
+            before = state
+            generations = self._generations(problem, evaluate)
+            if generations == 0:
+                break
+            state = evaluate.round(lambda before=before, g=generations: self._evolve(world, before, g))  # type: ignore[misc]
+        assert evaluate.best is not None
+        return evaluate.best.placement
+
+    def _generations(self, problem: Problem, evaluate: Evaluate) -> int:
+        each = max(1, self.individuals - self._num_elite)
+        planned = max(1, _ROUND_OPS // (problem.graph.num_ops * each))
+        if isinf(evaluate.trials_left):
+            return planned
+        return min(planned, int(evaluate.trials_left) // each)
+
+    @property
+    def _num_elite(self) -> int:
+        return max(1, int(self.elite * self.individuals))
+
+    def _first(self, world: _World, starts: list[Placement], seed: int) -> Round:
+        """The first individuals: the starts, and the best of them disturbed."""
+        rng = np.random.default_rng(seed)
+        count, num_units = self.individuals, world.units.num_units
+        keys = np.empty((count, 2 * num_units))
+        for number in range(count):
+            keys[number] = world.keys_of(starts[number % len(starts)])
+            if number >= len(starts):
+                changed = rng.random(num_units) < 0.02
+                keys[number, :num_units][changed] = rng.random(int(changed.sum()))
+                keys[number, num_units:] += rng.normal(0, 0.1, num_units)
+        keys = np.clip(keys, 0.0, 1.0)
+        steps, excesses = np.empty(count), np.empty(count)
+        for number in range(count):
+            steps[number], excesses[number] = world.judge(keys[number])
+        order = np.lexsort((steps, excesses))
+        state = {"keys": keys[order], "steps": steps[order], "excesses": excesses[order]}
+        state["state"] = np.array([rng.integers(2**62)], dtype=np.uint64)
+        return Round([world.placement(state["keys"][0])], count, state)
+
+    def _evolve(self, world: _World, before: Mapping[str, Array], generations: int) -> Round:
+        state = {name: np.array(value) for name, value in before.items()}
+        spent = kernels.evolve(
+            world.layout, world.space, state["keys"], state["steps"], state["excesses"], *world.fixed, world.room,
+            generations, self._num_elite, int(self.mutants * self.individuals), self.bias, self.mutation,
+            state["state"],
+        )  # fmt: skip
+        return Round([world.placement(keys) for keys in state["keys"][:2]], max(1, int(spent)), state)
+
+
+class _World:
+    """A problem as the kernels want it, with the order that urgencies shift."""
+
+    def __init__(self, problem: Problem, start: Placement, spread: float) -> None:
+        self.problem, self.units = problem, Units.of(problem)
+        self.space = space_of(self.units)
+        self.layout = Simulator.of(problem).layout(placement_of(problem, start.device))
+        position = np.zeros(problem.graph.num_ops)
+        order = dispatch_order(problem, start)
+        position[order] = np.linspace(0.0, 1.0, len(order)) if len(order) else 0.0
+        unit_of = self.units.unit[self.layout.op].astype(np.int32)
+        home_of = self.units.unit[self.layout.parameter_op].astype(np.int32)
+        base = -position[self.layout.op]
+        self.fixed = (unit_of, home_of, base, spread, problem.cluster.memory)
+        count = len(self.layout.op)
+        self.room = (
+            np.zeros(self.units.num_units, np.int32), np.zeros(count, np.uint32), np.zeros(count),
+            np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64),
+            np.zeros(count), np.zeros(count, np.int64),
+        )  # fmt: skip
+
+    def keys_of(self, placement: Placement) -> Array:
+        """Keys of a placement's devices, in the common order."""
+        device = self.units.unit_devices(self.problem.check(placement).device)
+        allowed = self.units.allowed
+        place = (np.cumsum(allowed, axis=1) - 1)[np.arange(len(device)), device]
+        return np.concatenate([(place + 0.5) / allowed.sum(axis=1), np.full(len(device), 0.5)])
+
+    def judge(self, keys: Array) -> tuple[float, float]:
+        step, excess = kernels.judge(self.layout, self.space, keys, *self.fixed, self.room)
+        return float(step), float(excess)
+
+    def placement(self, keys: Array) -> Placement:
+        """The placement that an individual stands for."""
+        placed, device, urgency, held, *_ = self.room
+        unit_of, home_of, base, spread, _ = self.fixed
+        kernels.decode(self.layout, self.space, keys, unit_of, home_of, base, spread, placed, device, urgency, held)
+        priority = np.zeros(self.problem.graph.num_ops)
+        priority[self.layout.op] = urgency
+        return placement_of(self.problem, self.units.devices(placed), "priority", priority)

@@ -1,0 +1,31 @@
+"""Heterogeneous earliest finish time (Topcuoglu, Hariri, Wu 2002): by upward rank, each op where it ends first.
+
+Differs in: what must share a device goes where its first op ends first; only devices with room are asked; a device
+takes its ops in the order of their ranks, with no insertion into its pauses; transfers queue on buses; slower kinds of
+devices are tried with and without.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.placers import Evaluate
+from roost.placers._fitting import best_or_nearest
+from roost.placers._listing import Prepared, in_orders, named_rules
+from roost.placers._units import Units
+
+
+@dataclass(frozen=True)
+class Heft:
+    """Earliest finish time in rank order."""
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        units = Units.of(problem)
+        rules = named_rules(units, {"finish": 1.0})
+        found: list[Placement] = []
+        for prepared in Prepared.all_of(units, ("rank",)):
+            for placement in prepared.roll(rules).best(count=4):
+                found += in_orders(placement)
+        return best_or_nearest(problem, evaluate(found)).placement

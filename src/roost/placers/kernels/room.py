@@ -1,0 +1,112 @@
+"""Memory as a list scheduler sees it: what the units placed so far hold on each device, at some moments of the step.
+
+Each of `MOMENTS` stretches of the dispatch order has one moment, the op at which one device that runs everything would
+hold most. A tensor counts on a device at each moment from its making to its last known use there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.simulator.kernels.base import inlined
+
+MOMENTS = np.uintp(24)
+
+
+class Listing(NamedTuple):
+    """What a list scheduler reads of a problem beside its `Layout`: units, and what belongs together.
+
+    Ops are numbered by their position in the dispatch order, as in the layout.
+    """
+
+    unit: Array  # [ops] u4
+    unit_start: Array  # [units + 1] u4 ops of unit i are unit_op[unit_start[i]:unit_start[i + 1]]
+    unit_op: Array  # [ops] u4 ascending in each unit, parameters left out
+    unit_time: Array  # [units * devices] f8 seconds
+    allowed: Array  # [units] u8 a bit for each device
+    resident: Array  # [units] i8 bytes of its parameters
+    lasting: Array  # [units] i8 bytes of its parameters and of those outputs that live long
+    need: Array  # [units] i8 the most bytes that it can add to a device at any moment
+    first: Array  # [ops] u1 the first moment that is not before it
+    beyond: Array  # [ops] u1 the first moment that is after it
+    last_beyond: Array  # [ops] u1 the same for its last consumer
+    before: Array  # [ops * KINDS] i4 an earlier op that it may want to be with, or -1
+    partner: Array  # [ops] i4 an earlier op whose output meets its own in a consumer, or -1
+    partner_time: Array  # [ops] f8 seconds to bring the two together
+    rival: Array  # [ops] i4 a more urgent op that comes soon after, or -1
+    rival_home: Array  # [ops] i4 the biggest input of that op, where it comes before, or -1
+    copies_in_memory: bool
+
+
+class Room(NamedTuple):
+    """Bytes held by the units placed so far."""
+
+    base: Array  # [devices] i8 parameters
+    held: Array  # [devices * MOMENTS] i8 the rest
+    peak: Array  # [devices] i8 the most of both
+    until: Array  # [ops * devices] u1 the first moment at which a tensor is no longer known to be there
+
+
+@inlined
+def clear_room(room):
+    """Nothing is held."""
+    room.base[:] = 0
+    room.held[:] = 0
+    room.peak[:] = 0
+    room.until[:] = 0
+
+
+@inlined
+def peak_with(layout, listing, room, unit, d, cautious, extra):
+    """The most bytes held on a device if this unit were there too; `extra` [MOMENTS] is scratch."""
+    num_devices = np.uintp(layout.num_devices)
+    first, beyond, output = listing.first, listing.beyond, layout.output
+    for k in range(MOMENTS):
+        extra[k] = 0
+    for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
+        op = np.uintp(listing.unit_op[number])
+        if listing.copies_in_memory:
+            for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+                source = np.uintp(layout.previous[edge])
+                since = max(first[source], room.until[source * num_devices + d])
+                for k in range(np.uintp(since), np.uintp(beyond[op])):
+                    extra[k] += output[source]
+        if cautious:
+            since = max(first[op], room.until[op * num_devices + d])
+            for k in range(np.uintp(since), np.uintp(listing.last_beyond[op])):
+                extra[k] += output[op]
+    most = np.int64(0)
+    for k in range(MOMENTS):
+        most = max(most, room.held[d * MOMENTS + k] + extra[k])
+    return room.base[d] + listing.resident[unit] + most
+
+
+@inlined
+def hold(layout, listing, room, unit, d, cautious):
+    """Put a unit on a device."""
+    num_devices = np.uintp(layout.num_devices)
+    first, beyond, output, until, held = listing.first, listing.beyond, layout.output, room.until, room.held
+    room.base[d] += listing.resident[unit]
+    for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
+        op = np.uintp(listing.unit_op[number])
+        if listing.copies_in_memory:
+            for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+                source = np.uintp(layout.previous[edge])
+                since = max(first[source], until[source * num_devices + d])
+                if since < beyond[op]:
+                    until[source * num_devices + d] = beyond[op]
+                    for k in range(np.uintp(since), np.uintp(beyond[op])):
+                        held[d * MOMENTS + k] += output[source]
+        if cautious:
+            since = max(first[op], until[op * num_devices + d])
+            if since < listing.last_beyond[op]:
+                until[op * num_devices + d] = listing.last_beyond[op]
+                for k in range(np.uintp(since), np.uintp(listing.last_beyond[op])):
+                    held[d * MOMENTS + k] += output[op]
+    most = np.int64(0)
+    for k in range(MOMENTS):
+        most = max(most, held[d * MOMENTS + k])
+    room.peak[d] = room.base[d] + most

@@ -1,0 +1,94 @@
+"""The placement of Inception-V3 on four GPUs that Mirhoseini et al., ICML 2017 (arXiv 1706.04972) published.
+
+As transcribed by the park project in inception_learned_placement.py. A fixed baseline: for this model only.
+
+Differs in: what the table does not name is on the first GPU, as the logits are. Two convolutions side by side and
+their concat are one element there. Parameters, backward and update ops go with their forward op.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.graph import Graph
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.placers import Evaluate
+from roost.placers._fitting import best_or_nearest, best_reordered, fastest_allowed
+from roost.placers._layers import Layers
+from roost.placers._orders import in_orders
+from roost.placers._partition import accelerators
+from roost.placers._units import Units
+
+NUM_GPUS = 4
+
+# One digit for each element of a block, in the order of the forward pass; a space ends a branch.
+PUBLISHED = {
+    "Conv2d_1a_3x3": "0",
+    "Conv2d_2a_3x3": "0",
+    "Conv2d_2b_3x3": "0",
+    "maxpool1": "1",
+    "Conv2d_3b_1x1": "0",
+    "Conv2d_4a_3x3": "0",
+    "maxpool2": "0",
+    "Mixed_5b": "2 20 233 02 2",
+    "Mixed_5c": "2 20 223 02 0",
+    "Mixed_5d": "3 03 300 20 3",
+    "Mixed_6a": "0 333 0 1",
+    "Mixed_6b": "0 203 00030 20 0",
+    "Mixed_6c": "1 333 00000 22 2",
+    "Mixed_6d": "2 022 22200 32 2",
+    "Mixed_6e": "2 000 03223 32 3",
+    "Mixed_7a": "33 3320 0 3",
+    "Mixed_7b": "0 0333 02000 33 0",
+    "Mixed_7c": "3 0000 20333 30 3",
+}
+BLOCKS = tuple(name for name in PUBLISHED if name.startswith("Mixed_"))
+
+
+@dataclass(frozen=True)
+class Published:
+    """The published placement of Inception-V3; raises InputError for other models and fewer than four GPUs."""
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        """The table, in the order that suits it best."""
+        gpus = accelerators(problem)
+        if len(gpus) < NUM_GPUS:
+            raise InputError(
+                f"the published placement is for {NUM_GPUS} GPUs; cluster {problem.cluster.name!r} has {len(gpus)}"
+            )
+        units = Units.of(problem)
+        wish = np.array(gpus)[published_gpus(problem.graph)[units.leader]]
+        tried = evaluate(in_orders(problem, units.devices(fastest_allowed(units, wish))))
+        return best_reordered(problem, evaluate, best_or_nearest(problem, tried)).placement
+
+
+def element(path: str) -> str:
+    """The element of the table that a module path belongs to: `Mixed_5b.b1x1`, or `Conv2d_1a_3x3`."""
+    parts = path.split(".")
+    if parts[0] in BLOCKS:
+        return ".".join(parts[:2]) if len(parts) > 1 else ""
+    return parts[0]
+
+
+def published_gpus(graph: Graph) -> Array:  # [ops] i4 GPU 0 to 3
+    """The published GPU of each op."""
+    layers = Layers.of(graph, element)
+    elements: dict[str, list[int]] = defaultdict(list)
+    for number, name in enumerate(layers.names):
+        elements[name.partition(".")[0]].append(number)
+    gpu = np.zeros(layers.num_layers, dtype=np.int32)
+    for block, text in PUBLISHED.items():
+        digits = [int(digit) for digit in text.replace(" ", "")]
+        if len(elements[block]) != len(digits):
+            raise InputError(
+                f"the published placement is for Inception-V3; graph {graph.name!r} has {len(elements[block])} "
+                f"elements in {block!r} where that has {len(digits)}"
+            )
+        gpu[elements[block]] = digits
+    return gpu[layers.layer]

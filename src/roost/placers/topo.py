@@ -1,0 +1,39 @@
+"""m-TOPO of Baechi (Jeon et al., SoCC 2020): devices filled one after the other, in topological order.
+
+A device is full when it holds an equal share of all that lasts, and as much again as the largest unit. Differs in: what
+lasts is parameters and those outputs that live long; slower kinds of devices are tried with and without; the fastest
+device is filled first; ops of a module, backward ones too, follow its first, as Baechi's co-placement has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.placers import Evaluate
+from roost.placers._fitting import best_or_nearest
+from roost.placers._listing import Prepared, device_choices, in_orders, named_rules
+from roost.placers._units import Units
+
+_FAR_MORE = 1e6  # being with the module counts before being over the share, and that before the place in the line
+
+
+@dataclass(frozen=True)
+class Topo:
+    """Fills devices in topological order up to a balanced share of memory."""
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        units = Units.of(problem)
+        rules = named_rules(units, {"in_line": 1.0, "over_fair": _FAR_MORE, "not_module": _FAR_MORE**2})
+        choices = device_choices(units)
+        found: list[Placement] = []
+        for prepared in Prepared.all_of(units, ("program",)):
+            lasting = prepared.listing.lasting
+            share = lasting.sum() / choices.sum(axis=1, keepdims=True) + lasting.max(initial=0)
+            rules.fair[:] = np.where(choices, share, 0.0)
+            for placement in prepared.roll(rules).best(count=4):
+                found += in_orders(placement)
+        return best_or_nearest(problem, evaluate(found)).placement
