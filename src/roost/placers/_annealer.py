@@ -15,7 +15,7 @@ from roost.placers._space import space_of
 from roost.placers._units import Units
 from roost.placers.kernels import annealing as kernels
 from roost.placers.kernels import walk as walks
-from roost.placers.kernels.proposals import Draft, Space
+from roost.placers.kernels.proposals import KINDS, Draft, Space
 from roost.simulator.compiled import Simulator
 from roost.simulator.kernels.lanes import new_lanes
 from roost.simulator.kernels.vector import LANES
@@ -115,6 +115,10 @@ class Annealer:
             unit_start=np.zeros(LANES + 1, np.int64),
             unit=np.zeros(room, np.int32),
             unit_device=np.zeros(room, np.int32),
+            kind=np.zeros(LANES, np.int64),
+            tried=np.zeros(KINDS),
+            gained=np.zeros(KINDS),
+            odds=np.zeros(KINDS),
         )
         work = kernels.Work(
             placed=np.zeros(num_units, np.int32),

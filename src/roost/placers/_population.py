@@ -37,9 +37,9 @@ class Heat:
 
     members: int = 8  # chains in the first round; half as many in each round after it, down to two
     batches: int = 400  # for each chain of the first round; twice as many in each round after it
-    hot: float = 0.003  # temperature of the first rounds, as a share of the step time
-    warm: float = 0.001  # of the rounds after them
-    cold: float = 0.0001  # at the end of a round
+    hot: float = 0.001  # temperature of the first rounds, as a share of the step time
+    warm: float = 0.0003  # of the rounds after them
+    cold: float = 0.00003  # at the end of a round
     reorder: bool = True
 
 
@@ -71,12 +71,21 @@ class Population:
             number += 1
             if len(members) > 2:
                 members = members[: max(2, len(members) // 2)]
-            elif number % 3 == 0 and waiting:
-                members = [members[0], self._member(1, waiting.pop(0), number)]
-            else:  # the best goes on cooler, and again from where it is best, hotter
-                members = [members[0], replace(members[0], chain=_copy(members[0].chain, self._seed + number))]
+            else:
+                members = [members[0], self._again(members[0], number)]
             if self.evaluate.trials_left < 1 or self.evaluate.seconds_left <= 0:
                 return
+
+    def _again(self, best: Member, number: int) -> Member:
+        """The best once more, from where it is best: hotter, and in turn in one of the orders that it is not in."""
+        chain = _copy(best.chain, self._seed + number)
+        if number % 2 == 0 or not self.heat.reorder:
+            return replace(best, chain=chain)
+        units, _ = self.units(best.tie)
+        now = replace(best.example, device=units.devices(chain.best))
+        others = [p for p in self._in_all_orders(now) if _order_of(p) != _order_of(now)]
+        others.sort(key=self._cost)
+        return self._member(1, others[number // 2 % min(3, len(others))], number)
 
     def _spread(self, starts: Sequence[Placement]) -> list[Placement]:
         """The starts, then each of them in the best of the orders that it is not in, then in the next best."""

@@ -19,17 +19,15 @@ def space_of(units: Units) -> Space:
     bits = np.uint64(1) << np.arange(units.problem.cluster.num_devices, dtype=np.uint64)
     near_start, near = _near(units)
     paths = _module_of_units(units)
-    blocks = [np.array([unit], dtype=np.int64) for unit in range(units.num_units)]
-    by_module = _module_blocks(paths)
-    blocks += by_module
-    leaves = _leaf_blocks(paths)
-    first_leaf = len(blocks)
-    blocks += leaves
+    singles = [np.array([unit], dtype=np.int64) for unit in range(units.num_units)]
+    parts, leaves, modules = _part_blocks(units, paths), _leaf_blocks(paths), _module_blocks(paths)
+    blocks = [*singles, *parts, *leaves, *modules]
+    level = np.cumsum([0, len(singles), len(parts), len(leaves), len(modules)]).astype(np.int64)
+    forward = _first_forward(units)
     lines = [np.arange(units.num_units)]  # units by their first op
-    if len(leaves) > 1:
-        forward = _first_forward(units)
-        order = np.argsort([forward[block].min() for block in leaves], kind="stable")
-        lines.append(first_leaf + order)
+    for first, row in ((level[1], parts), (level[2], leaves)):
+        if len(row) > 1:
+            lines.append(first + np.argsort([forward[block].min() for block in row], kind="stable"))
     start, unit = _joined(blocks)
     line_start, line = _joined(lines)
     return Space(
@@ -42,6 +40,7 @@ def space_of(units: Units) -> Space:
         near=near,
         block_start=start,
         block_unit=unit,
+        level=level,
         line_start=line_start,
         line=line,
         longest_window=min(_LONGEST_WINDOW, max(1, graph.num_ops)),
@@ -101,6 +100,15 @@ def _leaf_blocks(paths: list[str]) -> list[Array]:
     for unit, path in enumerate(paths):
         leaves.setdefault(path or f"\0{unit}", []).append(unit)
     return [np.array(members) for members in leaves.values()]
+
+
+def _part_blocks(units: Units, paths: list[str]) -> list[Array]:
+    """The units of each module path by the phase of their first op; units without a path go alone."""
+    phase = units.problem.graph.phase[units.leader].tolist()
+    parts: dict[tuple[str, int], list[int]] = {}
+    for unit, path in enumerate(paths):
+        parts.setdefault((path, phase[unit]) if path else ("", -1 - unit), []).append(unit)
+    return [np.array(members) for members in parts.values()]
 
 
 def _first_forward(units: Units) -> Array:  # [units]

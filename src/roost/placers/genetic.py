@@ -45,7 +45,8 @@ class Genetic:
         starts = starting_points(problem, evaluate, self.starts)
         world = _World(problem, starts[0], self.spread)
         seed = int(evaluate.rng.integers(2**62))
-        state: Mapping[str, Array] = evaluate.round(lambda: self._first(world, starts, seed))
+        count = int(max(1, min(self.individuals, evaluate.trials_left)))
+        state: Mapping[str, Array] = evaluate.round(lambda: self._first(world, starts, seed, count))
         while evaluate.trials_left >= 1 and evaluate.seconds_left > 0:
             before = state
             generations = self._generations(problem, evaluate)
@@ -66,10 +67,10 @@ class Genetic:
     def _num_elite(self) -> int:
         return max(1, int(self.elite * self.individuals))
 
-    def _first(self, world: _World, starts: list[Placement], seed: int) -> Round:
-        """The first individuals: the starts, and the best of them disturbed."""
+    def _first(self, world: _World, starts: list[Placement], seed: int, count: int) -> Round:
+        """The first so many individuals: the starts, and the best of them disturbed."""
         rng = np.random.default_rng(seed)
-        count, num_units = self.individuals, world.units.num_units
+        num_units = world.units.num_units
         keys = np.empty((count, 2 * num_units))
         for number in range(count):
             keys[number] = world.keys_of(starts[number % len(starts)])

@@ -13,7 +13,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.placers.kernels.chance import uniform
 from roost.placers.kernels.path import hot_units
-from roost.placers.kernels.proposals import propose, put
+from roost.placers.kernels.proposals import even_odds, learn_odds, propose, put
 from roost.simulator.kernels.base import bare, compiled
 from roost.simulator.kernels.batch import run_batch
 from roost.simulator.kernels.lanes import clear_lanes, run_lanes, set_lanes
@@ -23,6 +23,7 @@ PENALTY, BEST_STEP, BEST_EXCESS, STEP = range(4)  # in `figures`
 STAY = LANES - 1  # the last lane moves nothing: it is the placement itself
 _RETRIES = 4
 _HOT_EVERY = 8  # batches between two looks at what the step waits for
+_LEARN_EVERY = 16  # batches between two looks at what kinds of moves gain
 _OVER, _WITHIN = 8, 256  # batches beyond the memory, or within it, after which the penalty is changed
 _LEAST_PENALTY, _MOST_PENALTY = 10.0, 1e9
 
@@ -73,6 +74,7 @@ def _draft(space, draft, work, num_retries, num_hot, state):
     draft.start[0] = 0
     draft.unit_start[0] = 0
     for lane in range(STAY):
+        draft.kind[lane] = -1
         if lane >= num_retries:
             propose(space, draft, work.placed, work.hot, num_hot, lane, state)
             continue
@@ -98,6 +100,19 @@ def _score(lanes, work, capacity, penalty):
         work.step[lane] = lanes.step[lane]
         work.excess[lane] = excess
         work.score[lane] = lanes.step[lane] * (1.0 + penalty * excess)
+
+
+@bare
+def _note_gains(draft, work):
+    """Remember which kinds of moves gained something: one for a thousandth of the step or more."""
+    base = work.score[STAY]
+    for lane in range(STAY):
+        kind = draft.kind[lane]
+        if kind >= 0:
+            draft.tried[kind] += 1.0
+            gain = (base - work.score[lane]) / (0.001 * base + 1e-300)
+            if gain > 0.0:
+                draft.gained[kind] += min(gain, 1.0)
 
 
 @bare
@@ -206,6 +221,7 @@ def anneal(
     is simulated by itself. Temperatures are shares of the step time.
     """
     _settle(layout, space, work, number_of, is_parameter)
+    even_odds(draft)
     moves = (draft.start, draft.op, draft.device)
     simulations, num_retries, num_hot, run = 0, 0, 0, 0
     cooling = (cold_temperature / hot_temperature) ** (1.0 / max(1, num_batches - 1))
@@ -219,6 +235,9 @@ def anneal(
         clear_lanes(layout, lanes, number_of, is_parameter, moves, 0, LANES)
         simulations += STAY
         _score(lanes, work, capacity, figures[PENALTY])
+        _note_gains(draft, work)
+        if batch % _LEARN_EVERY == _LEARN_EVERY - 1:
+            learn_odds(draft, 0.9)
         scale = temperature * work.step[STAY]
         chosen = _draw(draft, work, scale, state)
         if chosen != STAY and not exact:

@@ -23,6 +23,7 @@ class Space(NamedTuple):
     near: Array  # [.] i4
     block_start: Array  # [blocks + 1] i8
     block_unit: Array  # [.] i4
+    level: Array  # [levels + 1] i8 blocks of one level: units, then parts of modules, modules, modules of modules
     line_start: Array  # [lines + 1] i8 lines are blocks in a row, of which windows are taken
     line: Array  # [.] i4 blocks
     longest_window: int
@@ -37,6 +38,16 @@ class Draft(NamedTuple):
     unit_start: Array  # [lanes + 1] i8
     unit: Array  # [units room] i4
     unit_device: Array  # [units room] i4
+    kind: Array  # [lanes] i8 of the move
+    tried: Array  # [kinds] f8 how often, lately
+    gained: Array  # [kinds] f8 and how much was gained by it
+    odds: Array  # [kinds] f8 of each kind or one before it
+
+
+# Kinds of moves. A block of a level is a kind of its own for each level, up to so many; likewise windows for each line.
+UNIT, NEAR, SWAP, BLOCK, WINDOW = 0, 1, 2, 3, 7
+KINDS = 10
+_MOST_LEVELS, _MOST_LINES = WINDOW - BLOCK, KINDS - WINDOW
 
 
 @bare
@@ -69,64 +80,108 @@ def _target(space, placed, unit, state):
 
 
 @bare
+def _window(space, placed, line, state):
+    """A window of blocks of a line, and a device for it: mostly that of the block before or after it."""
+    begin, end = space.line_start[line], space.line_start[line + 1]
+    length = 1 + np.int64(np.float64(space.longest_window) ** uniform(state))
+    first = begin + below(state, end - begin)
+    beyond = min(end, first + length)
+    which = uniform(state)
+    if which < 0.35 and first > begin:
+        there = np.int64(placed[space.block_unit[space.block_start[space.line[first - 1]]]])
+    elif which < 0.7 and beyond < end:
+        there = np.int64(placed[space.block_unit[space.block_start[space.line[beyond]]]])
+    else:
+        there = below(state, space.num_devices)
+    return first, beyond, there
+
+
+@bare
+def _kind(space, draft, state):
+    """A kind of move that there is, those that gained most lately likelier."""
+    drawn = uniform(state)
+    kind = 0
+    while kind < KINDS - 1 and draft.odds[kind] < drawn:
+        kind += 1
+    if BLOCK <= kind < WINDOW:
+        level = 1 + kind - BLOCK
+        if level + 1 >= len(space.level) or space.level[level + 1] == space.level[level]:
+            return UNIT
+    elif kind >= WINDOW and kind - WINDOW >= len(space.line_start) - 1:
+        return WINDOW
+    return kind
+
+
+@bare
 def propose(space, draft, placed, hot, num_hot, lane, state):
     """Draw one move for a lane. `placed` [units] is where they are; `hot` are units that the step waits for.
 
     The lane is left empty where nothing was found that moves anything.
     """
-    begun_units, begun_ops = draft.unit_start[lane], draft.start[lane]
-    num_units, num_ops = begun_units, begun_ops
+    begun_units = draft.unit_start[lane]
+    num_units, num_ops = begun_units, draft.start[lane]
     for _ in range(8):
         if num_hot > 0 and uniform(state) < 0.5:
             unit = np.int64(hot[below(state, num_hot)])
         else:
             unit = below(state, space.num_units)
         there = _target(space, placed, unit, state)
-        kind = uniform(state)
-        num_lines, num_blocks = len(space.line_start) - 1, len(space.block_start) - 1
-        if kind < 0.45:
+        kind = _kind(space, draft, state)
+        draft.kind[lane] = kind
+        if kind <= NEAR:
             num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
-        elif kind < 0.60 and num_blocks > space.num_units:
-            block = space.num_units + below(state, num_blocks - space.num_units)
-            first, beyond = space.block_start[block], space.block_start[block + 1]
-            there = _target(space, placed, np.int64(space.block_unit[first + below(state, beyond - first)]), state)
-            for member in range(first, beyond):
-                num_units, num_ops = put(
-                    space, draft, placed, np.int64(space.block_unit[member]), there, num_units, num_ops
-                )
-        elif kind < 0.75 and num_units < space.num_units:  # a unit and some of its neighbours
-            num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
-            for member in range(space.near_start[unit], space.near_start[unit + 1]):
-                if uniform(state) < 0.4:
-                    num_units, num_ops = put(
-                        space, draft, placed, np.int64(space.near[member]), there, num_units, num_ops
-                    )
-        elif kind < 0.93:
-            chosen = below(state, num_lines)
-            begin, end = space.line_start[chosen], space.line_start[chosen + 1]
-            length = 1 + np.int64(np.float64(space.longest_window) ** uniform(state))
-            first = begin + below(state, end - begin)
-            beyond = min(end, first + length)
-            which = uniform(state)
-            if which < 0.35 and first > begin:  # as the block before the window
-                there = np.int64(placed[space.block_unit[space.block_start[space.line[first - 1]]]])
-            elif which < 0.7 and beyond < end:
-                there = np.int64(placed[space.block_unit[space.block_start[space.line[beyond]]]])
-            else:
-                there = below(state, space.num_devices)
-            for number in range(first, beyond):
-                block = space.line[number]
-                for member in range(space.block_start[block], space.block_start[block + 1]):
-                    num_units, num_ops = put(
-                        space, draft, placed, np.int64(space.block_unit[member]), there, num_units, num_ops
-                    )
-        else:  # two units change places
+            if kind == NEAR:
+                for member in range(space.near_start[unit], space.near_start[unit + 1]):
+                    if uniform(state) < 0.4:
+                        other = np.int64(space.near[member])
+                        num_units, num_ops = put(space, draft, placed, other, there, num_units, num_ops)
+        elif kind == SWAP:
             other = below(state, space.num_units)
             here, there = np.int64(placed[unit]), np.int64(placed[other])
             if here != there:
                 num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
                 num_units, num_ops = put(space, draft, placed, other, here, num_units, num_ops)
+        elif kind < WINDOW:
+            level = 1 + kind - BLOCK
+            block = space.level[level] + below(state, space.level[level + 1] - space.level[level])
+            first, beyond = space.block_start[block], space.block_start[block + 1]
+            unit = np.int64(space.block_unit[first + below(state, beyond - first)])
+            there = _target(space, placed, unit, state)
+            for member in range(first, beyond):
+                unit = np.int64(space.block_unit[member])
+                num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
+        else:
+            first, beyond, there = _window(space, placed, kind - WINDOW, state)
+            for number in range(first, beyond):
+                block = space.line[number]
+                for member in range(space.block_start[block], space.block_start[block + 1]):
+                    unit = np.int64(space.block_unit[member])
+                    num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
         if num_units > begun_units:
             break
     draft.unit_start[lane + 1] = num_units
     draft.start[lane + 1] = num_ops
+
+
+@bare
+def learn_odds(draft, decay):
+    """Make kinds likelier by what they gained for each time they were tried; none is given up."""
+    total = 0.0
+    for kind in range(KINDS):
+        total += (draft.gained[kind] + 0.02) / (draft.tried[kind] + 1.0)
+        draft.tried[kind] *= decay
+        draft.gained[kind] *= decay
+    upto = 0.0
+    for kind in range(KINDS):
+        share = (draft.gained[kind] + 0.02 * decay) / (draft.tried[kind] + decay) / total
+        upto += 0.7 * share + 0.3 / KINDS
+        draft.odds[kind] = upto
+
+
+@bare
+def even_odds(draft):
+    """Every kind as likely as any other."""
+    for kind in range(KINDS):
+        draft.tried[kind] = 0.0
+        draft.gained[kind] = 0.0
+        draft.odds[kind] = (kind + 1.0) / KINDS

@@ -6,7 +6,7 @@ import numpy as np
 
 from roost.placers.kernels.annealing import PENALTY, STEP, change_penalty, keep_best
 from roost.placers.kernels.chance import uniform
-from roost.placers.kernels.proposals import propose
+from roost.placers.kernels.proposals import even_odds, learn_odds, propose
 from roost.simulator.kernels.base import compiled
 from roost.simulator.kernels.batch import run_batch
 
@@ -39,7 +39,8 @@ def walk(
     cooling = (cold_temperature / hot_temperature) ** (1.0 / max(1, num_moves - 1))
     temperature = hot_temperature
     run, none = 0, np.int64(0)
-    for _ in range(num_moves):
+    even_odds(draft)
+    for number_of_move in range(num_moves):
         draft.start[0] = 0
         draft.unit_start[0] = 0
         propose(space, draft, placed, work.hot, none, none, state)
@@ -48,6 +49,12 @@ def walk(
         new_step, new_excess = _simulate(layout, work, capacity)
         penalty = figures[PENALTY]
         worse = new_step * (1.0 + penalty * new_excess) - step * (1.0 + penalty * excess)
+        kind = draft.kind[0]
+        draft.tried[kind] += 1.0
+        if worse < 0.0:
+            draft.gained[kind] += min(1.0, -worse / (0.001 * step + 1e-300))
+        if number_of_move % 256 == 255:
+            learn_odds(draft, 0.9)
         if worse <= 0.0 or uniform(state) < np.exp(-worse / max(temperature * step, 1e-300)):
             step, excess = new_step, new_excess
             for number in range(draft.unit_start[1]):
