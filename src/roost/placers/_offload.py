@@ -12,6 +12,7 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.graph import UPDATE
+from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate
@@ -22,31 +23,31 @@ _ATTEMPTS = 12
 _WINDOW_SHARE = (0.05, 0.2)  # of a device's memory, for fetched parameters
 
 
-def offloaded(problem: Problem, evaluate: Evaluate, device: Array) -> list[Trial]:
-    """Placements with these devices for the ops, some parameters and their updates moved to where there is room.
+def offloaded(problem: Problem, evaluate: Evaluate, placement: Placement) -> list[Trial]:
+    """A placement with some parameters, and the updates of these, moved to where there is room.
 
-    The nearest to fitting first. Empty where the devices already fit, or nothing can be moved.
+    Several ways of doing that, the nearest to fitting first.
     """
     found: list[Trial] = []
     units = Units.of(problem, "updates")
     for share in _WINDOW_SHARE:
         for with_updates in (True, False):
-            found += _offload(problem, evaluate, units, np.array(device), share, with_updates)
+            found += _offload(problem, evaluate, units, placement, share, with_updates)
     return sorted(found, key=lambda trial: (trial.missing_bytes, trial.step_time))
 
 
 def _offload(
-    problem: Problem, evaluate: Evaluate, units: Units, device: Array, share: float, with_updates: bool
+    problem: Problem, evaluate: Evaluate, units: Units, start: Placement, share: float, with_updates: bool
 ) -> Iterator[Trial]:
+    device = np.array(problem.check(start).device)
     window = _windows(problem, device, share)
     candidates = _candidates(problem, units, with_updates)
     size = np.array([problem.graph.output_bytes[ops].sum() for ops in candidates], dtype=np.int64)
     moved = np.zeros(len(candidates), dtype=bool)
     for _ in range(_ATTEMPTS):
-        placement = placement_of(problem, device, "priority", early_updates(problem))
-        tried = [replace(placement, prefetch_bytes=window)]
-        tried.append(replace(placement_of(problem, device), prefetch_bytes=window))
-        best = best_of(evaluate(tried))
+        early = placement_of(problem, device, "priority", early_updates(problem))
+        tried = (replace(start, device=device), early)
+        best = best_of(evaluate([replace(placement, prefetch_bytes=window) for placement in tried]))
         if best.feasible:
             yield best
             return

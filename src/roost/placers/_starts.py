@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from roost import catalog
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers import Evaluate
+from roost.placers import Evaluate, Round
 from roost.placers._offload import needs_offload, offloaded
+from roost.placers._orders import placement_of
+from roost.placers.rules import best_placements, portfolio
+from roost.simulator.order import dispatch_order
 
-_MOST_OFFLOADS = 3
+_ROOM = 0.9  # share of the memory that is left for activations, where parameters are fetched
+_RULES, _KEPT = 64, 4  # rules that are tried as if parameters weighed nothing, and how many of the best are kept
 
 
 def starting_points(problem: Problem, evaluate: Evaluate, placers: tuple[str, ...]) -> list[Placement]:
@@ -18,7 +26,7 @@ def starting_points(problem: Problem, evaluate: Evaluate, placers: tuple[str, ..
     for name in placers:
         found += ask(name, problem, evaluate.named(name))
     if needs_offload(problem) or not any(trial.feasible for trial in found):
-        found += offloads(problem, evaluate, found)
+        found += offloads(problem, evaluate)
     return [trial.placement for trial in distinct(found)]
 
 
@@ -29,13 +37,29 @@ def ask(name: str, problem: Problem, evaluate: Evaluate) -> list[Trial]:
     return evaluate(several(problem, evaluate) if several is not None else [placer.place(problem, evaluate)])
 
 
-def offloads(problem: Problem, evaluate: Evaluate, found: list[Trial]) -> list[Trial]:
-    """What becomes of the fastest placements, whether they fit or not, where parameters may live elsewhere."""
-    fastest = sorted(found, key=lambda trial: trial.step_time)
+def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
+    """Good placements as if parameters weighed nothing; these are then moved to where there is room, and fetched."""
+    state = evaluate.round(lambda: _as_if_weightless(problem, evaluate.rng))
     seen: list[Trial] = []
-    for trial in [t for t in fastest if not t.feasible][:_MOST_OFFLOADS]:
-        seen += offloaded(problem, evaluate, problem.check(trial.placement).device)
+    for number, device in enumerate(state["devices"]):
+        placement = placement_of(problem, np.array(device), "priority", np.array(state["priorities"][number]))
+        seen += offloaded(problem, evaluate, placement)
     return seen
+
+
+def _as_if_weightless(problem: Problem, rng: np.random.Generator) -> Round:
+    graph, cluster = problem.graph, problem.cluster
+    smaller = tuple(replace(device, memory=int(_ROOM * device.memory)) for device in cluster.devices)
+    light = replace(graph, output_bytes=np.where(graph.is_parameter, 0, graph.output_bytes))
+    relaxed = Problem(light, replace(cluster, devices=smaller), problem.costs)
+    kept = best_placements(portfolio(relaxed, rng, _RULES, ("program", "rank")), _KEPT)
+    priorities = np.zeros((len(kept), graph.num_ops))
+    for row, placement in enumerate(kept):
+        order = dispatch_order(relaxed, placement)
+        priorities[row, order] = -np.arange(len(order), dtype=np.float64)
+    devices = np.stack([placement.device for placement in kept])
+    first = placement_of(problem, devices[0], "priority", priorities[0])
+    return Round([first], _RULES, {"devices": devices, "priorities": priorities})
 
 
 def distinct(trials: list[Trial]) -> list[Trial]:

@@ -42,7 +42,7 @@ class Auto:
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         found = self._ask_baselines(problem, evaluate)
         if needs_offload(problem) or not any(trial.feasible for trial in found):
-            found += offloads(problem, evaluate, found)
+            found += offloads(problem, evaluate)
         self._ask_exact(problem, evaluate)
         starts = distinct(found if evaluate.best is None else [evaluate.best, *found])
         Population(problem, evaluate, self.heat, self.threads).run([trial.placement for trial in starts])
