@@ -1,0 +1,321 @@
+"""How good the placers are, on the zoo's training graphs.
+
+    python benchmarks/placers.py PART ...     PART: auto, ten, starts, proof, large, page
+
+Each part appends to benchmarks/results/placers_*.jsonl what it finds, one row for each search, and leaves out what is
+there already, so it can be stopped and go on; `page` makes the page from the rows. Budgets are CPU seconds of the whole
+process, or trials. Nothing is asserted about time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import roost
+from roost.bounds import bound
+from roost.placers._population import Heat
+from roost.placers.annealing import Annealing
+from roost.search.budget import Budget
+from roost.search.solve import search
+from roost.testing.problems import training_like
+
+HERE = Path(__file__).parent
+GRAPHS = HERE.parent / "out" / "zoo"
+NAME = f"placers_{platform.machine()}_{os.cpu_count()}core_202611"
+ROWS = HERE / "results" / f"{NAME}.jsonl"
+MODELS = ("cifar10_cnn gpt2 vit bert transformer resnet50 t5 inception_v3 rnnlm llama nmt nasnet moe").split()
+CLUSTERS = ("k80x2", "k80x4", "a100x4", "rtx4090_rtx3060", "two_hosts_a100x4")
+SEEDS = range(5)
+CLASSIC = ("single", "expert", "scotch", "metis", "heft", "etf", "sct")
+HEURISTICS = ("single", "expert", "contiguous", "metis", "heft", "etf", "sct")
+EVALUATIONS = (1_000, 2_000, 5_000, 10_000, 25_000, 50_000)
+
+
+def graph_of(model: str) -> roost.Graph:
+    """The training graph, captured once."""
+    path = GRAPHS / f"{model}.json.gz"
+    if not path.exists():
+        GRAPHS.mkdir(parents=True, exist_ok=True)
+        roost.zoo.build(model, train=True).save(path)
+    return roost.load(path)
+
+
+def problems(models: list[str], clusters: tuple[str, ...] = CLUSTERS) -> Iterator[tuple[str, str, roost.Problem]]:
+    for model in models:
+        graph = graph_of(model)
+        for cluster in clusters:
+            yield model, cluster, roost.estimate(graph, cluster)
+
+
+def rows(part: str) -> list[dict[str, Any]]:
+    if not ROWS.exists():
+        return []
+    return [row for row in map(json.loads, ROWS.read_text().splitlines()) if row["part"] == part]
+
+
+def add(row: dict[str, Any]) -> None:
+    with ROWS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(json.dumps(row)[:200], flush=True)
+
+
+def missing(part: str, *keys: object) -> bool:
+    return not any((row["model"], row["cluster"], *row["key"]) == keys for row in rows(part))
+
+
+def cpu_budget(seconds: float) -> Budget:
+    return Budget(seconds=seconds, clock=time.process_time)
+
+
+def warm_up() -> None:
+    search(training_like(200, 3), "auto", trials=20_000)
+
+
+def run_auto(part: str, models: list[str], seconds_of: Any, clusters: tuple[str, ...] = CLUSTERS) -> None:
+    warm_up()
+    for model, cluster, problem in problems(models, clusters):
+        for seed in SEEDS:
+            if not missing(part, model, cluster, seed):
+                continue
+            seconds = seconds_of(problem)
+            result = search(problem, "auto", budget=cpu_budget(seconds), seed=seed)
+            found = {name: trial.step_time for name, trial in result.baselines.items() if trial.feasible}
+            add(
+                {
+                    "part": part, "model": model, "cluster": cluster, "key": [seed], "ops": problem.graph.num_ops,
+                    "best": result.best.step_time, "feasible": result.best.feasible,
+                    "order": result.best.placement.order, "trials": result.num_trials, "seconds": result.seconds,
+                    "asked": seconds, "bound": result.bound.step_time, "proof": result.bound.proof,
+                    "ended": result.ended, "baselines": found,
+                }
+            )  # fmt: skip
+
+
+def run_starts(models: list[str]) -> None:
+    """Annealing from the best heuristic, and from random rules, by number of evaluations."""
+    warm_up()
+    for model, cluster, problem in problems(models, ("k80x4", "a100x4")):
+        for seed in SEEDS:
+            for name, starts in (("heuristics", HEURISTICS), ("rules", ("rules",))):
+                if not missing("starts", model, cluster, seed, name):
+                    continue
+                curve: dict[int, float] = {}
+                for evaluations in EVALUATIONS:
+                    placer = Annealing(starts=starts, heat=Heat(members=1))
+                    result = search(problem, placer, trials=evaluations, seed=seed, prove=False)
+                    curve[evaluations] = result.best.step_time if result.best.feasible else float("inf")
+                add({"part": "starts", "model": model, "cluster": cluster, "key": [seed, name], "curve": curve})
+
+
+def run_proof(models: list[str]) -> None:
+    """Small graphs with sixty seconds for a proof."""
+    warm_up()
+    for model, cluster, problem in problems(models):
+        if problem.graph.num_ops > 150 or not missing("proof", model, cluster, 0):
+            continue
+        begin = time.perf_counter()
+        best = search(problem, "auto", seconds=20)
+        proved = bound(problem, seconds=60 - (time.perf_counter() - begin), upper=best.best.step_time)
+        step = max(proved.step_time, best.bound.step_time)
+        add(
+            {"part": "proof", "model": model, "cluster": cluster, "key": [0], "best": best.best.step_time,
+             "bound": step, "proof": proved.proof, "seconds": time.perf_counter() - begin}
+        )  # fmt: skip
+
+
+def run_large() -> None:
+    """A graph of 100,000 ops: all baselines and a first improved placement."""
+    problem = training_like(100_000, 4)
+    search(training_like(200, 3), "auto", trials=20_000)
+    result = search(problem, "auto", budget=cpu_budget(60), prove=True)
+    baselines = {name: trial.step_time for name, trial in result.baselines.items() if trial.feasible}
+    add(
+        {"part": "large", "model": "training_like", "cluster": "alike", "key": [0], "best": result.best.step_time,
+         "baselines": baselines, "bound": result.bound.step_time, "seconds": result.seconds,
+         "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    )  # fmt: skip
+
+
+def main() -> None:
+    ROWS.parent.mkdir(exist_ok=True)
+    models = [name for name in sys.argv[2:] if name in MODELS] or MODELS
+    part = sys.argv[1] if len(sys.argv) > 1 else "page"
+    if part == "auto":
+        run_auto("auto", models, lambda problem: problem.graph.num_ops / 1000)
+    elif part == "ten":
+        run_auto("ten", models, lambda problem: 20.0)  # ten seconds of two cores
+    elif part == "starts":
+        run_starts(models)
+    elif part == "proof":
+        run_proof(models)
+    elif part == "large":
+        run_large()
+    elif part == "page":
+        (HERE / "results" / f"{NAME}.md").write_text(page())
+    else:
+        sys.exit(f"no part called {part!r}")
+
+
+def geometric(values: list[float]) -> float:
+    return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
+
+
+def page() -> str:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return "\n".join(
+        [
+            "# Placers on the zoo's training graphs\n",
+            f"Simulated on presets; {platform.machine()}, {os.cpu_count()} cores shared with other work, commit {commit}."
+            " Rows: the `.jsonl` beside this page. Five seeds; CPU seconds of the whole process.\n",
+            *_page_auto(),
+            *_page_spread(),
+            *_page_starts(),
+            *_page_gaps(),
+            *_page_large(),
+        ]
+    )
+
+
+def _by_problem(part: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows(part):
+        found.setdefault((row["model"], row["cluster"]), []).append(row)
+    return found
+
+
+def _page_auto() -> list[str]:
+    lines = [
+        "## `auto` against the classic placers, 1 CPU second for each 1,000 ops (`python benchmarks/placers.py auto`)\n",
+        f"Classic: the best feasible of {', '.join(CLASSIC)}, each with orders of its own choice. Proven: how far below "
+        "it the bound lets any placement be. Where that is less than 2 %, placement cannot help any more.\n",
+        "| model | cluster | classic | `auto` (median) | auto / classic | bound / classic | worst seed | best placer but auto |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    everywhere, helped, possible = [], [], []
+    for (model, cluster), found in _by_problem("auto").items():
+        classic = [min((v for k, v in r["baselines"].items() if k in CLASSIC), default=np.inf) for r in found]
+        best = [row["best"] for row in found if row["feasible"]]
+        if not best:
+            lines.append(f"| {model} | {cluster} | nothing fits | nothing fits | | | | |")
+            continue
+        base = float(np.median(classic))
+        lowest = max(row["bound"] for row in found)
+        others = {k: v for row in found for k, v in row["baselines"].items()}
+        other = min(others, key=others.__getitem__) if others else "-"
+        if not np.isfinite(base):
+            lines.append(f"| {model} | {cluster} | nothing fits | {np.median(best):.4g} s | | | | |")
+            continue
+        ratio = float(np.median(best)) / base
+        everywhere.append(ratio)
+        if lowest < 0.98 * base:
+            helped.append(ratio)
+            possible.append(lowest / base)
+        lines.append(
+            f"| {model} | {cluster} | {base:.4g} s | {np.median(best):.4g} s | {ratio:.3f} | {lowest / base:.3f} | "
+            f"{max(best) / base:.3f} | {other} |"
+        )
+    lines.append(
+        f"\nGeometric mean of auto / classic: **{geometric(helped):.3f}** over the {len(helped)} problems where the bound "
+        f"leaves 2 % or more ({geometric(everywhere):.3f} over all {len(everywhere)}). The bound itself is at "
+        f"{geometric(possible):.3f} of the classic placers there: nothing can be better than that.\n"
+    )
+    return lines
+
+
+def _page_spread() -> list[str]:
+    lines = [
+        "## Spread over five seeds after ten seconds of two cores (`python benchmarks/placers.py ten`)\n",
+        "| model | cluster | best seed | worst / best | median / best |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    found = []
+    for (model, cluster), group in _by_problem("ten").items():
+        best = [row["best"] for row in group if row["feasible"]]
+        if len(best) == len(group) and best:
+            found.append((max(best) / min(best), model, cluster, min(best), float(np.median(best)) / min(best)))
+    for spread, model, cluster, best, median in sorted(found, reverse=True):
+        lines.append(f"| {model} | {cluster} | {best:.4g} s | {spread:.3f} | {median:.3f} |")
+    over = sum(spread > 1.05 for spread, *_ in found)
+    lines.append(f"\n{over} of {len(found)} problems spread by more than 5 %.\n")
+    return lines
+
+
+def _page_starts() -> list[str]:
+    found = rows("starts")
+    curves: dict[str, dict[int, list[float]]] = {}
+    best: dict[tuple[str, str], float] = {}
+    for row in found:
+        key = (row["model"], row["cluster"])
+        best[key] = min(best.get(key, np.inf), *row["curve"].values())
+    for row in found:
+        reference = best[row["model"], row["cluster"]]
+        if np.isfinite(reference):
+            for evaluations, value in row["curve"].items():
+                curves.setdefault(row["key"][1], {}).setdefault(int(evaluations), []).append(
+                    min(value / reference, 10.0)
+                )
+    lines = [
+        "## Annealing from the best heuristic, and from random rules (`python benchmarks/placers.py starts`)\n",
+        "One chain; evaluations include those of the starts; geometric mean of step time over the best ever seen here, "
+        f"all models on k80x4 and a100x4, five seeds; what does not fit counts 10. Heuristics: {', '.join(HEURISTICS)}.\n",
+        "| evaluations | " + " | ".join(f"{n:,}" for n in EVALUATIONS) + " |",
+        "|---|" + "---|" * len(EVALUATIONS),
+    ]
+    for name, curve in curves.items():
+        lines.append(f"| from {name} | " + " | ".join(f"{geometric(curve.get(n, [])):.3f}" for n in EVALUATIONS) + " |")
+    return [*lines, ""]
+
+
+def _page_gaps() -> list[str]:
+    lines = [
+        "## Bound over best, worst first (bound within one second; best of all runs above)\n",
+        "| model | cluster | best | bound | bound / best | proof |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for part in ("auto", "ten"):
+        for key, group in _by_problem(part).items():
+            found.setdefault(key, []).extend(group)
+    table = []
+    for (model, cluster), group in found.items():
+        fits = [row for row in group if row["feasible"]]
+        if fits:
+            row = max(group, key=lambda r: r["bound"])
+            best = min(r["best"] for r in fits)
+            table.append((row["bound"] / best, model, cluster, best, row["bound"], row["proof"]))
+    for ratio, model, cluster, best, low, proof in sorted(table):
+        lines.append(f"| {model} | {cluster} | {best:.4g} s | {low:.4g} s | {ratio:.3f} | {proof} |")
+    lines.append(f"\n{sum(row[0] < 0.55 for row in table)} of {len(table)} are below 0.55.\n")
+    lines += [
+        "### Up to 100 groups, sixty seconds (`python benchmarks/placers.py proof`)\n",
+        "| model | cluster | best | bound / best | proof |", "|---|---|---|---|---|",
+    ]  # fmt: skip
+    for row in sorted(rows("proof"), key=lambda r: r["bound"] / r["best"]):
+        lines.append(
+            f"| {row['model']} | {row['cluster']} | {row['best']:.4g} s | {row['bound'] / row['best']:.4f} | {row['proof']} |"
+        )
+    return [*lines, ""]
+
+
+def _page_large() -> list[str]:
+    lines = ["## 100,000 ops on four devices, 60 CPU seconds (`python benchmarks/placers.py large`)\n"]
+    for row in rows("large"):
+        others = ", ".join(f"{name} {value / row['best']:.3f}" for name, value in row["baselines"].items())
+        lines.append(
+            f"{row['seconds']:.0f} CPU s, {row['memory'] / 2**30:.1f} GiB; best {row['best']:.4g} s, bound "
+            f"{row['bound'] / row['best']:.3f} of it; baselines over best: {others}.\n"
+        )
+    return lines
+
+
+if __name__ == "__main__":
+    main()

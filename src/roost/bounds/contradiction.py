@@ -1,0 +1,74 @@
+"""Contradiction: suppose that the step is shorter than some time, and follow what that forces until nothing is left.
+
+Destructive bounds: Klein, Scholl 1999. Differs in: what is forced is which device an op cannot be on, since the longest
+way through it there is too long, and which ops share a device, since a transfer between them would take too long.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from roost.bounds._relaxed import Relaxed
+from roost.bounds.heads_tails import Ends, through
+from roost.bounds.interval import interval
+from roost.bounds.work import work
+from roost.core.arrays import Array
+
+_ROUNDS = 12  # of consequences
+_CLOSE = 2e-3  # of the bound, where halving on is not worth its time
+
+
+def contradiction(relaxed: Relaxed, low: float, high: float, seconds: float) -> float:
+    """The longest step time found, between a bound and a known time, that no step is shorter than."""
+    stop = time.monotonic() + seconds
+    if not np.isfinite(high):
+        return low
+    while high - low > _CLOSE * low and time.monotonic() < stop:
+        middle = (low + high) / 2
+        if impossible(relaxed, middle, stop):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def impossible(relaxed: Relaxed, limit: float, stop: float = np.inf) -> bool:
+    """Whether a step shorter than the limit can be ruled out."""
+    for _ in range(_ROUNDS):
+        ends = Ends.of(relaxed)
+        possible = through(relaxed, ends) < limit
+        if not possible.any(axis=1).all():
+            return True
+        closed = bool((np.isfinite(relaxed.time) & ~possible).any())
+        relaxed = relaxed.within(possible)
+        one, other = _together(relaxed, ends, limit)
+        if len(one):
+            relaxed = relaxed.joined(one, other)
+        if not relaxed.possible:
+            return True
+        if time.monotonic() > stop:
+            return False
+        if not closed and not len(one):
+            return interval(relaxed, ends) >= limit
+        if work(relaxed) >= limit:
+            return True
+    return interval(relaxed, Ends.of(relaxed)) >= limit
+
+
+def _together(relaxed: Relaxed, ends: Ends, limit: float) -> tuple[Array, Array]:
+    """Producers and consumers that must share a device for a step to be shorter than the limit."""
+    graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
+    apart = ~graph.is_parameter[graph.input_op] & (relaxed.unit[graph.input_op] != relaxed.unit[graph.edge_target])
+    source, target = graph.input_op[apart], graph.edge_target[apart]
+    done, left = ends.head[source] + relaxed.time[source], relaxed.time[target] + ends.tail[target]
+    size = graph.output_bytes[source].astype(float)
+    best = np.full(len(source), np.inf)
+    for d in range(cluster.num_devices):
+        for e in range(cluster.num_devices):
+            if d != e:
+                takes = cluster.latency[d, e] + size * cluster.seconds_per_byte[d, e]
+                best = np.minimum(best, done[:, d] + takes + left[:, e])
+    forced = best >= limit
+    return source[forced], target[forced]

@@ -1,0 +1,230 @@
+"""The exact solver: CP-SAT proves how short a step can be, and finds the placement where the model is exact.
+
+It relaxes memory to what no order can escape, and `_links.py` says where links are relaxed. Whatever it finds is
+simulated, so it knows whether its bound is met.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roost.bounds._model import Model
+from roost.bounds._relaxed import Relaxed
+from roost.bounds.heads_tails import Ends, through
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.timeline import Timeline
+from roost.errors import MissingExtra
+from roost.simulator.compiled import Simulator
+
+_FEW = 40  # ops: with fewer, links are scheduled at once, and time is finer
+_TICKS, _MANY_TICKS = 2e6, 1e9  # in the longest step; a bound loses up to a tick for each op on the longest path
+_EASY_SHARE = 0.6  # of the time, for the model without links, whose answer is often good enough with them
+_MARGIN = 1 + 1e-9
+_CLOSE = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Exact:
+    """What the solver found, and what it proved."""
+
+    placement: Placement | None  # the best that fits, None where none was found
+    step_time: float  # seconds, simulated; infinite where none was found
+    bound: float  # seconds: no placement that fits is faster
+    optimal: bool  # whether the two meet, but for the rounding of times to ticks
+    nothing_fits: bool = False  # proved
+    candidates: tuple[Placement, ...] = ()  # all the placements it looked at, that fit or not
+
+
+def installed() -> bool:
+    """Whether the solver can be had."""
+    from importlib.util import find_spec
+
+    return find_spec("ortools") is not None
+
+
+def solve_exactly(
+    problem: Problem,
+    seconds: float,
+    start: Placement | None = None,
+    links: bool = True,
+    seed: int = 0,
+    workers: int = 1,
+    upper: float = np.inf,
+) -> Exact:
+    """Search for the shortest step and prove it; without `links` any number of transfers may share one.
+
+    Placements that take longer than `upper` or than `start` are not looked at. With one worker the same seed gives the
+    same answer, where it comes in time; with more it comes sooner.
+    """
+    if not installed():
+        raise MissingExtra("ortools", "exact")
+    stop = time.monotonic() + seconds
+    search = _Search(problem, upper, seed, workers)
+    search.know(start)
+    if not links or problem.graph.num_ops > _FEW:
+        search.run(False, time.monotonic() + (_EASY_SHARE if links else 1.0) * seconds)
+    if links and not search.done:
+        search.run(True, stop)
+    return search.found()
+
+
+class _Search:
+    """What is known of a problem so far: a placement, and a bound."""
+
+    def __init__(self, problem: Problem, upper: float, seed: int, workers: int) -> None:
+        self.problem, self.upper, self.seed, self.workers = problem, upper, seed, workers
+        self.placement: Placement | None = None  # the best that fits
+        self.timeline: Timeline | None = None  # of that, or of the start
+        self.step_time, self.bound, self.slack = np.inf, 0.0, 0.0
+        self.tried: list[Placement] = []
+        self.solver: Any = None  # with the last answer
+
+    def know(self, start: Placement | None) -> None:
+        if start is not None:
+            self._note([(start, Simulator.of(self.problem).simulate(start, full=True))])
+
+    def _note(self, found: list[tuple[Placement, Timeline]]) -> None:
+        for placement, timeline in found:
+            self.tried.append(placement)
+            if timeline.feasible and timeline.step_time < self.step_time:
+                self.placement, self.step_time = placement, timeline.step_time
+                self.timeline = None
+            if self.timeline is None:
+                self.timeline = Simulator.of(self.problem).simulate(placement, full=True)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing better can be found, but for the rounding of times to ticks."""
+        return min(self.step_time, self.upper) <= self.bound + self.slack
+
+    def found(self) -> Exact:
+        bound = min(self.bound, self.step_time)
+        optimal = self.placement is not None and self.step_time <= bound + self.slack
+        return Exact(self.placement, self.step_time, bound, optimal, np.isinf(bound), tuple(self.tried))
+
+    def run(self, links: bool, stop: float) -> None:
+        """Solve, simulate, and where the answer does not come out as it should forbid its devices and solve again."""
+        horizon = min(self.step_time, self.upper)
+        relaxed = Relaxed.of(self.problem)
+        if np.isfinite(horizon):
+            # Nothing that is longer need be looked at; the margin keeps roundings from closing what is just as long.
+            relaxed = relaxed.within(through(relaxed, Ends.of(relaxed)) <= horizon * _MARGIN)
+            if not relaxed.possible or horizon <= 0:
+                self.bound = max(self.bound, horizon)
+                return
+        model = self._model(relaxed, horizon, links)
+        while self._solve(model, horizon, stop) and links and not self.done:
+            self._sharpen(model)
+
+    def _sharpen(self, model: Model) -> None:
+        """After an answer that does not come out as the model says: leave it no such answer."""
+        assert model.links is not None
+        assert self.solver is not None
+        if not model.links.tighten(self.solver):
+            model.forbid(self.tried[-1].device)
+
+    def _model(self, relaxed: Relaxed, horizon: float, links: bool) -> Model:
+        num_ops = self.problem.graph.num_ops
+        if np.isinf(horizon):  # where nothing takes any time, something still has to fit
+            horizon = longest_step(self.problem) or 1.0
+        tick = horizon / (_MANY_TICKS if num_ops <= _FEW else _TICKS)
+        self.slack = tick * (2 * num_ops + 4)
+        model = Model(relaxed, Ends.of(relaxed), horizon * _MARGIN + tick, tick)
+        model.add_bound(self.bound)
+        if links:
+            from roost.bounds._links import Links
+
+            model.links = Links(model)
+        else:
+            model.add_delays()
+        if self.timeline is not None:
+            model.hint(self.timeline)
+        return model
+
+    def _solve(self, model: Model, horizon: float, stop: float) -> bool:
+        """Solve once; whether it is worth solving again."""
+        from ortools.sat.python import cp_model
+
+        left = stop - time.monotonic()
+        if left <= 0:
+            return False
+        solver: Any = cp_model.CpSolver()
+        self.solver = solver
+        solver.parameters.max_time_in_seconds = left
+        solver.parameters.random_seed, solver.parameters.num_workers = self.seed, self.workers
+        solver.parameters.linearization_level = 2  # many times faster here, for the spans of `_model.py`
+        status = solver.solve(model.cp)
+        if not model.forbidden:  # else it proves nothing of what is forbidden
+            proved = horizon if status == cp_model.INFEASIBLE else float(solver.best_objective_bound) * model.tick
+            self.bound = max(self.bound, proved)
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return False
+        self._note(_simulated(self.problem, *_answer(model, solver)))
+        return bool(status == cp_model.OPTIMAL)
+
+
+def longest_step(problem: Problem) -> float:
+    """No step takes longer, whatever the placement: all ops and all transfers one after the other."""
+    graph, cluster = problem.graph, problem.cluster
+    ops = (np.where(problem.allowed, problem.op_time, 0.0) + cluster.device_gap).max(axis=1).sum()
+    slowest = float(cluster.seconds_per_byte.max(initial=0.0))
+    rest = float(cluster.latency.max(initial=0.0)) + float(cluster.bus_gap.max(initial=0.0))
+    transfers = 2 * (graph.num_edges * rest + graph.output_bytes[graph.input_op].sum() * slowest)
+    return float(ops + transfers)
+
+
+def _answer(model: Model, solver: Any) -> tuple[Array, Array]:
+    graph = model.graph
+    devices = np.zeros(graph.num_ops, dtype=np.int32)
+    begin = np.zeros(graph.num_ops)
+    for op in range(graph.num_ops):
+        devices[op] = next(d for d in model.where(op) if solver.boolean_value(model.on(op, d)))
+        if op in model.begin:
+            # Of ops that begin at once on a device, those that take no time run first.
+            begin[op] = solver.value(model.begin[op]) + (0.5 if model.relaxed.time[op, devices[op]] > 0 else 0.0)
+    return devices, begin
+
+
+def _simulated(problem: Problem, devices: Array, begin: Array) -> list[tuple[Placement, Timeline]]:
+    """The answer as placements: in the order of its starts, and in every other; with small windows and large ones."""
+    graph = problem.graph
+    ranked = np.lexsort((np.arange(graph.num_ops), begin))
+    priority = np.zeros(graph.num_ops)
+    priority[ranked] = -np.arange(graph.num_ops)
+    away = graph.is_parameter[graph.input_op] & (devices[graph.input_op] != devices[graph.edge_target])
+    sizes = graph.output_bytes[np.unique(graph.input_op[away])]
+    windows = sorted({0, int(sizes.max(initial=0)), int(sizes.sum()) // 2, int(sizes.sum())})
+    names = {"devices": problem.cluster.device_names, "graph": graph.digest}
+    found = []
+    for window in windows:
+        for order in ("priority", "fifo", "rank", "program"):
+            placement = Placement(devices, order, priority if order == "priority" else None, window, **names)  # type: ignore[arg-type]
+            found.append((placement, Simulator.of(problem).simulate(placement)))
+    return found
+
+
+def exact_bound(problem: Problem, seconds: float, upper: float | None, workers: int = 4) -> tuple[float, bool]:
+    """What CP-SAT proves in the time given, and whether it is the optimum, or what was known to be reached."""
+    limit = np.inf if upper is None else upper
+    found = solve_exactly(problem, seconds, _start(problem), workers=workers, upper=limit)
+    if found.nothing_fits:
+        return 0.0, False
+    return found.bound, found.optimal or found.bound >= limit * (1 - _CLOSE)
+
+
+def _start(problem: Problem) -> Placement | None:
+    """The best device for everything, if any holds it."""
+    tried = []
+    for d in range(problem.cluster.num_devices):
+        if problem.allowed[:, d].all():
+            placement = Placement(np.full(problem.graph.num_ops, d, dtype=np.int32))
+            result = Simulator.of(problem).simulate(placement)
+            tried.append((not result.feasible, result.step_time, d, placement))
+    fitting = [row for row in sorted(tried, key=lambda row: row[:3]) if not row[0]]
+    return fitting[0][3] if fitting else None

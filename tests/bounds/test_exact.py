@@ -1,0 +1,93 @@
+"""The exact solver against every placement in every order."""
+
+import numpy as np
+import pytest
+
+from roost.bounds import exact
+from roost.bounds._alike import alike
+from roost.bounds.exact import solve_exactly
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.problem import Problem
+from roost.errors import MissingExtra
+from roost.simulator.compiled import Simulator
+from roost.testing.exhaustive import all_devices, exhaustive, tiny
+from roost.testing.problems import training_like
+
+pytest.importorskip("ortools")
+
+
+def check(problem, seed):
+    """Whether the solver says that it has the optimum; that it has it, or at least a bound."""
+    best, found = exhaustive(problem), solve_exactly(problem, seconds=20.0)
+    if found.nothing_fits:
+        assert np.isinf(best.step_time), seed
+        return True
+    assert found.bound <= best.step_time * (1 + 1e-9), seed
+    if found.optimal:
+        assert found.step_time == pytest.approx(best.step_time, rel=1e-6), seed
+        timeline = Simulator.of(problem).simulate(found.placement)
+        assert timeline.feasible
+        assert timeline.step_time == found.step_time
+    return found.optimal
+
+
+def test_it_equals_exhaustive_search_over_placements_and_orders():
+    said = [check(tiny(seed, most_ops=6, plain=True), seed) for seed in range(150)]
+    assert np.mean(said) > 0.97
+
+
+def test_with_up_to_seven_ops():
+    said = [check(tiny(seed, most_ops=7, plain=True), seed) for seed in range(5000, 5025)]
+    assert np.mean(said) > 0.9
+
+
+def test_with_shared_buses_broadcast_and_remote_parameters_it_equals_or_says_that_it_is_only_a_bound():
+    said = [check(tiny(seed, most_ops=6, crowded=seed % 3 == 0), seed) for seed in range(1000, 1200)]
+    assert np.mean(said) > 0.9
+
+
+def test_without_links_it_is_a_bound_all_the_same():
+    for seed in range(60):
+        problem = tiny(seed, most_ops=5)
+        found = solve_exactly(problem, seconds=20.0, links=False)
+        assert found.nothing_fits or found.bound <= exhaustive(problem).step_time * (1 + 1e-9), seed
+
+
+def test_a_step_that_is_known_is_not_made_worse_and_limits_the_search():
+    problem = tiny(5003, most_ops=7, plain=True)
+    first = solve_exactly(problem, seconds=20.0)
+    assert solve_exactly(problem, seconds=20.0, start=first.placement).step_time == first.step_time
+    below = solve_exactly(problem, seconds=20.0, upper=first.step_time / 2)
+    assert below.bound >= first.step_time / 2 * (1 - 1e-9)
+    assert not below.nothing_fits
+
+
+def test_forty_ops_on_two_devices_are_proved():
+    problem = training_like(40, 2, seed=1)
+    found = solve_exactly(problem, seconds=60.0)
+    assert found.optimal
+    assert found.bound >= found.step_time * 0.999
+
+
+def test_missing_package_is_named(monkeypatch):
+    monkeypatch.setattr(exact, "installed", lambda: False)
+    with pytest.raises(MissingExtra, match="exact"):
+        solve_exactly(training_like(10, 2), seconds=1.0)
+
+
+def test_devices_that_can_change_places():
+    problem = training_like(10, 3)
+    assert alike(problem) == [[0, 1, 2]]
+    devices = tuple(Device(f"d{d}", "cuda", 100 if d < 3 else 50) for d in range(4))
+    links = (Link("*", "*", 1e9), Link("d0", "d1", 2e9))
+    cluster = Cluster("pairs", devices, links)
+    unlike = Problem(problem.graph, cluster, np.ones((problem.graph.num_ops, 4)) * ~problem.graph.is_parameter[:, None])
+    assert alike(unlike) == [[0, 1]]
+
+
+def test_exhaustive_search_sees_every_choice_of_devices():
+    problem = tiny(7)
+    found = all_devices(problem)
+    assert len(np.unique(found, axis=0)) == len(found)
+    for row in found:
+        Simulator.of(problem).problem._check_rules(row)
