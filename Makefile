@@ -33,7 +33,7 @@ schemas: .venv/.ready
 
 .venv/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip $(INSTALL) -e .
+	$(BIN)/pip $(INSTALL) -e '.[partition,exact]'
 	touch $@
 
 .venv/.ready-dev: .venv/.ready

@@ -1,6 +1,5 @@
 """The code in README and docs runs, and prints what it says."""
 
-import json
 import re
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import roost
+from roost import catalog
 from roost.core import formats
 
 ROOT = Path(__file__).parents[1]
@@ -60,9 +60,19 @@ def test_the_shipped_graph_is_the_one_the_example_builds():
 
 
 def test_the_demo_runs_and_writes_what_it_says(tmp_path):
-    found = subprocess.run([sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True)
+    argv = [sys.executable, "examples/demo.py", "--seconds", "0.3", "--out", str(tmp_path)]
+    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert "1 GPU" in found.stdout
-    for name in ("placement.json", "timeline.json.gz", "trace.json.gz"):
-        assert (ROOT / "out" / name).exists()
-    assert json.loads((ROOT / "out" / "placement.json").read_text())["format"] == "roost.placement"
+    rows = {line.split()[0] for line in found.stdout.splitlines() if " ms " in line}
+    assert {"auto", "published", "single", "scotch"} <= rows
+    assert "no placement can be faster than" in " ".join(found.stdout.split())
+    for name in ("placement.json", "result.json", "timeline.json.gz", "trace.json.gz"):
+        assert name in found.stdout
+        assert (tmp_path / name).exists()
+    result, timeline = roost.load(tmp_path / "result.json"), roost.load(tmp_path / "timeline.json.gz")
+    assert result.best.step_time == timeline.step_time
+
+
+def test_every_placer_is_in_the_docs():
+    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "placers.md").read_text(), re.M)
+    assert sorted(rows) == catalog.names("placers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from roost.core.cluster import Cluster, Device, Link
@@ -27,6 +28,12 @@ def build_cluster(memory: int = 2**30) -> Cluster:
         Device("cuda:1", "cuda", 2**30, **figures),
     )
     return Cluster("mini", devices, (Link("*", "*", 1e9, 1e-5),), description="Three devices.")
+
+
+def tight_cluster(memory: int) -> Cluster:
+    """Every device with so little memory."""
+    cluster = build_cluster()
+    return Cluster("tight", tuple(replace(device, memory=memory) for device in cluster.devices), cluster.links)
 
 
 # weight, images, left, right, load, sum

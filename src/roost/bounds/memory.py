@@ -10,6 +10,7 @@ from roost.bounds._relaxed import Relaxed, unit_needs
 from roost.core.arrays import Array
 from roost.core.graph import FORWARD, Graph
 from roost.core.problem import Problem
+from roost.core.units import show_bytes
 from roost.errors import Infeasible
 
 _MOMENTS = 8  # at which what is alive is added up
@@ -36,7 +37,7 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
     what = f"op {problem.graph.op_names[members[0]]!r}"
     if len(members) > 1:
         what = f"group {problem.graph.group_names[problem.graph.group[members[0]]]!r} of {len(members)} ops"
-    message = f"nothing fits: {what} needs more memory than any device has; {name!r} lacks least, {lacking} bytes"
+    message = f"nothing fits: {what} needs more memory than any device has; {name!r} lacks least, {show_bytes(lacking)}"
     return Infeasible(message, name, lacking)
 
 
@@ -58,7 +59,7 @@ def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
             name = cluster.device_names[int(np.where(mask, cluster.memory, -1).argmax())]
             devices = ", ".join(np.array(cluster.device_names)[mask].tolist())
             what = f"parameters and what is alive at {graph.op_names[moment.op]!r}" if mask.all() else "parameters"
-            message = f"nothing fits: {what} need {int(missing)} bytes more than {devices} have together"
+            message = f"nothing fits: {what} need {show_bytes(int(missing))} more than {devices} have together"
             return Infeasible(message, name, int(missing))
     return None
 

@@ -72,7 +72,9 @@ def error(text: str) -> None:
 @contextmanager
 def working(text: str) -> Iterator[None]:
     """Say on standard error what takes so long, while it does; only on a terminal."""
-    with console(stderr=True).status(text):
+    from rich.text import Text
+
+    with console(stderr=True).status(Text(text)):  # as text: a spinner would look for markup in a string
         yield
 
 

@@ -101,7 +101,7 @@ class Annealer:
     @property
     def seconds_per_batch(self) -> float:
         """About what a batch takes, for planning."""
-        each = 80e-9 if self._fetches or self._shared else 45e-9
+        each = 80e-9 if self._fetches else 120e-9 if self._shared else 60e-9
         return each * self.problem.graph.num_ops + 2e-6
 
     def _new_room(self) -> tuple[Any, Draft, kernels.Work]:

@@ -27,7 +27,8 @@ from roost.placers.kernels.annealing import BEST_EXCESS, BEST_STEP, STEP
 from roost.placers.kernels.proposals import Space
 from roost.simulator.compiled import Simulator
 
-_MOST_SECONDS = 0.3  # that one chain may take in one round, about
+_MOST_SECONDS = 1.6  # that all chains together may take in one round, about
+_FEW = 64  # trials: not worth another round
 _TIES = ("readers", "updates", "nothing")
 
 
@@ -73,7 +74,7 @@ class Population:
                 members = members[: max(2, len(members) // 2)]
             else:
                 members = [members[0], self._again(members[0], number)]
-            if self.evaluate.trials_left < 1 or self.evaluate.seconds_left <= 0:
+            if self.evaluate.trials_left < _FEW or self.evaluate.seconds_left <= 0:
                 return
 
     def _again(self, best: Member, number: int) -> Member:
@@ -176,7 +177,7 @@ class Population:
         planned = self.heat.batches * 2 ** min(number, 4)
         if annealer.batch == 1:
             planned *= 2
-        most = max(8, int(_MOST_SECONDS / annealer.seconds_per_batch))
+        most = max(8, int(_MOST_SECONDS / (count * annealer.seconds_per_batch)))
         if not isinf(self.evaluate.seconds_left):
             share = self.evaluate.seconds_left * min(self.threads, count) / count
             most = min(most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch))))

@@ -44,7 +44,16 @@ def space_of(units: Units) -> Space:
         line_start=line_start,
         line=line,
         longest_window=min(_LONGEST_WINDOW, max(1, graph.num_ops)),
+        home=_homes(units),
     )
+
+
+def _homes(units: Units) -> Array:
+    """The units with parameters that an op outside them reads."""
+    graph, unit = units.problem.graph, units.unit
+    reads = graph.is_parameter[graph.input_op]
+    source, target = graph.input_op[reads], graph.edge_target[reads]
+    return np.unique(unit[source[unit[source] != unit[target]]]).astype(np.int32)
 
 
 def _joined(rows: list[Array]) -> tuple[Array, Array]:

@@ -39,7 +39,9 @@ def ask(name: str, problem: Problem, evaluate: Evaluate) -> list[Trial]:
 
 def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """Good placements as if parameters weighed nothing; these are then moved to where there is room, and fetched."""
-    state = evaluate.round(lambda: _as_if_weightless(problem, evaluate.rng))
+    # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
+    seed = int(evaluate.rng.integers(2**62))
+    state = evaluate.round(lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.trials_left))
     seen: list[Trial] = []
     for number, device in enumerate(state["devices"]):
         placement = placement_of(problem, np.array(device), "priority", np.array(state["priorities"][number]))
@@ -47,19 +49,21 @@ def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     return seen
 
 
-def _as_if_weightless(problem: Problem, rng: np.random.Generator) -> Round:
+def _as_if_weightless(problem: Problem, rng: np.random.Generator, most_simulations: float) -> Round:
     graph, cluster = problem.graph, problem.cluster
     smaller = tuple(replace(device, memory=int(_ROOM * device.memory)) for device in cluster.devices)
     light = replace(graph, output_bytes=np.where(graph.is_parameter, 0, graph.output_bytes))
     relaxed = Problem(light, replace(cluster, devices=smaller), problem.costs)
-    kept = best_placements(portfolio(relaxed, rng, _RULES, ("program", "rank")), _KEPT)
+    rolled = portfolio(relaxed, rng, _RULES, ("program", "rank"), most_simulations)
+    kept = best_placements(rolled, _KEPT)
     priorities = np.zeros((len(kept), graph.num_ops))
     for row, placement in enumerate(kept):
         order = dispatch_order(relaxed, placement)
         priorities[row, order] = -np.arange(len(order), dtype=np.float64)
     devices = np.stack([placement.device for placement in kept])
     first = placement_of(problem, devices[0], "priority", priorities[0])
-    return Round([first], _RULES, {"devices": devices, "priorities": priorities})
+    spent = sum(part.simulations for part in rolled)
+    return Round([first], spent, {"devices": devices, "priorities": priorities})
 
 
 def distinct(trials: list[Trial]) -> list[Trial]:

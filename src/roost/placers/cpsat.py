@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from roost.bounds.exact import Exact, solve_exactly
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Bound, Trial
 from roost.placers import Evaluate
 from roost.placers._fitting import best_or_nearest
 from roost.placers._units import Units
@@ -46,6 +46,8 @@ class Cpsat:
         workers = self.workers if num_units > _FEW else 1
         found = solve_exactly(problem, seconds, start.placement, seed=seed, workers=workers)
         _log.info("cpsat: %s", _said(found))
+        if not found.nothing_fits:
+            evaluate.prove(Bound(found.bound, "cp-sat, optimal" if found.optimal else "cp-sat"))
         return best_or_nearest(problem, [start, *_tried(found, evaluate)]).placement
 
 

@@ -18,7 +18,7 @@ class Budget:
     seconds: float = inf
     clock: Callable[[], float] = time.perf_counter
     num_trials: int = 0
-    spent_before: float = 0.0  # seconds, in earlier parts of a search that goes on
+    spent_before: float = 0.0  # seconds, besides those on the clock
     _began: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -26,16 +26,18 @@ class Budget:
             if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
                 raise InputError(f"{name} is {value!r}; it must be a number that is not negative")
         if self.trials < 1 or self.seconds <= 0:
-            raise InputError(
-                f"a budget of {self.trials:g} trials and {self.seconds:g} seconds evaluates nothing; give at least one "
-                "trial and some time"
-            )
+            given = f"{self.trials:g} trials" if self.trials < 1 else f"{self.seconds:g} seconds"
+            raise InputError(f"a budget of {given} evaluates nothing; give at least one trial and some time")
         self._began = self.clock()
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent, those of earlier parts included."""
+        """Seconds spent, those of an earlier part of the search included as far as it was gone through again."""
         return self.spent_before + self.clock() - self._began
+
+    def catch_up(self, elapsed: float) -> None:
+        """Something was taken from a journal that was found after so many seconds: these are spent."""
+        self.spent_before += max(0.0, elapsed - self.elapsed)
 
     @property
     def seconds_left(self) -> float:

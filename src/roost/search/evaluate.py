@@ -15,11 +15,11 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
-from roost.errors import BudgetSpent
+from roost.errors import BudgetSpent, InputError, RoostError
 from roost.placers import Round
 from roost.search import journal as journals
 from roost.search.budget import Budget
-from roost.search.journal import Journal, RoundLine
+from roost.search.journal import Journal, RoundLine, TrialLine
 
 _SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
 _CLOSE = 1e-9  # a step this near to the bound is as short as can be
@@ -46,8 +46,11 @@ class Progress:
     seconds: float
 
 
-class Stopped(BudgetSpent):
-    """Whoever watches the search asked it to end, or it reached its bound."""
+class Stopped(RoostError):
+    """Whoever watches the search asked it to end, or it reached its bound.
+
+    No `BudgetSpent`: a placer may catch that, where only the part is spent that it gave to another.
+    """
 
     def __init__(self, ended: str) -> None:
         super().__init__(ended)
@@ -84,6 +87,24 @@ class Search:
                 self.best = trial
             if trial.better_than(self.best_of.get(trial.placer)):
                 self.best_of[trial.placer] = trial
+
+    def recall(self, line: TrialLine) -> Trial:
+        """A trial of the journal, with the placement that is written there."""
+        assert self.journal is not None
+        if line.placement is None:
+            raise InputError(f"{self.journal.path}: trial {line.digest} has no placement; begin a new file")
+        return journals.trial_from(line, self.problem.check(rows.placement_from(line.placement)))
+
+    def take_rest(self) -> None:
+        """Take what the journal has and no placer asked for again, as far as the budget goes: nothing found is lost.
+
+        With seconds a placer need not go the same way twice.
+        """
+        for line in self.journal.take_rest() if self.journal is not None else ():
+            trials = line.trials if isinstance(line, RoundLine) else [line]
+            count = line.simulations if isinstance(line, RoundLine) else 1
+            if count <= self.budget.trials_left:
+                self.take([self.recall(trial) for trial in trials if trial.placement is not None], count)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Tell whoever watches, and end the search where that is wished for, or nothing better can come."""
@@ -140,10 +161,12 @@ class Evaluation:
             if self.trials_left < 1 or (self.seconds_left <= 0 and known is None):
                 return
             if known is not None:
-                search.take([known], 1)
-                search.tell([known])
+                trial = journals.trial_from(known, placements[first])
+                search.budget.catch_up(known.elapsed)
+                search.take([trial], 1)
+                search.tell([trial])
                 first += 1
-                yield [known]
+                yield [trial]
                 continue
             size = max(1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6))))
             size = int(min(size, self.trials_left))
@@ -154,7 +177,7 @@ class Evaluation:
             first += size
             yield part
 
-    def _known(self, placement: Placement) -> Trial | None:
+    def _known(self, placement: Placement) -> TrialLine | None:
         journal = self._search.journal
         return journal.take_trial(placement) if journal is not None and journal.trials else None
 
@@ -166,7 +189,7 @@ class Evaluation:
         search.take(trials, len(trials))
         search.tell(trials)
 
-    def _lines(self, trials: Sequence[Trial]) -> list[journals.TrialLine]:
+    def _lines(self, trials: Sequence[Trial]) -> list[TrialLine]:
         elapsed, best, lines = self._search.budget.elapsed, self._search.best, []
         for trial in trials:
             better = trial.better_than(best)
@@ -176,8 +199,10 @@ class Evaluation:
 
     def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
         search = self._search
-        known = search.journal.take_round() if search.journal is not None else None
+        known = search.journal.take_round(self._placer) if search.journal is not None else None
         if known is not None:
+            if known.simulations > self.trials_left:
+                raise BudgetSpent("the next round of the journal is longer than what is left")
             return self._replay(known)
         if self.trials_left < 1 or self.seconds_left <= 0:
             raise BudgetSpent("nothing is left for another round")
@@ -187,19 +212,28 @@ class Evaluation:
             lines = self._lines(trials)
             for line, trial in zip(lines, trials, strict=True):
                 line.placement = rows.placement_file(trial.placement)
-            elapsed = search.budget.elapsed
-            state = journals.state_rows(done.state)
-            search.journal.write([RoundLine(simulations=done.simulations, elapsed=elapsed, state=state, trials=lines)])
+            search.journal.write([self._round_line(done, lines)])
         search.take(trials, done.simulations)
         search.tell(trials)
         return done.state
 
+    def _round_line(self, done: Round, trials: list[TrialLine]) -> RoundLine:
+        state = journals.state_rows(done.state)
+        return RoundLine(
+            placer=self._placer,
+            simulations=done.simulations,
+            elapsed=self._search.budget.elapsed,
+            state=state,
+            digest=journals.state_digest(state),
+            trials=trials,
+        )
+
     def _replay(self, line: RoundLine) -> Mapping[str, Array]:
         search = self._search
         assert search.journal is not None
-        placements = [rows.placement_from(t.placement) for t in line.trials if t.placement is not None]
-        placements = [search.problem.check(placement) for placement in placements]
-        trials = [journals.trial_from(t, p) for t, p in zip(line.trials, placements, strict=True)]
+        state = journals.state_from(search.journal.path, line)
+        trials = [search.recall(trial) for trial in line.trials]
+        search.budget.catch_up(line.elapsed)
         search.take(trials, line.simulations)
         search.tell(trials)
-        return journals.state_from(search.journal.path, line.state)
+        return state

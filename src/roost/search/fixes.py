@@ -11,7 +11,7 @@ from roost.core.units import show_bytes
 from roost.errors import Infeasible
 
 
-def nothing_fits(problem: Problem, result: Result, proof: str = "") -> Infeasible:
+def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasible:
     """The error for a search whose best try does not fit. It carries the result."""
     best = result.best
     missing = missing_bytes(problem, best)

@@ -11,18 +11,19 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
+import stat
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
 
 from roost import __version__
 from roost.core import rows
-from roost.core.arrays import Array
+from roost.core.arrays import Array, digest
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.rows import Count, Figure, File, PlacementFile
@@ -71,9 +72,11 @@ class ArrayRow(File):
 class RoundLine(File, tag_field="row", tag="round"):
     """One round of a compiled loop, with the trials it reports."""
 
+    placer: str
     simulations: Count
     elapsed: Figure
     state: dict[str, ArrayRow]
+    digest: str  # of the state: a loop that goes on from a damaged one would go anywhere
     trials: list[TrialLine]
 
 
@@ -83,8 +86,7 @@ class Journal:
 
     path: Path
     trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
-    rounds: deque[RoundLine] = field(default_factory=deque)
-    elapsed: float = 0.0
+    rounds: dict[str, deque[RoundLine]] = field(default_factory=dict)  # by placer, likewise
     _file: BinaryIO | None = None
 
     @property
@@ -92,18 +94,19 @@ class Journal:
         """Whether it has anything that was not asked for yet."""
         return bool(self.trials or self.rounds)
 
-    def take_trial(self, placement: Placement) -> Trial | None:
+    def take_trial(self, placement: Placement) -> TrialLine | None:
         """What a placement was found to cost before, once for each time it was evaluated."""
-        found = self.trials.get(placement.digest)
-        if not found:
-            return None
-        line = found.popleft()
-        if not found:
-            del self.trials[placement.digest]
-        return trial_from(line, placement)
+        return _take(self.trials, placement.digest)
 
-    def take_round(self) -> RoundLine | None:
-        return self.rounds.popleft() if self.rounds else None
+    def take_round(self, placer: str) -> RoundLine | None:
+        """The next round of a placer."""
+        return _take(self.rounds, placer)
+
+    def take_rest(self) -> list[TrialLine | RoundLine]:
+        """All that was not asked for, in the order in which it was found."""
+        parts: list[deque[Any]] = [*self.trials.values(), *self.rounds.values()]
+        self.trials, self.rounds = {}, {}
+        return sorted((line for lines in parts for line in lines), key=lambda line: line.elapsed)
 
     def write(self, lines: Sequence[TrialLine | RoundLine | HeadLine]) -> None:
         """Add lines, in one piece: they are with the system when this returns."""
@@ -113,8 +116,7 @@ class Journal:
         try:
             end = self._file.seek(0, os.SEEK_END)
             try:
-                self._file.write(data)
-                self._file.flush()
+                _write_all(self._file, data)
             except OSError:
                 self._file.truncate(end)
                 raise
@@ -125,6 +127,26 @@ class Journal:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+_Line = TypeVar("_Line")
+
+
+def _take(lines: dict[str, deque[_Line]], key: str) -> _Line | None:
+    """The first of the lines with this key, which it then has no more."""
+    if key not in lines:
+        return None
+    line = lines[key].popleft()
+    if not lines[key]:
+        del lines[key]
+    return line
+
+
+def _write_all(file: BinaryIO, data: bytes) -> None:
+    """A system that has room for a part writes that, and says so only by the number of bytes."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def open_journal(path: str | Path, problem: Problem, placer: str, settings: str, seed: int) -> Journal:
@@ -143,11 +165,14 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
     journal = Journal(path)
     try:
         journal._file = file = path.open("a+b", buffering=0)
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no file, and what it gives may have no end")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         journal.close()
         raise InputError(f"{path}: another search is writing to it; wait for it, or name another file") from None
     except (OSError, ValueError) as error:
+        journal.close()
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{str(path)!r}: cannot be written: {reason}") from error
     try:
@@ -165,10 +190,11 @@ def _read(journal: Journal, head: HeadLine) -> None:
     file.seek(0)
     data = file.read()
     whole = data.rfind(b"\n") + 1
-    if whole < len(data):
-        file.truncate(whole)
     lines = data[:whole].splitlines()
     if not lines:
+        if not msgspec.json.encode(head).startswith(data):
+            _check_head(journal.path, None, head)
+        file.truncate(0)
         journal.write([head])
         return
     decoder = msgspec.json.Decoder(HeadLine | TrialLine | RoundLine)
@@ -182,9 +208,10 @@ def _read(journal: Journal, head: HeadLine) -> None:
         elif isinstance(line, TrialLine):
             journal.trials.setdefault(line.digest, deque()).append(line)
         elif isinstance(line, RoundLine):
-            journal.rounds.append(line)
-        if not isinstance(line, HeadLine):
-            journal.elapsed = max(journal.elapsed, line.elapsed)
+            journal.rounds.setdefault(line.placer, deque()).append(line)
+        else:
+            raise InputError(f"{journal.path}: line {number}: is a second head; mend it, or begin a new file")
+    file.truncate(whole)  # only now: the file of something else is left as it is
 
 
 def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
@@ -234,9 +261,15 @@ def state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
     return found
 
 
-def state_from(path: Path, state: Mapping[str, ArrayRow]) -> dict[str, Any]:
+def state_digest(state: Mapping[str, ArrayRow]) -> str:
+    return digest(part for name, row in state.items() for part in (name, row.dtype, row.shape, row.data))
+
+
+def state_from(path: Path, line: RoundLine) -> dict[str, Any]:
     found = {}
-    for name, row in state.items():
+    if state_digest(line.state) != line.digest:
+        raise InputError(f"{path}: state: a round of {line.placer!r} is not as it was written; begin a new file")
+    for name, row in line.state.items():
         if row.dtype not in _STATE_TYPES:
             raise InputError(f"{path}: state.{name}.dtype: {row.dtype!r} is none of {', '.join(_STATE_TYPES)}")
         try:

@@ -40,7 +40,8 @@ class Simulating:
         began = time.perf_counter()
         by_order: dict[Any, list[int]] = {}
         alone: list[int] = []
-        for number, placement in enumerate(placements):
+        checked = [self.problem.check(placement) for placement in placements]  # devices as this cluster counts them
+        for number, placement in enumerate(checked):
             if placement.order == "priority" or len(placements) == 1:
                 alone.append(number)
             else:
@@ -49,12 +50,12 @@ class Simulating:
         found: dict[int, tuple[float, Any]] = {}
         simulator = Simulator.of(self.problem)
         for numbers in by_order.values():
-            first = self.problem.check(placements[numbers[0]])
-            devices = np.stack([self.problem.check(placements[n]).device for n in numbers])
+            first = checked[numbers[0]]
+            devices = np.stack([checked[n].device for n in numbers])
             outcome = simulator.evaluate(devices, first.order, first.prefetch_bytes, threads=self.workers)
             for row, number in enumerate(numbers):
                 found[number] = (float(outcome.step_time[row]), outcome.peak_memory[row])
-        for number, cost in zip(alone, self._alone([placements[n] for n in alone]), strict=True):
+        for number, cost in zip(alone, self._alone([checked[n] for n in alone]), strict=True):
             found[number] = cost
         seconds = (time.perf_counter() - began) / max(1, len(placements))
         self.seconds_each = seconds

@@ -8,17 +8,20 @@ from collections.abc import Callable
 from math import inf
 from pathlib import Path
 
+import numpy as np
+
 from roost import catalog
+from roost.bounds import bound, nothing_fits
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
-from roost.errors import BudgetSpent, InputError, RoostError
+from roost.errors import BudgetSpent, InputError
 from roost.placers import Placer
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
-from roost.search.fixes import nothing_fits
+from roost.search.fixes import nothing_found
 from roost.search.journal import open_journal
 from roost.search.local import Simulating
 
@@ -45,9 +48,12 @@ def solve(
     `Progress` after each trial; where it returns True the search ends. Ctrl-C ends it with the best so far. Raises
     `Infeasible`, with the result of the search as its `result`, where nothing is found that fits.
     """
+    proof = nothing_fits(problem) if isinstance(problem, Problem) else None
+    if proof is not None:
+        raise proof
     result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers)
     if not result.best.feasible:
-        raise nothing_fits(problem, result)
+        raise nothing_found(problem, result)
     return result
 
 
@@ -76,11 +82,11 @@ def search(
         budget = Budget(inf if trials is None else trials, inf if seconds is None else seconds)
     opened = None if journal is None else open_journal(journal, problem, name, repr(chosen), seed)
     source = source or Simulating(problem, workers)
-    if opened is not None:
-        budget.spent_before = opened.elapsed
     state = Search(problem, source, budget, seed, opened, on_trial)
     try:
         ended = _run(state, name, chosen, prove)
+        if ended != "stopped":
+            state.take_rest()
     finally:
         source.close()
         if opened is not None:
@@ -106,10 +112,9 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
     evaluate = Evaluation(state, name)
     try:
         if prove:
-            from roost.bounds import bound
-
             state.prove(bound(state.problem, seconds=min(1.0, _BOUND_SHARE * state.budget.seconds)))
         placement = placer.place(state.problem, evaluate)
+        state.problem.check(placement)
         if state.best is None or placement.digest != state.best.placement.digest:
             evaluate([placement])
         return "budget" if state.budget.is_spent else "done"
@@ -135,15 +140,19 @@ def _warm_up(placer: Placer) -> None:
     if type(placer) in _warm:
         return
     _warm.add(type(placer))
+    # Weights that do not fit beside the ops that read them: so that what fetches them is compiled too.
     builder = GraphBuilder("warm-up")
-    builder.parameter("weight", 8)
-    builder.add("first", "matmul", ["weight"], flop=1.0, output_bytes=8)
-    builder.add("second", "matmul", ["first"], flop=1.0, output_bytes=8)
-    devices = tuple(Device(f"cpu:{d}", "cpu", 1024) for d in range(2))
-    cluster = Cluster("warm-up", devices, (Link("*", "*", 1.0),))
-    problem = Problem(builder.freeze(), cluster, Costs([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]]))  # type: ignore[arg-type]
+    last: list[str] = []
+    for number in range(3):
+        weight = builder.parameter(f"weight{number}", 300)
+        last = [builder.add(f"op{number}", "matmul", [weight, *last], flop=1.0, output_bytes=8)]
+    host = Device("cpu:0", "cpu", 10_000)
+    devices = (host, *(Device(f"cuda:{d}", "cuda", 700) for d in range(2)))
+    cluster = Cluster("warm-up", devices, (Link("*", "*", 1000.0),))
+    graph = builder.freeze()
+    problem = Problem(graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]])))
     small = Search(problem, Simulating(problem, 1), Budget(trials=200))
-    with contextlib.suppress(RoostError):  # whatever is wrong will be told of the real problem
+    with contextlib.suppress(Exception):  # whatever is wrong will be told of the real problem
         placer.place(problem, Evaluation(small, "warm-up"))
 
 

@@ -27,6 +27,7 @@ class Space(NamedTuple):
     line_start: Array  # [lines + 1] i8 lines are blocks in a row, of which windows are taken
     line: Array  # [.] i4 blocks
     longest_window: int
+    home: Array  # [.] i4 units that are parameters and their updates, where others read them; these may be fetched
 
 
 class Draft(NamedTuple):
@@ -45,9 +46,8 @@ class Draft(NamedTuple):
 
 
 # Kinds of moves. A block of a level is a kind of its own for each level, up to so many; likewise windows for each line.
-UNIT, NEAR, SWAP, BLOCK, WINDOW = 0, 1, 2, 3, 7
-KINDS = 10
-_MOST_LEVELS, _MOST_LINES = WINDOW - BLOCK, KINDS - WINDOW
+UNIT, NEAR, SWAP, BLOCK, WINDOW, HOME, TRADE = 0, 1, 2, 3, 7, 10, 11
+KINDS = 12
 
 
 @bare
@@ -107,8 +107,10 @@ def _kind(space, draft, state):
         level = 1 + kind - BLOCK
         if level + 1 >= len(space.level) or space.level[level + 1] == space.level[level]:
             return UNIT
-    elif kind >= WINDOW and kind - WINDOW >= len(space.line_start) - 1:
+    elif WINDOW <= kind < HOME and kind - WINDOW >= len(space.line_start) - 1:
         return WINDOW
+    elif kind >= HOME and len(space.home) < 2:
+        return UNIT
     return kind
 
 
@@ -121,7 +123,7 @@ def propose(space, draft, placed, hot, num_hot, lane, state):
     begun_units = draft.unit_start[lane]
     num_units, num_ops = begun_units, draft.start[lane]
     for _ in range(8):
-        if num_hot > 0 and uniform(state) < 0.5:
+        if num_hot > 0 and uniform(state) < 0.75:
             unit = np.int64(hot[below(state, num_hot)])
         else:
             unit = below(state, space.num_units)
@@ -135,8 +137,15 @@ def propose(space, draft, placed, hot, num_hot, lane, state):
                     if uniform(state) < 0.4:
                         other = np.int64(space.near[member])
                         num_units, num_ops = put(space, draft, placed, other, there, num_units, num_ops)
-        elif kind == SWAP:
+        elif kind == HOME:
+            unit = np.int64(space.home[below(state, len(space.home))])
+            there = _target(space, placed, unit, state)
+            num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)
+        elif kind in (SWAP, TRADE):
             other = below(state, space.num_units)
+            if kind == TRADE:  # where memory is full, one parameter must make room for another
+                unit = np.int64(space.home[below(state, len(space.home))])
+                other = np.int64(space.home[below(state, len(space.home))])
             here, there = np.int64(placed[unit]), np.int64(placed[other])
             if here != there:
                 num_units, num_ops = put(space, draft, placed, unit, there, num_units, num_ops)

@@ -1,0 +1,210 @@
+"""What the verbs read: a model, a graph or a problem, with the cluster and the costs that go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost.cli import _console
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from roost.core.graph import Graph
+    from roost.core.problem import Problem
+
+ModelOrGraph = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL_OR_GRAPH",
+        help="A graph.json or problem.json, .gz or not, or a model as roost capture takes it: a zoo name (see roost "
+        "zoo), package.module:callable, a .onnx or .pt2 file, a SavedModel folder, a Hugging Face config.json.",
+    ),
+]
+On = Annotated[
+    str | None, typer.Option("--on", metavar="CLUSTER", help="A preset (see roost clusters) or a cluster.toml.")
+]
+CostsFile = Annotated[
+    Path | None,
+    typer.Option("--costs", metavar="FILE", help="A costs.npz; otherwise a roofline of the cluster's figures."),
+]
+Train = Annotated[bool, typer.Option("--train", help="A whole training step of the model instead of inference.")]
+Optimizer = Annotated[str | None, typer.Option(help="sgd (where left out), momentum, adam or adamw; with --train.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, such as batch=8; may be repeated."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--input", metavar="NAME=1,3,224,224", help="The shape of an input of a file; may be repeated."),
+]
+
+_MODEL_FILES = (".onnx", ".pt2", ".pb")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and how to capture it."""
+
+    source: str
+    train: bool = False
+    optimizer: str = "sgd"
+    settings: tuple[tuple[str, Any], ...] = ()
+    shapes: tuple[tuple[str, list[int]], ...] = ()
+
+    @classmethod
+    def of(
+        cls, source: str, train: bool, optimizer: str | None, settings: list[str] | None, shapes: list[str] | None
+    ) -> Model:
+        """As given on the command line."""
+        pairs = [_pair(text, "--set") for text in settings or []]
+        sized = [_pair(text, "--input") for text in shapes or []]
+        return cls(
+            source,
+            train,
+            optimizer or "sgd",
+            tuple((key, _value(text)) for key, text in pairs),
+            tuple((key, _shape(text)) for key, text in sized),
+        )
+
+    @property
+    def in_zoo(self) -> bool:
+        return self.source.replace("_", "").isalnum() and not Path(self.source).exists()
+
+    @property
+    def batch(self) -> int | None:
+        """Where that is a setting of the model that is known."""
+        found = dict(self.settings).get("batch")
+        if found is None and self.in_zoo:
+            from roost import zoo
+
+            found = getattr(zoo.settings(self.source, **dict(self.settings)), "batch", None)
+        return found if isinstance(found, int) else None
+
+    def with_batch(self, batch: int) -> Model:
+        kept = tuple((key, value) for key, value in self.settings if key != "batch")
+        return Model(self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes)
+
+    def capture(self) -> Graph:
+        from roost import frontends, zoo
+
+        if self.in_zoo:
+            if self.shapes:
+                raise InputError("--input is for files; a model of the zoo takes --set, such as --set batch=8")
+            return zoo.build(self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings))
+        options: dict[str, Any] = dict(self.settings)
+        if self.shapes:
+            options["inputs"] = dict(self.shapes)
+        try:
+            return frontends.read(self.source, train=self.train, optimizer=self.optimizer, **options)
+        except TypeError as error:
+            if "unexpected keyword" not in str(error):
+                raise
+            raise InputError(
+                f"{self.source}: {str(error).split('got an ')[-1]}: this kind of file takes no such setting"
+            ) from error
+
+
+def read(
+    source: str,
+    on: str | None,
+    costs: Path | None,
+    train: bool,
+    optimizer: str | None,
+    settings: list[str] | None,
+    shapes: list[str] | None,
+) -> tuple[Problem, Model | None]:
+    """The problem, and the model where it was captured from one."""
+    if not _is_our_file(source):
+        model = Model.of(source, train, optimizer, settings, shapes)
+        _check_cluster(source, on)  # before the minutes that capturing may take
+        with _console.working(f"capturing {source}"):
+            graph = model.capture()
+        return _with_cluster(graph, source, on, costs), model
+    given = {"--train": train, "--optimizer": optimizer, "--set": settings, "--input": shapes}
+    for option, value in given.items():
+        if value:
+            raise InputError(f"{source}: is captured already; {option} is for models, leave it out")
+    with _console.working(f"reading {source}"):
+        return read_file(Path(source), on, costs), None
+
+
+def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
+    """The problem in a file, or that of the graph in it."""
+    from roost.core import formats
+    from roost.core.graph import Graph
+    from roost.core.problem import Problem
+
+    found = formats.load(path)
+    if isinstance(found, Problem):
+        for option, value in (("--on", on), ("--costs", costs)):
+            if value is not None:
+                raise InputError(f"{path}: is a problem, with a cluster and costs of its own; leave out {option}")
+        return found
+    if not isinstance(found, Graph):
+        raise InputError(f"{path}: holds a {type(found).__name__.lower()}, not a graph or a problem")
+    return _with_cluster(found, str(path), on, costs)
+
+
+def _with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:
+    from roost.core import formats
+    from roost.core.costs import Costs
+    from roost.core.problem import Problem
+    from roost.cost_models import estimate
+    from roost.presets import cluster
+
+    _check_cluster(source, on)
+    assert on is not None
+    if costs is None:
+        return estimate(graph, cluster(on))
+    given = formats.load_as(Costs, costs)
+    try:
+        return Problem(graph, cluster(on), given)
+    except InputError as error:
+        if str(error).startswith("op_time"):
+            error.args = (f"{costs}: {error}",)
+        raise
+
+
+def _check_cluster(source: str, on: str | None) -> None:
+    from roost.presets import cluster
+
+    if on is None:
+        raise InputError(f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
+    cluster(on)
+
+
+def _is_our_file(source: str) -> bool:
+    """Whether this names a file of ours, there or not, and no model."""
+    path = Path(source)
+    if path.name == "config.json" or source.endswith(_MODEL_FILES) or path.is_dir():
+        return False
+    return path.exists() or source.endswith((".json", ".json.gz"))
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise InputError(f"{option} {text!r}: write it as KEY=VALUE")
+    return key, value
+
+
+def _shape(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise InputError(f"--input shape {text!r}: write it as 1,3,224,224") from None
+
+
+def _value(text: str) -> Any:
+    """A number or true or false where it reads as one, else the text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

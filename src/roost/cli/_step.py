@@ -1,0 +1,95 @@
+"""One step as every verb shows it: what each device does and holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from roost.cli import _console
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from roost.core.arrays import Array
+    from roost.core.placement import Placement
+    from roost.core.problem import Problem
+    from roost.core.timeline import Timeline
+
+
+def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str, Any]:
+    """The step in seconds and bytes, as --json prints it."""
+    import numpy as np
+
+    assert step.device is not None
+    assert step.transfers is not None
+    names, moves, count = step.device_names, step.transfers, len(step.device_names)
+    size = problem.graph.output_bytes[moves.tensor]  # [transfers] bytes
+
+    def total(device: Array) -> Array:
+        """Bytes by device. Added as whole numbers: bincount with weights would round."""
+        sums = np.zeros(count, np.int64)
+        np.add.at(sums, device, size)
+        return sums
+
+    columns = {
+        "name": list(names),
+        "num_ops": np.bincount(step.device, minlength=count).tolist(),
+        "busy": step.busy.tolist(),
+        "sent_bytes": total(moves.source).tolist(),
+        "received_bytes": total(moves.target).tolist(),
+        "peak_memory": step.peak_memory.tolist(),
+        "capacity": step.capacity.tolist(),
+    }
+    return {
+        "graph": problem.graph.name,
+        "cluster": problem.cluster.name,
+        "costs": problem.costs.source,
+        "order": placement.order,
+        "step_time": step.step_time,
+        "feasible": step.feasible,
+        "num_transfers": step.num_transfers,
+        "peak_memory": dict(zip(names, columns["peak_memory"], strict=True)),
+        "capacity": dict(zip(names, columns["capacity"], strict=True)),
+        "missing_bytes": dict(zip(names, step.missing.tolist(), strict=True)),
+        "devices": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+    }
+
+
+def fits(found: dict[str, Any]) -> Text:
+    """Whether it fits, and where not."""
+    from rich.text import Text
+
+    from roost.core.units import show_bytes
+
+    lacks = [f"{name} lacks {show_bytes(size)}" for name, size in found["missing_bytes"].items() if size]
+    return Text(f"does not fit: {', '.join(lacks)}", "red") if lacks else Text("fits", "green")
+
+
+def num_ops(found: dict[str, Any]) -> int:
+    return sum(device["num_ops"] for device in found["devices"])
+
+
+def device_table(found: dict[str, Any]) -> RenderableType:
+    """A row for each device."""
+    from rich.text import Text
+
+    from roost.core.units import show_bytes, show_seconds
+
+    over = {name: size for name, size in found["missing_bytes"].items() if size}
+    numbers = ["ops", "busy", "share", "sent", "received", "peak", "capacity", *["over by"] * bool(over)]
+    rows = _console.table(["device", *numbers], numbers)
+    for device in found["devices"]:
+        share = device["busy"] / found["step_time"] if found["step_time"] else 0.0
+        beyond = over.get(device["name"], 0)
+        rows.add_row(
+            device["name"],
+            f"{device['num_ops']:,}",
+            show_seconds(device["busy"]),
+            f"{share:.0%}",
+            show_bytes(device["sent_bytes"]),
+            show_bytes(device["received_bytes"]),
+            show_bytes(device["peak_memory"]),
+            show_bytes(device["capacity"]),
+            *[Text(show_bytes(beyond) if beyond else "", "red")] * bool(over),
+        )
+    return rows

@@ -1,0 +1,92 @@
+"""`roost bound`: how short a step can be at best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost.cli import _console, _exits, _problem, _search
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.core.problem import Problem
+
+
+def bound(
+    model_or_graph: _problem.ModelOrGraph,
+    on: _problem.On = None,
+    seconds: Annotated[float, typer.Option(metavar="S", help="How long to look for a better proof.")] = 1.0,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    shape: _problem.Shapes = None,
+    costs: _problem.CostsFile = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Prove how short a step can be at best.
+
+    Whatever the placement and the order, no step is shorter. Shows the kind of proof, and the best single device beside
+    it. The exit code is 3 where it is proved that nothing fits.
+    """
+    if not seconds > 0:
+        raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    with _console.working("proving (compiling first, where this is its first run)"):
+        found = _facts(problem, seconds)
+    _console.show_json(found) if as_json else _console.show(*_report(found))
+    if found["nothing_fits"] is not None:
+        _console.error(found["nothing_fits"])
+        raise typer.Exit(_exits.NOTHING_FITS)
+
+
+def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
+    import time
+
+    from roost import bounds
+
+    single = _search.single_trial(problem)
+    began = time.perf_counter()
+    found = bounds.bound(problem, seconds=seconds, upper=single.step_time if single.feasible else None)
+    spent = time.perf_counter() - began
+    proof = bounds.nothing_fits(problem)
+    return {
+        "graph": problem.graph.name,
+        "num_ops": problem.graph.num_ops,
+        "cluster": problem.cluster.name,
+        "costs": problem.costs.source,
+        "bound": {"step_time": found.step_time, "proof": found.proof},
+        "seconds": spent,
+        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "gap_of_single": _search.gap(single, found),
+        "nothing_fits": None if proof is None else str(proof),
+    }
+
+
+def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    from roost.core.units import show_bytes, show_seconds
+
+    least, single = found["bound"]["step_time"], found["single"]
+    yield Text.assemble(
+        ("No step is shorter than ", ""), (show_seconds(least), "bold"), f" (proof: {found['bound']['proof']})"
+    )
+    if not single["feasible"]:
+        yield f"No one device holds it all: {single['device']} lacks {show_bytes(single['missing_bytes'])}"
+    elif _search.show_gap(found["gap_of_single"]) == "0":
+        yield f"Everything on {single['device']} takes just that: more devices cannot help"
+    else:
+        faster = f", at most {single['step_time'] / least:.2f} times faster" if least > 0 else ""
+        yield (
+            f"Everything on {single['device']} takes {show_seconds(single['step_time'])}: "
+            f"{_search.show_gap(found['gap_of_single'])} of it could be saved{faster}"
+        )
+    yield Text(
+        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}, costs: {found['costs']}; "
+        f"proved in {show_seconds(found['seconds'])}",
+        "dim",
+    )

@@ -1,0 +1,238 @@
+"""`roost compare`: placers at equal budgets on one problem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost import catalog
+from roost.cli import _console, _problem, _search
+from roost.errors import Infeasible, InputError, MissingExtra
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.core.problem import Problem
+    from roost.core.trial import Bound, Result, Trial
+
+_SECONDS = 2.0  # for each placer and seed, where neither trials nor seconds are given
+
+
+@dataclass
+class Row:
+    """A placer, and its results by seed."""
+
+    placer: str
+    results: list[Result] = field(default_factory=list)
+    why_not: str = ""
+
+    @property
+    def fitting(self) -> list[Result]:
+        """Those that fit, the shortest step first."""
+        return sorted((r for r in self.results if r.best.feasible), key=lambda r: r.best.step_time)
+
+    @property
+    def middle(self) -> Result | None:
+        """The result in the middle; where none fits, the one nearest to it."""
+        if self.fitting:
+            return self.fitting[(len(self.fitting) - 1) // 2]
+        return min(self.results, key=lambda r: r.best.missing_bytes, default=None)
+
+
+def compare(
+    model_or_graph: _problem.ModelOrGraph,
+    on: _problem.On = None,
+    placers: Annotated[
+        str | None,
+        typer.Option(metavar="NAME,NAME", help="Placers (see roost placers); all of them where left out."),
+    ] = None,
+    seconds: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="For each placer and seed; 2 where --trials is left out too."),
+    ] = None,
+    trials: _search.Trials = None,
+    seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds: 0, 1, 2, ...")] = 5,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    shape: _problem.Shapes = None,
+    costs: _problem.CostsFile = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Compare placers at equal budgets.
+
+    Every placer gets the same trials and seconds for every seed. A placer that cannot be asked here, since a package is
+    missing or the model is not for it, has a line that says why. The exit code is 3 where no placer finds what fits.
+    """
+    if seeds < 1:
+        raise InputError(f"--seeds is {seeds}; it must be at least 1")
+    names = _names(placers)
+    if seconds is None and trials is None:
+        seconds = _SECONDS
+    _search.check_budget(seconds, trials)
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    rows = _run(problem, names, seconds, trials, seeds)
+    if not any(row.results for row in rows):
+        raise InputError("; ".join(f"{row.placer}: {row.why_not}" for row in rows))
+    single = _single(problem, rows)
+    bound = _bound(problem, rows)
+    found = _facts(problem, rows, single, bound)
+    _console.show_json(found) if as_json else _console.show(*_report(found, problem, bound))
+    if not any(row.fitting for row in rows):
+        raise Infeasible(f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device")
+
+
+def _names(text: str | None) -> list[str]:
+    """The placers asked for, each once; a name that is none is told before any time is spent."""
+    if text is None:
+        return catalog.names("placers")
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InputError(f"--placers {text!r}: names no placer; write it as single,scotch,auto")
+    for name in names:
+        catalog.find("placers", name)
+    return names
+
+
+def _run(problem: Problem, names: Sequence[str], seconds: float | None, trials: int | None, seeds: int) -> list[Row]:
+    """Every placer and seed, or those finished until Ctrl-C."""
+    rows: list[Row] = []
+    try:
+        for number, name in enumerate(names, 1):
+            rows.append(Row(name))
+            for seed in range(seeds):
+                what = f"{name} ({number} of {len(names)}), seed {seed} ({seed + 1} of {seeds})"
+                result = _ask(problem, name, what, seconds, trials, seed)
+                if isinstance(result, str):
+                    rows[-1].why_not = result
+                    break
+                rows[-1].results.append(result)
+    except KeyboardInterrupt:
+        if not any(row.results for row in rows):
+            raise
+        _console.note("interrupted: these are the placers and seeds that were finished")
+    return [row for row in rows if row.results or row.why_not]
+
+
+def _ask(problem: Problem, name: str, what: str, seconds: float | None, trials: int | None, seed: int) -> Result | str:
+    """What a placer finds, or why it cannot be asked."""
+    from roost.search.solve import search
+
+    try:
+        with _search.watching(what) as tell:
+            result = search(problem, name, seconds, trials, seed, tell, prove=False)
+    except (InputError, MissingExtra) as error:
+        return str(error)
+    if result.ended == "interrupted":
+        raise KeyboardInterrupt
+    return result
+
+
+def _single(problem: Problem, rows: Sequence[Row]) -> Trial:
+    asked = {row.placer: row.middle.best for row in rows if row.middle is not None}
+    return _search.single_trial(problem, asked)
+
+
+def _bound(problem: Problem, rows: Sequence[Row]) -> Bound:
+    """One for all rows: what is proved now, or what a placer proved."""
+    from roost.bounds import bound
+
+    best = min((row.fitting[0].best.step_time for row in rows if row.fitting), default=None)
+    with _console.working("proving a bound"):
+        found = bound(problem, upper=best)
+    proved = [result.bound for row in rows for result in row.results if result.bound is not None]
+    return max([found, *proved], key=lambda each: each.step_time)
+
+
+def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -> dict[str, Any]:
+    """The comparison in seconds and bytes, as --json prints it; the best placer first, those not asked last."""
+    ordered = sorted(rows, key=lambda row: (not row.results, not row.fitting, _key(row)))
+    return {
+        "graph": problem.graph.name,
+        "num_ops": problem.graph.num_ops,
+        "cluster": problem.cluster.name,
+        "costs": problem.costs.source,
+        "bound": {"step_time": bound.step_time, "proof": bound.proof},
+        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "placers": [_row_facts(problem, row, single, bound) for row in ordered],
+    }
+
+
+def _key(row: Row) -> float:
+    if row.fitting:
+        return median(result.best.step_time for result in row.fitting)
+    return min((result.best.missing_bytes for result in row.results), default=0)
+
+
+def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[str, Any]:
+    middle = row.middle
+    if middle is None:
+        return {"placer": row.placer, "why_not": row.why_not, "seeds": []}
+    times = [result.best.step_time for result in row.fitting]
+    step_time = median(times) if times else middle.best.step_time
+    found = _search.facts(problem, middle.best, single) | {"placer": row.placer, "step_time": step_time}
+    if found["ratio_to_single"] is not None:
+        found["ratio_to_single"] = step_time / single.step_time
+    return found | {
+        "spread": (times[-1] - times[0]) / step_time if times and step_time > 0 else 0.0,
+        "num_feasible": len(times),
+        "num_trials": int(median(result.num_trials for result in row.results)),
+        "seconds": median(result.seconds for result in row.results),
+        "gap": 1.0 - bound.step_time / step_time if times and step_time > 0 else (0.0 if times else None),
+        "seeds": [
+            {
+                "seed": result.seed,
+                "step_time": result.best.step_time,
+                "feasible": result.best.feasible,
+                "order": result.best.placement.order,
+                "num_trials": result.num_trials,
+                "seconds": result.seconds,
+                "ended": result.ended,
+            }
+            for result in row.results
+        ],
+    }
+
+
+def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[RenderableType]:
+    """The comparison for people."""
+    from rich.text import Text
+
+    from roost.core.units import show_bytes
+
+    asked = [row for row in found["placers"] if row["seeds"]]
+    seeds = max((len(row["seeds"]) for row in asked), default=0)
+    yield Text(f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}", "bold")
+    yield f"median of {_console.plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
+    yield ""
+    numbers = ["step", "spread", "ratio", "peak", "trials", "seconds", "gap"]
+    table = _console.table(["placer", "step", "spread", "ratio", "order", "peak", "trials", "seconds", "gap"], numbers)
+    for row in asked:
+        table.add_row(
+            row["placer"],
+            _search.show_step(row),
+            f"{row['spread']:.1%}" if row["num_feasible"] > 1 else "-",
+            _search.show_ratio(row["ratio_to_single"]),
+            row["order"],
+            show_bytes(row["peak_memory"][row["fullest"]]),
+            f"{row['num_trials']:,}",
+            f"{row['seconds']:.2f}",
+            _search.show_gap(row["gap"]),
+        )
+    yield table
+    yield ""
+    yield Text(
+        "spread: longest less shortest, of the median; ratio: to the best single device; peak: of the fullest device; "
+        "gap: what at most could still be saved",
+        "dim",
+    )
+    for row in found["placers"]:
+        count = len(row["seeds"])
+        if not count:
+            yield f"without {row['placer']}: {row['why_not']}"
+        elif row["num_feasible"] < count:
+            yield f"{row['placer']}: {row['num_feasible']} of {_console.plural(count, 'seed')} fit"

@@ -1,0 +1,250 @@
+"""`roost place`: search for the best placement."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost import catalog
+from roost.cli import _console, _exits, _problem, _search, _step
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.core.problem import Problem
+    from roost.core.timeline import Timeline
+    from roost.core.trial import Result, Trial
+    from roost.errors import Infeasible
+
+JOURNAL = "trials.jsonl"
+
+
+def place(
+    model_or_graph: _problem.ModelOrGraph,
+    on: _problem.On = None,
+    placer: Annotated[
+        str, typer.Option(metavar="NAME", help="A placer (see roost placers), or package.module:Class.")
+    ] = "auto",
+    seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="Stop after so many seconds; 10 where --trials is left out too.")
+    ] = None,
+    trials: _search.Trials = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results for equal trials.")] = 0,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="Write the placement, the result, its timeline and all trials here."
+        ),
+    ] = None,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    shape: _problem.Shapes = None,
+    costs: _problem.CostsFile = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Search for the best placement.
+
+    Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C ends the search
+    with the best so far. With -o a search that was killed goes on when the same command is given again. The exit code
+    is 3 where nothing fits; the best try is shown all the same.
+    """
+    catalog.find("placers", placer)
+    _search.check_budget(seconds, trials)
+    if output is not None:
+        _prepare(output)
+    problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    result = _search_for(problem, placer, seconds, trials, seed, output)
+    from roost.simulator.compiled import simulate
+
+    step = simulate(problem, result.best.placement, full=True)
+    single = _search.single_trial(problem, {result.placer: result.best, **result.baselines})
+    found = _facts(problem, result, single, step)
+    if output is not None:
+        found["files"] = _write(output, problem, result, step)
+    lacking = None if result.best.feasible else _nothing_fits(problem, result, model)
+    if lacking is not None:
+        found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
+    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, single))
+    if lacking is not None:
+        _console.error(str(lacking[0]))
+        raise typer.Exit(_exits.NOTHING_FITS)
+
+
+def _prepare(folder: Path) -> None:
+    """The folder to write to, before any time is spent on what goes into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise InputError(f"{folder}: is a file; -o names a folder") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{str(folder)!r}: cannot be made: {reason}") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{folder}: cannot be written to: Permission denied")
+
+
+def _search_for(
+    problem: Problem, placer: str, seconds: float | None, trials: int | None, seed: int, output: Path | None
+) -> Result:
+    from roost.search.solve import search
+
+    journal = None if output is None else output / JOURNAL
+    if journal is not None and journal.is_file() and (size := journal.stat().st_size):
+        from roost.core.units import show_bytes
+
+        _console.note(f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again")
+    with _search.watching(placer) as tell:
+        result = search(problem, placer, seconds, trials, seed, tell, journal)
+    if result.ended == "interrupted":
+        _console.note("interrupted: this is the best so far")
+    return result
+
+
+def _facts(problem: Problem, result: Result, single: Trial, step: Timeline) -> dict[str, Any]:
+    """The result in seconds and bytes, as --json prints it."""
+    asked = sorted(result.baselines.values(), key=lambda trial: (trial.missing_bytes, trial.step_time))
+    bound = result.bound
+    return {
+        **_step.summary(problem, result.best.placement, step),
+        "placer": result.placer,
+        "found_by": result.best.placer,
+        "seed": result.seed,
+        "num_trials": result.num_trials,
+        "seconds": result.seconds,
+        "ended": result.ended,
+        "bound": None if bound is None else {"step_time": bound.step_time, "proof": bound.proof},
+        "gap": _search.gap(result.best, bound),
+        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "ratio_to_single": _search.ratio(result.best, single),
+        "baselines": [_search.facts(problem, trial, single) for trial in asked],
+    }
+
+
+def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> dict[str, str]:
+    """All the files, named; the journal is there already."""
+    from roost.report.trace import write_trace
+
+    path = {
+        "placement": folder / "placement.json",
+        "result": folder / "result.json",
+        "timeline": folder / "timeline.json.gz",
+        "trace": folder / "trace.json.gz",
+        "trials": folder / JOURNAL,
+    }
+    result.best.placement.save(path["placement"])
+    result.save(path["result"])
+    step.save(path["timeline"])
+    write_trace(step, path["trace"], problem.graph)
+    names = ", ".join(each.name for each in path.values())
+    _console.note(f"wrote {names} to {folder}; open the trace in ui.perfetto.dev")
+    return {kind: str(each) for kind, each in path.items()}
+
+
+def _nothing_fits(problem: Problem, result: Result, model: _problem.Model | None) -> tuple[Infeasible, int | None]:
+    """The error to end with, and the batch that would fit where one is known."""
+    from roost.bounds import nothing_fits as proved
+    from roost.search.fixes import nothing_found
+
+    proof = proved(problem)
+    error = nothing_found(problem, result, "" if proof is None else str(proof))
+    batch = _smaller_batch(problem, result, model, error.activation_share)
+    if batch is not None:
+        # The share of the activations is a hint for whoever has no batch to set.
+        error.args = (f"{str(error).partition(', or activations of')[0]}, or batch {batch}",)
+    return error, batch
+
+
+def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | None, share: float | None) -> int | None:
+    """A batch with which the best try fits, found by simulating it; None where there is none, or none is known."""
+    from dataclasses import replace
+
+    from roost.cost_models import estimate
+    from roost.simulator.compiled import simulate
+
+    batch = None if model is None else model.batch
+    if model is None or batch is None or share is None:
+        return None
+    placement = replace(result.best.placement, graph="")
+    for less in (1.0, 0.95, 0.85, 0.7):  # not all that grows with the batch grows in proportion
+        size = int(batch * share * less)
+        if size < 1:
+            break
+        with _console.working(f"looking whether a batch of {size} fits"):
+            graph = model.with_batch(size).capture()
+            if graph.num_ops != problem.graph.num_ops:  # another graph: the placement says nothing of it
+                break
+            if simulate(estimate(graph, problem.cluster), placement).feasible:
+                return size
+    return None
+
+
+def _report(found: dict[str, Any], problem: Problem, result: Result, single: Trial) -> Iterator[RenderableType]:
+    """The result for people."""
+    from rich.text import Text
+
+    from roost.core.units import show_seconds
+
+    yield Text.assemble(
+        (f"{show_seconds(found['step_time'])} a step", "bold"), f", {_beside_single(found)}, ", _step.fits(found)
+    )
+    if result.bound is not None:
+        words = _search.show_bound(found["gap"], result.bound)
+        yield words[0].upper() + words[1:]
+    by = "" if found["found_by"] == found["placer"] else f"; found by {found['found_by']}"
+    about = (
+        f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
+        f"{found['order']} order, {_console.plural(found['num_transfers'], 'transfer')}, costs: {found['costs']}",
+        f"{found['placer']}, seed {found['seed']}: {_console.plural(found['num_trials'], 'trial')} "
+        f"in {found['seconds']:.1f} s{by}",
+    )
+    yield Text("\n".join(about), "dim")
+    yield ""
+    yield _step.device_table(found)
+    if found["baselines"]:
+        yield ""
+        yield _baselines(found, problem)
+
+
+def _beside_single(found: dict[str, Any]) -> str:
+    from roost.core.units import show_seconds
+
+    single, share = found["single"], found["ratio_to_single"]
+    if not single["feasible"]:
+        return "too large for any one device"
+    if share is None:
+        return f"{single['device']} alone takes {show_seconds(single['step_time'])}"
+    return f"{share:.2f} of the {show_seconds(single['step_time'])} on {single['device']} alone"
+
+
+def _baselines(found: dict[str, Any], problem: Problem) -> RenderableType:
+    """The placers asked on the way, the best first, with the answer among them."""
+    from roost.core.units import show_bytes
+
+    own = {
+        "placer": found["placer"],
+        "step_time": found["step_time"],
+        "feasible": found["feasible"],
+        "order": found["order"],
+        "ratio_to_single": found["ratio_to_single"],
+        "peak_memory": found["peak_memory"],
+        "missing_bytes": sum(found["missing_bytes"].values()),
+        "fullest": max(found["peak_memory"], key=lambda name: found["peak_memory"][name] / found["capacity"][name]),
+    }
+    numbers = ["step", "of single", "peak"]
+    rows = _console.table(["placer", "step", "of single", "order", "fullest", "peak"], numbers)
+    for row in [own, *found["baselines"]]:
+        rows.add_row(
+            row["placer"],
+            _search.show_step(row),
+            _search.show_ratio(row["ratio_to_single"]),
+            row["order"],
+            row["fullest"],
+            show_bytes(row["peak_memory"][row["fullest"]]),
+        )
+    return rows

@@ -1,0 +1,74 @@
+"""`roost placers`: what can search, or one of them with its settings."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Annotated, Any
+
+import typer
+
+from roost import catalog
+from roost.cli import _console
+
+
+def placers(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show what this placer does, and its settings.")
+    ] = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """List the placers, or show one with its settings."""
+    if name is not None:
+        found = _detail(name)
+        _console.show_json(found) if as_json else _show(found)
+        return
+    known = {each: first_sentence(each) for each in catalog.names("placers")}
+    if as_json:
+        _console.show_json({"placers": [{"name": each, "purpose": text} for each, text in known.items()]})
+        return
+    rows = _console.table(["placer", "what it does"])
+    for each, text in known.items():
+        rows.add_row(each, text)
+    _console.show(rows)
+
+
+def first_sentence(name: str) -> str:
+    """Of the docstring of its file, which is read and not run."""
+    text = ast.get_docstring(ast.parse((catalog.ROOT / "placers" / f"{name}.py").read_text())) or ""
+    # A sentence ends where the next begins: not in `et al. 2017`.
+    return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
+
+
+def _detail(name: str) -> dict[str, Any]:
+    import dataclasses
+    import inspect
+    import sys
+
+    found = catalog.find("placers", name)
+    is_ours = ":" not in name
+    text = inspect.getdoc(sys.modules[found.__module__]) if is_ours else inspect.getdoc(found)
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    chosen = found()
+    return {
+        "name": name,
+        "about": text or "",
+        "settings": {field.name: getattr(chosen, field.name) for field in fields},
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.text import Text
+
+    _console.show(Text(found["name"], "bold"), found["about"])
+    if not found["settings"]:
+        _console.show("", "It has no settings.")
+        return
+    rows = _console.table(["setting", "default"])
+    for key, value in found["settings"].items():
+        rows.add_row(key, _default(value))
+    _console.show("", rows)
+
+
+def _default(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

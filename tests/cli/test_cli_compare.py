@@ -1,0 +1,104 @@
+"""`roost compare`: every placer and seed at equal budgets, one bound, and a line for those that cannot be asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from small_problem import build_cluster, build_graph, tight_cluster
+
+import roost as library
+from roost import catalog
+from roost.cost_models import estimate
+
+
+def args(files: Path, placers: str, *more: object, cluster: str = "mini.toml") -> list[object]:
+    found = ["compare", files / "graph.json", "--on", files / cluster, "--placers", placers]
+    return [*found, "--trials", 40, "--seeds", 3, *more]
+
+
+def as_json(result: Any, code: int = 0) -> dict[str, Any]:
+    assert result.exit_code == code, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_json_is_what_the_library_finds(roost, files: Path) -> None:
+    found = as_json(roost(*args(files, "random,single", "--json")))
+    problem = estimate(build_graph(), build_cluster())
+    rows = {row["placer"]: row for row in found["placers"]}
+    results = [library.solve(problem, "random", trials=40, seed=seed) for seed in range(3)]
+    steps = [result.best.step_time for result in results]
+    row = rows["random"]
+    assert [each["step_time"] for each in row["seeds"]] == steps
+    assert [each["num_trials"] for each in row["seeds"]] == [40, 40, 40]
+    assert row["step_time"] == median(steps)
+    assert row["spread"] == pytest.approx((max(steps) - min(steps)) / median(steps))
+    single = library.solve(problem, "single", trials=40).best.step_time
+    assert row["ratio_to_single"] == median(steps) / single
+    assert rows["single"]["ratio_to_single"] == 1.0
+    assert row["gap"] == pytest.approx(1 - found["bound"]["step_time"] / median(steps))
+    assert all(each["step_time"] >= found["bound"]["step_time"] for row in found["placers"] for each in row["seeds"])
+
+
+def test_the_best_comes_first_and_who_cannot_be_asked_says_why(roost, files: Path) -> None:
+    result = roost(*args(files, "single,published,random"))
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    rows = [line for line in lines if line.startswith(("single ", "random ", "published"))]
+    assert [row.split()[0] for row in rows] == ["single", "random"]
+    assert "without published: the published placement is for 4 GPUs" in " ".join(lines)
+    assert "median of 3 seeds; no placement has a step below " in result.stdout
+    assert all(len(line) <= 80 for line in lines)
+    assert result.stderr == ""
+
+
+def test_a_missing_package_is_a_line_and_not_the_end(roost, files: Path, monkeypatch) -> None:
+    from roost.errors import MissingExtra
+    from roost.placers.metis import Metis
+
+    def place(*_: object) -> None:
+        raise MissingExtra("pymetis", "partition")
+
+    monkeypatch.setattr(Metis, "place", place)
+    found = as_json(roost(*args(files, "metis,single", "--json")))
+    assert [row["placer"] for row in found["placers"]] == ["single", "metis"]
+    assert found["placers"][1]["why_not"] == "this needs pymetis: pip install 'roost[partition]'"
+
+
+def test_where_no_placer_can_be_asked_it_says_why(refused, files: Path) -> None:
+    assert refused(*args(files, "published")).startswith("published: the published placement is for 4 GPUs")
+
+
+def test_all_placers_where_none_is_named(monkeypatch) -> None:
+    from roost.cli.compare import _names
+
+    assert _names(None) == catalog.names("placers")
+    assert _names(" single, heft,single ") == ["single", "heft"]
+
+
+def test_nothing_fits_is_exit_code_3_after_the_table(roost, files: Path) -> None:
+    tight_cluster(9_000).save(files / "tight.toml")
+    result = roost(*args(files, "single,heft", "--json", cluster="tight.toml"))
+    found = as_json(result, code=3)
+    assert [row["num_feasible"] for row in found["placers"]] == [0, 0]
+    assert result.stderr.startswith("error: nothing fits")
+    text = roost(*args(files, "single,heft", cluster="tight.toml")).stdout
+    assert "lacks " in text
+    assert "single: 0 of 3 seeds fit" in text
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--placers", "single,hefft"], "no placer called 'hefft'; did you mean 'heft'?"),
+        (["--placers", " , "], "names no placer"),
+        (["--seeds", 0], "--seeds is 0"),
+        (["--trials", 0], "evaluates nothing"),
+    ],
+)
+def test_what_is_refused(refused, files: Path, more: list[object], message: str) -> None:
+    assert message in refused(*args(files, "single", *more))
