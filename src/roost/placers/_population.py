@@ -192,6 +192,8 @@ class Population:
         units, _ = self.units(member.tie)
         now = replace(member.example, device=units.devices(member.chain.best))
         tried = self._in_all_orders(now)
+        if np.any(now.prefetch_bytes):  # memory for fetched parameters is missing elsewhere, or the other way round
+            tried += [replace(now, prefetch_bytes=_scaled(now.prefetch_bytes, by)) for by in (0.5, 0.8, 1.3, 2.0)]
         figures = member.chain.figures
         best = (figures[BEST_EXCESS], figures[BEST_STEP])
         for placement in tried:
@@ -217,6 +219,10 @@ class Member:
 def _order_of(placement: Placement) -> str:
     """What tells orders apart."""
     return placement.order if placement.priority is None else digest([placement.priority])
+
+
+def _scaled(window: Array | int, by: float) -> Array:
+    return np.asarray(np.asarray(window) * by).astype(np.int64)
 
 
 def _merit(member: Member) -> tuple[float, float]:
