@@ -221,6 +221,12 @@ def test_parameters_that_do_not_fit_beside_their_readers_live_elsewhere(placer: 
     assert num_fetches(problem, best.placement) > 0
 
 
+@pytest.mark.parametrize("problem", [offloading(memory=550), training_like(40, 3)], ids=["fetched", "plain"])
+def test_no_budget_is_exceeded(problem: Problem) -> None:
+    for trials in (*range(300, 340), 700, 1401, 2003, 30_000):
+        assert search(problem, "annealing", trials=trials, prove=False).num_trials <= trials
+
+
 def test_what_fits_is_not_fetched() -> None:
     problem = offloading(memory=5000)
     best = search(problem, "annealing", trials=4000, prove=False).best

@@ -33,6 +33,9 @@ class Evaluate:
                 self.best = trials[-1]
         return trials
 
+    def prove(self, bound):
+        assert self.best is None or not self.best.feasible or bound.step_time <= self.best.step_time * (1 + 1e-9)
+
 
 def place(problem, **settings):
     placement = Cpsat(**settings).place(problem, Evaluate(problem))

@@ -20,6 +20,7 @@ from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.errors import InputError
 from roost.placers import Evaluate, Placer, Round
+from roost.placers._orders import best_of
 from roost.placers._population import Heat
 from roost.placers.auto import Auto
 from roost.placers.genetic import Genetic
@@ -214,7 +215,7 @@ def test_a_disk_that_fills_leaves_whole_lines_and_the_search_goes_on_later(
         journal._file = _Disk(journal._file, room)  # type: ignore[assignment]
         return journal
 
-    monkeypatch.setattr("roost.search.solve.open_journal", filling)
+    monkeypatch.setattr("roost.search.journal.open_journal", filling)
     source = Counting(problem)
     with pytest.raises(InputError, match=r"trials\.jsonl: cannot be written: No space left on device"):
         search(problem, placer, trials=60, journal=path, source=source, prove=False)
@@ -257,7 +258,7 @@ def test_a_damaged_state_is_told(
     path, problem = tmp_path / "trials.jsonl", fork_join()
     search(problem, "annealing", trials=500, journal=path, prove=False)
     if not sealed:  # as if the digest had been mended too
-        monkeypatch.setattr(journals, "state_digest", lambda state: "")
+        monkeypatch.setattr(journals, "_state_digest", lambda state: "")
         lines = rows_of(path)
         for line in lines:
             line["digest"] = "" if line["row"] == "round" else line.get("digest")
@@ -312,7 +313,7 @@ def test_a_search_that_was_cut_anywhere_goes_on_to_the_same_end(
     path = tmp_path / "trials.jsonl"
     source = Counting(problem)
     whole = search(problem, placer, trials=trials, seed=2, journal=path, source=source, prove=False)
-    assert whole.num_trials > 0.9 * trials
+    assert 0.9 * trials < whole.num_trials <= trials
     unwritten = search(problem, placer, trials=trials, seed=2, prove=False)
     assert said(unwritten) == said(whole)
     lines = path.read_bytes().splitlines(keepends=True)
@@ -359,6 +360,38 @@ def test_a_search_whose_seconds_are_spent_gives_all_that_it_had(tmp_path: Path) 
     assert asked > 100
     assert more == 0
     assert again.seconds == pytest.approx(first.seconds, abs=0.01)
+
+
+def test_the_seconds_of_trials_that_the_journal_has_are_spent(tmp_path: Path) -> None:
+    problem, path, clock = fork_join(), tmp_path / "trials.jsonl", Clock()
+
+    def endless(problem: Problem, evaluate: Evaluate) -> Placement:
+        for placement in placements(problem, 1000):
+            evaluate([placement])
+        raise AssertionError("it went on")
+
+    asked = []
+    for seconds in (20, 20, 50):
+        source = Counting(problem, clock, 1.0)
+        budget = Budget(seconds=seconds, clock=clock)
+        result = search(problem, Told(endless), budget=budget, journal=path, source=source, prove=False)
+        assert (result.num_trials, result.seconds) == (seconds, seconds)
+        asked.append(len(source.asked))
+    assert asked == [20, 0, 30]
+
+
+def test_of_a_batch_only_what_is_not_known_is_evaluated(tmp_path: Path) -> None:
+    problem, path = fork_join(), tmp_path / "trials.jsonl"
+    batch = placements(problem, 6)
+
+    def asking(which: list[Placement]) -> Told:
+        return Told(lambda problem, evaluate: best_of(evaluate(which)).placement)
+
+    search(problem, asking(batch[2:5]), trials=100, journal=path, prove=False)
+    source, seen = Counting(problem), list[Progress]()
+    search(problem, asking(batch), trials=100, journal=path, source=source, on_trial=seen.append, prove=False)
+    assert source.asked == [batch[n].digest for n in (0, 1, 5)]
+    assert [progress.trial.placement for progress in seen] == batch
 
 
 def test_what_a_placer_does_not_ask_for_again_is_not_lost(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from roost.placers.single import Single
 from roost.search import local
 from roost.search import solve as solving
 from roost.search.evaluate import Progress
+from roost.search.fixes import nothing_found
 from roost.search.local import Simulating
 from roost.search.solve import search, solve
 from roost.testing.placers import tiny_problem
@@ -270,19 +271,31 @@ def test_the_problem_of_the_warm_up_is_nobodys_concern() -> None:
 
 def test_where_nothing_fits_the_error_says_what_is_missing_where() -> None:
     builder = GraphBuilder("big")
-    builder.parameter("w", 40)
-    builder.add("f", inputs=["w"], output_bytes=90)
-    cluster = Cluster("small", (Device("a", "cuda", 100), Device("b", "cuda", 60)), (Link("*", "*", 1.0),))
-    problem = Problem(builder.freeze(), cluster, Costs(np.array([[0.0, 0.0], [1.0, 1.0]])))
-    with pytest.raises(Infeasible, match=r"nothing fits: 'big' on 'small'.*30 B more on a") as caught:
-        solve(problem, "single", trials=50)
+    builder.parameter("w", 20)
+    builder.add("left", inputs=["w"], output_bytes=60)
+    builder.add("right", output_bytes=60)
+    builder.add("left end", inputs=["left"])
+    builder.add("right end", inputs=["right"])
+    cluster = Cluster("small", (Device("a", "cuda", 100), Device("b", "cuda", 80)), (Link("*", "*", 1.0),))
+    problem = Problem(builder.freeze(), cluster, Costs(np.array([[0.0, 0.0], *[[1.0, 1.0]] * 4])))
+    with pytest.raises(Infeasible, match=r"nothing fits: 'big' on 'small'.*40 B more on a") as caught:
+        solve(problem, "single", trials=50)  # both would, but not one
     error = caught.value
-    assert (error.device, error.missing_bytes) == ("a", 30)
-    assert error.activation_share == pytest.approx(60 / 90)
+    assert (error.device, error.missing_bytes) == ("a", 40)
+    assert error.activation_share == pytest.approx(80 / 120)
     assert "67%" in str(error)
-    assert error.result.best.placement.device.tolist() == [0, 0]
+    assert error.result.best.placement.device.tolist() == [0] * 5
     assert not error.result.best.feasible
-    assert search(problem, "single", trials=50).best.missing_bytes == 30  # `search` returns it
+    assert search(problem, "single", trials=50).best.missing_bytes == 40  # `search` returns it
+    assert solve(problem, "auto", trials=2000).best.feasible
+
+
+def test_where_it_is_proved_that_nothing_fits_nothing_is_searched() -> None:
+    problem = tiny_problem("nothing_fits")
+    with pytest.raises(Infeasible, match="nothing fits") as caught:
+        solve(problem, Told(lambda problem, evaluate: pytest.fail("it was asked")), trials=5)
+    assert caught.value.device in problem.cluster.device_names
+    assert caught.value.missing_bytes > 0
 
 
 def test_no_batch_is_small_enough_where_parameters_do_not_fit() -> None:
@@ -290,10 +303,9 @@ def test_no_batch_is_small_enough_where_parameters_do_not_fit() -> None:
     builder.parameter("w", 140)
     builder.add("f", inputs=["w"], output_bytes=10)
     problem = Problem(builder.freeze(), Cluster("small", (Device("a", "cuda", 100),)), Costs(np.array([[0.0], [1.0]])))
-    with pytest.raises(Infeasible) as caught:
-        solve(problem, "auto", trials=300)
-    assert (caught.value.missing_bytes, caught.value.activation_share) == (50, None)
-    assert "batch" not in str(caught.value)
+    error = nothing_found(problem, search(problem, "auto", trials=300))
+    assert (error.missing_bytes, error.activation_share) == (50, None)
+    assert "batch" not in str(error)
 
 
 def same(one: Sequence[Trial], other: Sequence[Trial]) -> bool:

@@ -29,6 +29,7 @@ from roost.simulator.compiled import Simulator
 
 _MOST_SECONDS = 1.6  # that all chains together may take in one round, about
 _FEW = 64  # trials: not worth another round
+_REORDERS = 10  # simulations at most, beside its batches, for a chain in a round: five orders, four windows, the start
 _TIES = ("readers", "updates", "nothing")
 
 
@@ -163,8 +164,8 @@ class Population:
         with ThreadPoolExecutor(self.threads) as pool:
             spent = sum(pool.map(run, range(len(members))))
         done = []
-        for member, annealer in zip(members, annealers, strict=True):
-            found, more = self._reorder(member, annealer)
+        for member in members:
+            found, more = self._reorder(member, len(members))
             done.append(found)
             spent += more
         best = min(done, key=_merit)
@@ -182,12 +183,12 @@ class Population:
             share = self.evaluate.seconds_left * min(self.threads, count) / count
             most = min(most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch))))
         if not isinf(self.evaluate.trials_left):
-            most = min(most, int((self.evaluate.trials_left / count - 8) / annealer.batch))
+            most = min(most, int((self.evaluate.trials_left / count - _REORDERS) / annealer.batch))
         return int(max(0, min(planned, most)))
 
-    def _reorder(self, member: Member, annealer: Annealer) -> tuple[Member, int]:
-        """The member in the best order for its best devices, and simulations spent on finding it."""
-        if not self.heat.reorder or self.evaluate.trials_left < 16:
+    def _reorder(self, member: Member, count: int) -> tuple[Member, int]:
+        """One of so many members in the best order for its best devices, and simulations spent on finding it."""
+        if not self.heat.reorder or self.evaluate.trials_left < _REORDERS * count:
             return member, 0
         units, _ = self.units(member.tie)
         now = replace(member.example, device=units.devices(member.chain.best))

@@ -6,20 +6,20 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from roost.core import rows
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
-from roost.errors import BudgetSpent, InputError, RoostError
+from roost.errors import BudgetSpent, RoostError
 from roost.placers import Round
-from roost.search import journal as journals
 from roost.search.budget import Budget
-from roost.search.journal import Journal, RoundLine, TrialLine
+
+if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads and writes files
+    from roost.search.journal import Journal, Past
 
 _SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
 _CLOSE = 1e-9  # a step this near to the bound is as short as can be
@@ -88,23 +88,14 @@ class Search:
             if trial.better_than(self.best_of.get(trial.placer)):
                 self.best_of[trial.placer] = trial
 
-    def recall(self, line: TrialLine) -> Trial:
-        """A trial of the journal, with the placement that is written there."""
-        assert self.journal is not None
-        if line.placement is None:
-            raise InputError(f"{self.journal.path}: trial {line.digest} has no placement; begin a new file")
-        return journals.trial_from(line, self.problem.check(rows.placement_from(line.placement)))
-
     def take_rest(self) -> None:
         """Take what the journal has and no placer asked for again, as far as the budget goes: nothing found is lost.
 
         With seconds a placer need not go the same way twice.
         """
-        for line in self.journal.take_rest() if self.journal is not None else ():
-            trials = line.trials if isinstance(line, RoundLine) else [line]
-            count = line.simulations if isinstance(line, RoundLine) else 1
-            if count <= self.budget.trials_left:
-                self.take([self.recall(trial) for trial in trials if trial.placement is not None], count)
+        for past in self.journal.take_rest() if self.journal is not None else ():
+            if past.simulations <= self.budget.trials_left:
+                self.take(past.trials, past.simulations)
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Tell whoever watches, and end the search where that is wished for, or nothing better can come."""
@@ -161,12 +152,9 @@ class Evaluation:
             if self.trials_left < 1 or (self.seconds_left <= 0 and known is None):
                 return
             if known is not None:
-                trial = journals.trial_from(known, placements[first])
-                search.budget.catch_up(known.elapsed)
-                search.take([trial], 1)
-                search.tell([trial])
+                self._replay(known)
                 first += 1
-                yield [trial]
+                yield known.trials
                 continue
             size = max(1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6))))
             size = int(min(size, self.trials_left))
@@ -177,7 +165,7 @@ class Evaluation:
             first += size
             yield part
 
-    def _known(self, placement: Placement) -> TrialLine | None:
+    def _known(self, placement: Placement) -> Past | None:
         journal = self._search.journal
         return journal.take_trial(placement) if journal is not None and journal.trials else None
 
@@ -185,17 +173,9 @@ class Evaluation:
         """Write trials down before anything is made of them."""
         search = self._search
         if search.journal is not None:
-            search.journal.write(self._lines(trials))
+            search.journal.add_trials(trials, search.budget.elapsed, search.best)
         search.take(trials, len(trials))
         search.tell(trials)
-
-    def _lines(self, trials: Sequence[Trial]) -> list[TrialLine]:
-        elapsed, best, lines = self._search.budget.elapsed, self._search.best, []
-        for trial in trials:
-            better = trial.better_than(best)
-            best = trial if better else best
-            lines.append(journals.trial_line(trial, elapsed, with_placement=better))
-        return lines
 
     def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
         search = self._search
@@ -203,37 +183,20 @@ class Evaluation:
         if known is not None:
             if known.simulations > self.trials_left:
                 raise BudgetSpent("the next round of the journal is longer than what is left")
-            return self._replay(known)
+            self._replay(known)
+            return known.state
         if self.trials_left < 1 or self.seconds_left <= 0:
             raise BudgetSpent("nothing is left for another round")
         done = run()
         trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]
         if search.journal is not None:
-            lines = self._lines(trials)
-            for line, trial in zip(lines, trials, strict=True):
-                line.placement = rows.placement_file(trial.placement)
-            search.journal.write([self._round_line(done, lines)])
+            search.journal.add_round(self._placer, done, trials, search.budget.elapsed)
         search.take(trials, done.simulations)
         search.tell(trials)
         return done.state
 
-    def _round_line(self, done: Round, trials: list[TrialLine]) -> RoundLine:
-        state = journals.state_rows(done.state)
-        return RoundLine(
-            placer=self._placer,
-            simulations=done.simulations,
-            elapsed=self._search.budget.elapsed,
-            state=state,
-            digest=journals.state_digest(state),
-            trials=trials,
-        )
-
-    def _replay(self, line: RoundLine) -> Mapping[str, Array]:
+    def _replay(self, past: Past) -> None:
         search = self._search
-        assert search.journal is not None
-        state = journals.state_from(search.journal.path, line)
-        trials = [search.recall(trial) for trial in line.trials]
-        search.budget.catch_up(line.elapsed)
-        search.take(trials, line.simulations)
-        search.tell(trials)
-        return state
+        search.budget.catch_up(past.elapsed)
+        search.take(past.trials, past.simulations)
+        search.tell(past.trials)

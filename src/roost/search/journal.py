@@ -29,6 +29,7 @@ from roost.core.problem import Problem
 from roost.core.rows import Count, Figure, File, PlacementFile
 from roost.core.trial import Trial
 from roost.errors import InputError
+from roost.placers import Round
 
 _STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
 
@@ -80,11 +81,22 @@ class RoundLine(File, tag_field="row", tag="round"):
     trials: list[TrialLine]
 
 
+@dataclass(frozen=True, eq=False)
+class Past:
+    """A trial, or a round of a compiled loop, that the journal has."""
+
+    trials: list[Trial]
+    simulations: int
+    elapsed: float
+    state: Mapping[str, Array] = field(default_factory=dict)
+
+
 @dataclass
 class Journal:
     """An open journal: what it had when it was opened, and room for more."""
 
     path: Path
+    problem: Problem
     trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
     rounds: dict[str, deque[RoundLine]] = field(default_factory=dict)  # by placer, likewise
     _file: BinaryIO | None = None
@@ -94,19 +106,59 @@ class Journal:
         """Whether it has anything that was not asked for yet."""
         return bool(self.trials or self.rounds)
 
-    def take_trial(self, placement: Placement) -> TrialLine | None:
+    def take_trial(self, placement: Placement) -> Past | None:
         """What a placement was found to cost before, once for each time it was evaluated."""
-        return _take(self.trials, placement.digest)
+        line = _take(self.trials, placement.digest)
+        return None if line is None else Past([_trial_from(line, placement)], 1, line.elapsed)
 
-    def take_round(self, placer: str) -> RoundLine | None:
+    def take_round(self, placer: str) -> Past | None:
         """The next round of a placer."""
-        return _take(self.rounds, placer)
+        line = _take(self.rounds, placer)
+        if line is None:
+            return None
+        state = _state_from(self.path, line)
+        return Past([self._recall(trial) for trial in line.trials], line.simulations, line.elapsed, state)
 
-    def take_rest(self) -> list[TrialLine | RoundLine]:
-        """All that was not asked for, in the order in which it was found."""
+    def take_rest(self) -> list[Past]:
+        """All that was not asked for, in the order in which it was found; of trials those with their placements."""
         parts: list[deque[Any]] = [*self.trials.values(), *self.rounds.values()]
         self.trials, self.rounds = {}, {}
-        return sorted((line for lines in parts for line in lines), key=lambda line: line.elapsed)
+        rest: list[Past] = []
+        for line in sorted((line for lines in parts for line in lines), key=lambda line: line.elapsed):
+            trials = line.trials if isinstance(line, RoundLine) else [line]
+            count = line.simulations if isinstance(line, RoundLine) else 1
+            found = [self._recall(trial) for trial in trials if trial.placement is not None]
+            rest.append(Past(found, count, line.elapsed))
+        return rest
+
+    def _recall(self, line: TrialLine) -> Trial:
+        """A trial with the placement that is written there."""
+        if line.placement is None:
+            raise InputError(f"{self.path}: trial {line.digest} has no placement; begin a new file")
+        return _trial_from(line, self.problem.check(rows.placement_from(line.placement)))
+
+    def add_trials(self, trials: Sequence[Trial], elapsed: float, best: Trial | None) -> None:
+        """Write trials, with their placements where they are better than the best before them."""
+        lines: list[TrialLine] = []
+        for trial in trials:
+            better = trial.better_than(best)
+            best = trial if better else best
+            lines.append(_trial_line(trial, elapsed, with_placement=better))
+        self.write(lines)
+
+    def add_round(self, placer: str, done: Round, trials: Sequence[Trial], elapsed: float) -> None:
+        """Write a round with its trials, placements and all."""
+        state = _state_rows(done.state)
+        lines = [_trial_line(trial, elapsed, with_placement=True) for trial in trials]
+        line = RoundLine(
+            placer=placer,
+            simulations=done.simulations,
+            elapsed=elapsed,
+            state=state,
+            digest=_state_digest(state),
+            trials=lines,
+        )
+        self.write([line])
 
     def write(self, lines: Sequence[TrialLine | RoundLine | HeadLine]) -> None:
         """Add lines, in one piece: they are with the system when this returns."""
@@ -162,7 +214,7 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
         seed=seed,
         roost=__version__,
     )
-    journal = Journal(path)
+    journal = Journal(path, problem)
     try:
         journal._file = file = path.open("a+b", buffering=0)
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -223,7 +275,7 @@ def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
             raise InputError(f"{path}: {name}: this search has {now!r}, the file {was!r}; begin a new file")
 
 
-def trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
+def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
     return TrialLine(
         digest=trial.placement.digest,
         step_time=trial.step_time,
@@ -238,7 +290,7 @@ def trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
     )
 
 
-def trial_from(line: TrialLine, placement: Placement) -> Trial:
+def _trial_from(line: TrialLine, placement: Placement) -> Trial:
     return Trial(
         placement=placement,
         step_time=line.step_time,
@@ -251,7 +303,7 @@ def trial_from(line: TrialLine, placement: Placement) -> Trial:
     )
 
 
-def state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
+def _state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
     found = {}
     for name, value in state.items():
         array = np.ascontiguousarray(value)
@@ -261,13 +313,13 @@ def state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
     return found
 
 
-def state_digest(state: Mapping[str, ArrayRow]) -> str:
+def _state_digest(state: Mapping[str, ArrayRow]) -> str:
     return digest(part for name, row in state.items() for part in (name, row.dtype, row.shape, row.data))
 
 
-def state_from(path: Path, line: RoundLine) -> dict[str, Any]:
+def _state_from(path: Path, line: RoundLine) -> dict[str, Any]:
     found = {}
-    if state_digest(line.state) != line.digest:
+    if _state_digest(line.state) != line.digest:
         raise InputError(f"{path}: state: a round of {line.placer!r} is not as it was written; begin a new file")
     for name, row in line.state.items():
         if row.dtype not in _STATE_TYPES:

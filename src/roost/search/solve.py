@@ -22,7 +22,6 @@ from roost.placers import Placer
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
 from roost.search.fixes import nothing_found
-from roost.search.journal import open_journal
 from roost.search.local import Simulating
 
 _SECONDS = 10.0  # where neither trials nor seconds are given
@@ -80,7 +79,11 @@ def search(
         if seconds is None and trials is None:
             seconds = _SECONDS
         budget = Budget(inf if trials is None else trials, inf if seconds is None else seconds)
-    opened = None if journal is None else open_journal(journal, problem, name, repr(chosen), seed)
+    opened = None
+    if journal is not None:
+        from roost.search.journal import open_journal  # only who writes files needs what writes them
+
+        opened = open_journal(journal, problem, name, repr(chosen), seed)
     source = source or Simulating(problem, workers)
     state = Search(problem, source, budget, seed, opened, on_trial)
     try:
