@@ -50,6 +50,18 @@ class Evaluate(Protocol):
     def prove(self, bound: Bound) -> None:
         """No placement has a shorter step than this."""
 
+    def note(self, figures: Mapping[str, float]) -> None:
+        """Tell whoever watches how learning goes: losses, entropy and the like."""
+
+    def keep(self, state: Callable[[], Mapping[str, Array]]) -> None:
+        """Offer the state that the placer is in after the trials so far; with a journal it is kept now and then.
+
+        For placers that would need long to come as far again by going through the same trials.
+        """
+
+    def kept(self) -> Mapping[str, Array] | None:
+        """The state to go on from, at the beginning of a search that goes on; the trials up to it are spent then."""
+
     @property
     def best(self) -> Trial | None:
         """The best trial so far."""

@@ -43,7 +43,7 @@ class Units:
                 graph.input_op[reads].tolist(), graph.edge_target[reads].tolist(), strict=True
             ):
                 sets.join(parameter, reader)
-        return Units(problem, _numbered(graph.is_parameter, sets.roots()))
+        return Units(problem, numbered(graph.is_parameter, sets.roots()))
 
     @cached_property
     def num_units(self) -> int:
@@ -112,7 +112,7 @@ def _leaders(is_parameter: Array, unit: Array, count: int) -> Array:
     return leader
 
 
-def _numbered(is_parameter: Array, root: Array) -> Array:
+def numbered(is_parameter: Array, root: Array) -> Array:
     """Units from the roots of sets, by the first op of each that is no parameter."""
     _, unit = np.unique(root, return_inverse=True)
     leader = _leaders(is_parameter, unit, int(unit.max()) + 1)

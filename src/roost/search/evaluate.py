@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads
     from roost.search.journal import Journal, Past
 
 _SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
+_KEEP_SECONDS = 5.0  # between two states that are kept
 _CLOSE = 1e-9  # a step this near to the bound is as short as can be
 
 
@@ -68,9 +69,10 @@ class Search:
         seed: int = 0,
         journal: Journal | None = None,
         on_trial: Callable[[Progress], object] | None = None,
+        on_note: Callable[[Mapping[str, float]], object] | None = None,
     ) -> None:
         self.problem, self.source, self.budget, self.seed = problem, source, budget, seed
-        self.journal, self.on_trial = journal, on_trial
+        self.journal, self.on_trial, self.on_note = journal, on_trial, on_note
         self.best: Trial | None = None
         self.best_of: dict[str, Trial] = {}  # by placer
         self.bound: Bound | None = None
@@ -117,6 +119,8 @@ class Evaluation:
         self._most_trials = search.budget.num_trials + min(trials, search.budget.trials_left)
         self._until = search.budget.elapsed + min(seconds, search.budget.seconds_left)
         self.rng = np.random.default_rng([search.seed, zlib.crc32(placer.encode())])
+        self._asked = 0  # placements, by this placer
+        self._kept_at = search.budget.elapsed
 
     def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluation:
         return Evaluation(self._search, placer, min(trials, self.trials_left), min(seconds, self.seconds_left))
@@ -136,6 +140,27 @@ class Evaluation:
     def prove(self, bound: Bound) -> None:
         self._search.prove(bound)
 
+    def note(self, figures: Mapping[str, float]) -> None:
+        if self._search.on_note is not None:
+            where = {"trials": float(self._search.budget.num_trials), "seconds": self._search.budget.elapsed}
+            self._search.on_note({**where, **figures})
+
+    def keep(self, state: Callable[[], Mapping[str, Array]]) -> None:
+        search, now = self._search, self._search.budget.elapsed
+        if search.journal is None or search.journal.is_replaying or now < self._kept_at + _KEEP_SECONDS:
+            return
+        search.journal.keep(self._placer, self._asked, state())
+        self._kept_at = now
+
+    def kept(self) -> Mapping[str, Array] | None:
+        found = None if self._search.journal is None else self._search.journal.kept(self._placer, self.trials_left)
+        if found is None:
+            return None
+        self._asked = len(found.trials)
+        for past in found.trials:
+            self._replay(past)
+        return found.state
+
     def __call__(self, placements: Sequence[Placement]) -> list[Trial]:
         found: list[Trial] = []
         for part in self._parts(placements):
@@ -153,6 +178,7 @@ class Evaluation:
                 return
             if known is not None:
                 self._replay(known)
+                self._asked += 1
                 first += 1
                 yield known.trials
                 continue
@@ -161,7 +187,8 @@ class Evaluation:
             if search.journal is not None and search.journal.is_replaying:
                 size = 1  # the next may be known
             part = [replace(t, placer=self._placer) for t in search.source.trials(placements[first : first + size])]
-            self._keep(part)
+            self._take(part)
+            self._asked += size
             first += size
             yield part
 
@@ -169,7 +196,7 @@ class Evaluation:
         journal = self._search.journal
         return journal.take_trial(placement) if journal is not None and journal.trials else None
 
-    def _keep(self, trials: list[Trial]) -> None:
+    def _take(self, trials: list[Trial]) -> None:
         """Write trials down before anything is made of them."""
         search = self._search
         if search.journal is not None:

@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import base64
 import fcntl
+import io
+import logging
 import os
 import stat
+import zipfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +27,15 @@ import numpy as np
 from roost import __version__
 from roost.core import rows
 from roost.core.arrays import Array, digest
+from roost.core.files import write_bytes
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.rows import Count, Figure, File, PlacementFile
 from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.placers import Round
+
+log = logging.getLogger(__name__)
 
 _STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
 
@@ -91,6 +97,14 @@ class Past:
     state: Mapping[str, Array] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """Where a placer was, and the trials up to there."""
+
+    trials: list[Past]
+    state: Mapping[str, Array]
+
+
 @dataclass
 class Journal:
     """An open journal: what it had when it was opened, and room for more."""
@@ -100,6 +114,8 @@ class Journal:
     trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
     rounds: dict[str, deque[RoundLine]] = field(default_factory=dict)  # by placer, likewise
     _file: BinaryIO | None = None
+    _head: str = ""  # digest
+    _lines: list[TrialLine] = field(default_factory=list)  # those it had, in their order
 
     @property
     def is_replaying(self) -> bool:
@@ -160,6 +176,41 @@ class Journal:
         )
         self.write([line])
 
+    def keep(self, placer: str, count: int, state: Mapping[str, Array]) -> None:
+        """Write the state that a placer is in after so many trials, beside the journal."""
+        arrays = {f"state.{name}": np.asarray(value) for name, value in state.items()}
+        buffer = io.BytesIO()
+        np.savez(buffer, head=np.array(self._head), count=np.array(count), **arrays)  # type: ignore[arg-type]
+        write_bytes(self._beside(placer), buffer.getvalue())
+
+    def kept(self, placer: str, most: float) -> Kept | None:
+        """What `keep` wrote last, and those trials, which it then has no more.
+
+        A state that cannot be read, or belongs to something else, is left alone: going through the trials of the
+        journal leads to the same.
+        """
+        try:
+            with np.load(self._beside(placer), allow_pickle=False) as file:
+                found = {name: file[name] for name in file.files}
+            head, count = str(found.pop("head")), int(found.pop("count"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            log.warning("%s: cannot be read, and is not used: %s", self._beside(placer), error)
+            return None
+        own = [line for line in self._lines if line.placer == placer][:count]
+        if head != self._head or len(own) < count or count > most:
+            return None
+        for line in own:
+            self.trials[line.digest].remove(line)
+            if not self.trials[line.digest]:
+                del self.trials[line.digest]
+        past = [Past([] if line.placement is None else [self._recall(line)], 1, line.elapsed) for line in own]
+        return Kept(past, {name.removeprefix("state."): value for name, value in found.items()})
+
+    def _beside(self, placer: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{placer}.npz")
+
     def write(self, lines: Sequence[TrialLine | RoundLine | HeadLine]) -> None:
         """Add lines, in one piece: they are with the system when this returns."""
         assert self._file is not None
@@ -214,7 +265,7 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
         seed=seed,
         roost=__version__,
     )
-    journal = Journal(path, problem)
+    journal = Journal(path, problem, _head=digest([msgspec.json.encode(head).decode()]))
     try:
         journal._file = file = path.open("a+b", buffering=0)
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -259,6 +310,7 @@ def _read(journal: Journal, head: HeadLine) -> None:
             _check_head(journal.path, line, head)
         elif isinstance(line, TrialLine):
             journal.trials.setdefault(line.digest, deque()).append(line)
+            journal._lines.append(line)
         elif isinstance(line, RoundLine):
             journal.rounds.setdefault(line.placer, deque()).append(line)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 
@@ -39,18 +39,20 @@ def solve(
     on_trial: Callable[[Progress], object] | None = None,
     journal: str | Path | None = None,
     workers: int | None = None,
+    on_note: Callable[[Mapping[str, float]], object] | None = None,
 ) -> Result:
     """Search for the best placement until the trials or the seconds are spent (ten seconds where neither is given).
 
     Equal seeds give equal results for equal numbers of trials; seconds only decide where the search stops. `journal`
     names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
-    `Progress` after each trial; where it returns True the search ends. Ctrl-C ends it with the best so far. Raises
-    `Infeasible`, with the result of the search as its `result`, where nothing is found that fits.
+    `Progress` after each trial; where it returns True the search ends. `on_note` is called with what a learned placer
+    says of its learning. Ctrl-C ends the search with the best so far. Raises `Infeasible`, with the result of the
+    search as its `result`, where nothing is found that fits.
     """
     proof = nothing_fits(problem) if isinstance(problem, Problem) else None
     if proof is not None:
         raise proof
-    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers)
+    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers, on_note=on_note)
     if not result.best.feasible:
         raise nothing_found(problem, result)
     return result
@@ -68,6 +70,7 @@ def search(
     budget: Budget | None = None,
     source: Source | None = None,
     prove: bool = True,
+    on_note: Callable[[Mapping[str, float]], object] | None = None,
 ) -> Result:
     """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is worked out."""
     if not isinstance(problem, Problem):
@@ -85,7 +88,7 @@ def search(
 
         opened = open_journal(journal, problem, name, repr(chosen), seed)
     source = source or Simulating(problem, workers)
-    state = Search(problem, source, budget, seed, opened, on_trial)
+    state = Search(problem, source, budget, seed, opened, on_trial, on_note)
     try:
         ended = _run(state, name, chosen, prove)
         if ended != "stopped":
