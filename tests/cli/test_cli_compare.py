@@ -86,6 +86,7 @@ def test_nothing_fits_is_exit_code_3_after_the_table(roost, files: Path) -> None
     found = as_json(result, code=3)
     assert [row["num_feasible"] for row in found["placers"]] == [0, 0]
     assert result.stderr.startswith("error: nothing fits")
+    assert "The best try needs " in result.stderr
     text = roost(*args(files, "single,heft", cluster="tight.toml")).stdout
     assert "lacks " in text
     assert "single: 0 of 3 seeds fit" in text
@@ -96,9 +97,14 @@ def test_nothing_fits_is_exit_code_3_after_the_table(roost, files: Path) -> None
     [
         (["--placers", "single,hefft"], "no placer called 'hefft'; did you mean 'heft'?"),
         (["--placers", " , "], "names no placer"),
+        (["--placers", "roost.errors:InputError"], "is no placer"),
         (["--seeds", 0], "--seeds is 0"),
         (["--trials", 0], "evaluates nothing"),
     ],
 )
 def test_what_is_refused(refused, files: Path, more: list[object], message: str) -> None:
     assert message in refused(*args(files, "single", *more))
+
+
+def test_a_class_that_is_no_placer_is_not_shown_as_one(refused) -> None:
+    assert "'roost.errors:InputError' is no placer" in refused("placers", "roost.errors:InputError")

@@ -16,6 +16,7 @@ import pytest
 from small_problem import build_cluster, build_graph, tight_cluster
 
 import roost as library
+from roost.cli import _search
 from roost.cost_models import estimate
 
 ROOST = [sys.executable, "-m", "roost.cli"]
@@ -154,6 +155,18 @@ def test_a_folder_that_cannot_be_written_to(refused, files: Path) -> None:
     assert refused(*args(files, "-o", folder)) == f"{folder}: cannot be written to: Permission denied"
 
 
+@pytest.mark.parametrize("name", FILES)
+def test_what_stands_in_the_way_is_told_before_the_search(refused, files: Path, monkeypatch, name: str) -> None:
+    monkeypatch.setattr("roost.cli._problem.read", lambda *given: pytest.fail("it was read"))
+    folder = files / "out"
+    (folder / name).mkdir(parents=True)
+    message = f"{folder / name}: is a folder; move it away, or name another folder"
+    assert refused(*args(files, "-o", folder)) == message
+    (folder / name).rmdir()
+    os.mkfifo(folder / name)
+    assert f"{name}: is no plain file" in refused(*args(files, "-o", folder))
+
+
 @pytest.mark.parametrize("limit", [100, 5_000])
 def test_a_disk_that_is_full_is_an_error_line(roost, refused, files: Path, limit: int) -> None:
     roost(*args(files, placer="random"))  # all that is compiled is in its cache, which is on the same disk
@@ -203,6 +216,17 @@ def test_nothing_fits_is_exit_code_3_with_the_best_try(roost, files: Path) -> No
     assert "too large for any one device" in text.stdout
 
 
+def test_where_it_is_proved_that_nothing_fits_the_best_try_is_not_long_looked_for(roost, files: Path) -> None:
+    tight_cluster(9_000).save(files / "tight.toml")
+    for placer in ("annealing", "auto"):
+        found = as_json(roost(*args(files, "--json", "--trials", 10**9, placer=placer, cluster="tight.toml")), code=3)
+        assert 0 < found["num_trials"] <= 2000
+    assert _search.briefly(None, None) == (2.0, None)
+    assert _search.briefly(600.0, 10**9) == (2.0, 2000)
+    assert _search.briefly(0.5, 7) == (0.5, 7)
+    assert _search.briefly(None, 7) == (None, 7)  # equal trials, equal results
+
+
 def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
     model = ["cifar10_cnn", "--train", "--on", "k80x2", "--placer", "single", "--trials", 20, "--json"]
     result = roost("place", *model, "--set", "batch=200000")
@@ -220,6 +244,7 @@ def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
     [
         (["--placer", "hefft"], "no placer called 'hefft'; did you mean 'heft'?"),
         (["--placer", "no_such_package:Mine"], "cannot load the placer 'no_such_package:Mine'"),
+        (["--placer", "roost.errors:InputError"], "'roost.errors:InputError' is no placer: it has no method place"),
         (["--trials", 0], "evaluates nothing"),
         (["--seconds", -1], "must be a number that is not negative"),
         (["--seed", -1], "seed is -1"),
@@ -248,3 +273,33 @@ def test_sources_that_are_refused(refused, files: Path, monkeypatch, source: str
 def test_a_source_without_a_cluster(refused, files: Path) -> None:
     assert "add --on CLUSTER" in refused("place", files / "graph.json")
     assert "add --on CLUSTER" in refused("place", "cifar10_cnn")
+
+
+def edited(files: Path, name: str, **changes: dict[str, Any]) -> Path:
+    """The graph with some ops changed."""
+    graph = json.loads((files / "graph.json").read_text())
+    for op in graph["ops"]:
+        op.update(changes.get(op["name"], {}))
+    (files / name).write_text(json.dumps(graph))
+    return files / name
+
+
+@pytest.mark.parametrize("verb", ["place", "compare", "bound"])
+def test_a_group_without_a_device_is_refused(refused, files: Path, verb: str) -> None:
+    path = edited(files, "parted.json", left={"allowed": ["cpu"]}, right={"allowed": ["cuda"]})
+    assert "group 'pair' has no device of cluster 'mini'" in refused(verb, path, "--on", files / "mini.toml")
+
+
+def test_a_graph_that_the_cluster_cannot_run_is_named(refused, files: Path) -> None:
+    path = edited(files, "tpu.json", load={"allowed": ["tpu"]})
+    assert refused("place", path, "--on", files / "mini.toml").startswith(f"{path}: op 'load' may only run on tpu; ")
+
+
+def test_more_trials_than_a_float_holds(roost, files: Path) -> None:
+    assert as_json(roost(*args(files, "--json", "--trials", "1" + "0" * 400, placer="single")))["feasible"]
+
+
+@pytest.mark.parametrize("placer", ["contiguous", "rules", "annealing", "auto"])
+def test_an_answer_however_short_the_time(roost, files: Path, placer: str) -> None:
+    given = ["--on", files / "mini.toml", "--placer", placer, "--seconds", 1e-9, "--json"]
+    assert as_json(roost("place", files / "graph.json", *given))["num_trials"] >= 1

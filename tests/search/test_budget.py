@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 from engine import Clock, Counting, Told, fork_join, placements, searching
 
@@ -102,7 +103,26 @@ def test_no_round_is_begun_when_the_budget_is_spent() -> None:
     with pytest.raises(BudgetSpent):
         evaluate.round(lambda: pytest.fail("a round was begun"))
     _, evaluate = searching(problem, clock, trials=4, seconds=5)
+    evaluate(batch[:1])
     clock.now += 5
+    with pytest.raises(BudgetSpent):
+        evaluate.round(lambda: pytest.fail("a round was begun"))
+
+
+def test_what_comes_first_is_evaluated_however_late_it_comes() -> None:
+    problem, clock = fork_join(), Clock()
+    batch = placements(problem, 3)
+    search, evaluate = searching(problem, clock, seconds=5)
+    clock.now += 6
+    with pytest.raises(BudgetSpent, match="1 of 3"):
+        evaluate(batch)
+    with pytest.raises(BudgetSpent, match="0 of 1"):
+        evaluate(batch[1:2])
+    assert search.best is not None
+    assert search.best.placement.digest == batch[0].digest
+    search, evaluate = searching(problem, clock, seconds=5)
+    clock.now += 6
+    evaluate.round(lambda: Round(batch[:1], simulations=4))
     with pytest.raises(BudgetSpent):
         evaluate.round(lambda: pytest.fail("a round was begun"))
 
@@ -152,3 +172,13 @@ def test_a_search_ends_when_its_clock_says_so() -> None:
     result = search(problem, Told(endless), budget=budget, source=source, prove=False)
     assert (result.ended, result.num_trials, result.seconds) == ("budget", 7, 7)
     assert source.closed
+
+
+@pytest.mark.parametrize("given", [np.int64(7), np.float32(7.0), 7])
+def test_numbers_of_numpy_are_numbers(given: Any) -> None:
+    assert Budget(trials=given).trials_left == 7
+
+
+def test_more_than_a_float_holds_is_without_end() -> None:
+    budget = Budget(trials=10**400, seconds=10**400)
+    assert (budget.trials, budget.seconds) == (inf, inf)

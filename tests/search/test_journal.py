@@ -102,6 +102,58 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
         write(path)
 
 
+@pytest.mark.parametrize("field", ["roost", "code", "numpy", "numba"])
+def test_a_journal_of_other_code_is_refused(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "trials.jsonl"
+    write(path)
+    head, *lines = path.read_text().splitlines(keepends=True)
+    changed = json.dumps(json.loads(head) | {field: "another"}) + "\n"
+    path.write_text("".join([changed, *lines]))
+    with pytest.raises(InputError, match=rf"trials\.jsonl: {field}: this search has .*, the file 'another'"):
+        write(path)
+
+
+def test_the_code_in_the_head_is_that_of_the_placers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = journals._code()
+    for folder in ("placers", "simulator"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.setattr(journals.catalog, "ROOT", tmp_path)
+        empty = journals._code.__wrapped__()
+        (tmp_path / folder / "one.py").write_text("one = 1\n")
+        assert len({before, empty, journals._code.__wrapped__()}) == 3
+
+
+def edited(path: Path, edit: Any) -> None:
+    """Every trial of a journal as `edit` makes it."""
+    head, *lines = rows_of(path)
+    for line in lines:
+        edit(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in [head, *lines]))
+
+
+@pytest.mark.parametrize("peak", [[], [1], [1] * 9])
+def test_memory_of_other_devices_is_told_with_its_line(tmp_path: Path, peak: list[int]) -> None:
+    path = tmp_path / "trials.jsonl"
+    write(path)
+    edited(path, lambda line: line.update(peak_memory=peak))
+    with pytest.raises(InputError, match=rf"trials\.jsonl: line 2: peak_memory: has {len(peak)} entries, cluster"):
+        write(path)
+
+
+def test_a_placement_that_does_not_belong_there_is_told_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    write(path)
+
+    def shorten(line: dict[str, Any]) -> None:
+        line["digest"] = "another"
+        if "placement" in line:
+            line["placement"]["device"] = line["placement"]["device"][:2]
+
+    edited(path, shorten)
+    with pytest.raises(InputError, match=r"trials\.jsonl: trial another: the placement has 2 entries"):
+        write(path)
+
+
 @pytest.mark.parametrize("torn", [b'{"row":"trial","dig', b"\x00\xff", b"{"])
 def test_a_last_line_that_was_cut_off_is_dropped(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "trials.jsonl"

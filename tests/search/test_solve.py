@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -386,3 +388,132 @@ def test_ten_seconds_are_given_where_nothing_is_said(monkeypatch: pytest.MonkeyP
     assert budgets[0][0] == float("inf")
     assert 0 < budgets[0][1] <= 10
     assert budgets[1] == (7, float("inf"))
+
+
+def parted(*allowed: list[str]) -> Problem:
+    """One group of ops that may run on these kinds of devices."""
+    builder = GraphBuilder("parted")
+    for number, kinds in enumerate(allowed):
+        builder.add(f"op{number}", "matmul", flop=1.0, output_bytes=8, group="pair", allowed=kinds)
+    devices = (Device("cpu:0", "cpu", 10_000), Device("cuda:0", "cuda", 10_000))
+    return Problem(builder.freeze(), Cluster("two", devices, (Link("*", "*", 1e9),)), Costs(np.ones((len(allowed), 2))))
+
+
+@pytest.mark.parametrize("find", [solve, search])
+def test_a_group_without_a_device_is_refused(find: Any) -> None:
+    message = r"group 'pair' has no device of cluster 'two' .*: 'op0' on cpu, 'op1' on cuda only"
+    with pytest.raises(InputError, match=message):
+        find(parted(["cpu"], ["cuda"]), "single", trials=5)
+
+
+def test_a_group_with_one_kind_in_common_has_a_device() -> None:
+    best = search(parted(["cpu", "cuda"], ["cuda", "tpu"], []), "single", trials=50).best
+    assert best.placement.device.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("placer", ["expert", "metis", "mincut", "scotch", "contiguous", "heft"])
+def test_times_near_the_least_number_there_is(placer: str) -> None:
+    problem = fork_join()
+    tiny = Problem(problem.graph, problem.cluster, Costs(np.where(problem.op_time > 0, 5e-324, 0.0)))
+    assert search(tiny, placer, trials=50).best.feasible
+
+
+@dataclass(frozen=True)
+class Needy:
+    setting: int
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        raise AssertionError
+
+
+def test_what_is_no_placer_is_refused() -> None:
+    here = f"{__name__}:Needy"
+    for placer, message in [
+        (Needy, "Needy is a class, make one of it"),
+        (object(), "object has none"),
+        ("roost.errors:InputError", "'roost.errors:InputError' is no placer: it has no method place"),
+        (here, f"the placer '{here}' cannot be made without settings: .*setting"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            search(fork_join(), placer, trials=5)  # type: ignore[arg-type]
+
+
+def test_a_seed_of_numpy_is_a_seed() -> None:
+    results = [search(fork_join(), "random", trials=20, seed=seed, prove=False) for seed in (3, np.int64(3))]
+    assert results[0].best.placement.digest == results[1].best.placement.digest
+    assert type(results[1].seed) is int
+
+
+def updating(memory: int) -> Problem:
+    """Two layers with updates: early ones need less memory. All may run on either device."""
+    builder = GraphBuilder("updating")
+    weights = [builder.parameter(f"weight{n}", 100) for n in range(2)]
+    last: list[str] = []
+    for number, weight in enumerate(weights):
+        last = [builder.add(f"forward{number}", "matmul", [weight, *last], flop=1.0, output_bytes=10)]
+    gradients = []
+    for number, weight in reversed(list(enumerate(weights))):
+        last = [builder.add(f"gradient{number}", "matmul", [weight, *last], output_bytes=100, phase="backward")]
+        gradients += last
+    for weight, gradient in zip(reversed(weights), gradients, strict=True):
+        builder.add(f"update of {weight}", "sgd", [weight, gradient], phase="update")
+    graph = builder.freeze()
+    times = np.where(graph.is_parameter[:, None], 0.0, [[3.0 + 1 / 3, 0.1]])
+    devices = (Device("cpu:0", "cpu", memory), Device("cuda:0", "cuda", memory))
+    return Problem(graph, Cluster("two", devices, (Link("*", "*", 1e9),)), Costs(times))
+
+
+def test_on_one_device_the_order_is_a_plain_one_where_it_fits() -> None:
+    asked: list[str] = []
+    best = search(updating(10_000), "single", trials=50, on_trial=lambda p: asked.append(p.trial.placement.order)).best
+    assert set(best.placement.device.tolist()) == {1}
+    assert set(asked) == {"program", "rank"}
+
+
+def test_on_one_device_early_updates_are_tried_where_the_plain_orders_do_not_fit() -> None:
+    asked: list[str] = []
+    search(updating(150), "single", trials=50, on_trial=lambda p: asked.append(p.trial.placement.order), prove=False)
+    assert set(asked) == {"program", "rank", "priority"}
+
+
+def test_a_try_that_failed_for_another_reason_lacks_no_memory() -> None:
+    result = search(fork_join(), "single", trials=1, prove=False)
+    failed = replace(result, best=replace(result.best, feasible=False))
+    assert str(nothing_found(fork_join(), failed)).endswith(" in 1 trial")
+
+
+def slow_batch(problem: Problem) -> list[Placement]:
+    """Placements that share no layout."""
+    rng = np.random.default_rng(1)
+    devices = rng.integers(0, problem.cluster.num_devices, (40, problem.graph.num_ops))
+    return [placement_of(problem, device, "priority", listed_order(problem, device)) for device in devices]
+
+
+def test_processes_that_die_are_done_without(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(local, "_START_SECONDS", 0.0)
+    monkeypatch.setattr(local, "_CHUNK_SECONDS", 0.0)
+    problem = fork_join()
+    batch = slow_batch(problem)
+    alone = [trial.step_time for trial in Simulating(problem, 1).trials(batch)]
+    source = Simulating(problem, 2)
+
+    class Dead:
+        def map(self, *args: Any, **settings: Any) -> Any:
+            raise BrokenProcessPool("killed")
+
+        def shutdown(self, **settings: Any) -> None: ...
+
+    monkeypatch.setattr(source, "_processes", Dead)
+    assert [trial.step_time for trial in source.trials(batch)] == alone
+    assert source.workers == 1
+    assert "going on without them" in caplog.text
+
+
+def test_processes_leave_control_c_to_the_one_that_searches() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        local._receive(fork_join())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+        local._received.clear()

@@ -158,7 +158,12 @@ def _with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None)
     _check_cluster(source, on)
     assert on is not None
     if costs is None:
-        return estimate(graph, cluster(on))
+        devices = cluster(on)
+        try:
+            return estimate(graph, devices)
+        except InputError as error:
+            error.args = (f"{source}: {error}",)
+            raise
     given = formats.load_as(Costs, costs)
     try:
         return Problem(graph, cluster(on), given)

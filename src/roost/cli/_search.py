@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
     from roost.core.problem import Problem
     from roost.core.trial import Bound, Trial
+    from roost.errors import Infeasible
     from roost.search.evaluate import Progress
 
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
+_TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits
 _OPTIMAL = 1e-6  # a gap below this is one of rounding
 
 
@@ -31,6 +33,37 @@ def check_budget(seconds: float | None, trials: int | None) -> None:
     from roost.search.budget import Budget
 
     Budget(inf if trials is None else trials, inf if seconds is None else seconds)
+
+
+def check_placer(name: str) -> None:
+    """Refuse a placer that is none, likewise."""
+    from roost import catalog
+
+    if ":" in name:
+        from roost.search.solve import named_placer
+
+        named_placer(name)
+    else:
+        catalog.find("placers", name)
+
+
+def proved(problem: Problem) -> Infeasible | None:
+    """The proof that nothing fits, where there is one."""
+    from roost.bounds import nothing_fits
+    from roost.search.solve import check
+
+    check(problem)
+    return nothing_fits(problem)
+
+
+def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, int | None]:
+    """What is worth spending on a best try where it is proved that nothing fits.
+
+    Equal trials give equal results: seconds are added where neither is given only.
+    """
+    if trials is None or seconds is not None:
+        seconds = min(_TRY_SECONDS, seconds or _TRY_SECONDS)
+    return seconds, None if trials is None else min(_TRY_TRIALS, trials)
 
 
 class Watch:

@@ -11,13 +11,14 @@ import typer
 
 from roost import catalog
 from roost.cli import _console, _problem, _search
-from roost.errors import Infeasible, InputError, MissingExtra
+from roost.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from roost.core.problem import Problem
     from roost.core.trial import Bound, Result, Trial
+    from roost.errors import Infeasible
 
 _SECONDS = 2.0  # for each placer and seed, where neither trials nor seconds are given
 
@@ -75,6 +76,9 @@ def compare(
         seconds = _SECONDS
     _search.check_budget(seconds, trials)
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    proof = _search.proved(problem)
+    if proof is not None:
+        seconds, trials = _search.briefly(seconds, trials)
     rows = _run(problem, names, seconds, trials, seeds)
     if not any(row.results for row in rows):
         raise InputError("; ".join(f"{row.placer}: {row.why_not}" for row in rows))
@@ -83,7 +87,16 @@ def compare(
     found = _facts(problem, rows, single, bound)
     _console.show_json(found) if as_json else _console.show(*_report(found, problem, bound))
     if not any(row.fitting for row in rows):
-        raise Infeasible(f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device")
+        raise _nothing_fits(problem, rows, proof)
+
+
+def _nothing_fits(problem: Problem, rows: Sequence[Row], proof: Infeasible | None) -> Infeasible:
+    """The error to end with: what the try that is nearest to fitting lacks."""
+    from roost.search.fixes import nothing_found
+
+    nearest = min((row.middle for row in rows if row.middle is not None), key=lambda each: each.best.missing_bytes)
+    found = f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device"
+    return nothing_found(problem, nearest, found if proof is None else str(proof))
 
 
 def _names(text: str | None) -> list[str]:
@@ -94,7 +107,7 @@ def _names(text: str | None) -> list[str]:
     if not names:
         raise InputError(f"--placers {text!r}: names no placer; write it as single,scotch,auto")
     for name in names:
-        catalog.find("placers", name)
+        _search.check_placer(name)
     return names
 
 

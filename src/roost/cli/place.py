@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost import catalog
 from roost.cli import _console, _exits, _problem, _search, _step
 from roost.errors import InputError
 
@@ -22,6 +21,13 @@ if TYPE_CHECKING:
     from roost.errors import Infeasible
 
 JOURNAL = "trials.jsonl"
+FILES = {
+    "placement": "placement.json",
+    "result": "result.json",
+    "timeline": "timeline.json.gz",
+    "trace": "trace.json.gz",
+    "trials": JOURNAL,
+}
 
 
 def place(
@@ -52,13 +58,16 @@ def place(
 
     Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C ends the search
     with the best so far. With -o a search that was killed goes on when the same command is given again. The exit code
-    is 3 where nothing fits; the best try is shown all the same.
+    is 3 where nothing fits; the best try is shown all the same, and not long looked for where that is proved.
     """
-    catalog.find("placers", placer)
+    _search.check_placer(placer)
     _search.check_budget(seconds, trials)
     if output is not None:
         _prepare(output)
     problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    proof = _search.proved(problem)
+    if proof is not None:
+        seconds, trials = _search.briefly(seconds, trials)
     result = _search_for(problem, placer, seconds, trials, seed, output)
     from roost.simulator.compiled import simulate
 
@@ -67,7 +76,7 @@ def place(
     found = _facts(problem, result, single, step)
     if output is not None:
         found["files"] = _write(output, problem, result, step)
-    lacking = None if result.best.feasible else _nothing_fits(problem, result, model)
+    lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
         found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
     _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, single))
@@ -78,6 +87,8 @@ def place(
 
 def _prepare(folder: Path) -> None:
     """The folder to write to, before any time is spent on what goes into it."""
+    from roost.core.files import is_special
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -87,6 +98,10 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"{str(folder)!r}: cannot be made: {reason}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{folder}: cannot be written to: Permission denied")
+    for path in (folder / name for name in FILES.values()):
+        if path.is_dir() or is_special(path):
+            what = "a folder" if path.is_dir() else "no plain file"
+            raise InputError(f"{path}: is {what}; move it away, or name another folder")
 
 
 def _search_for(
@@ -130,13 +145,7 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
     """All the files, named; the journal is there already."""
     from roost.report.trace import write_trace
 
-    path = {
-        "placement": folder / "placement.json",
-        "result": folder / "result.json",
-        "timeline": folder / "timeline.json.gz",
-        "trace": folder / "trace.json.gz",
-        "trials": folder / JOURNAL,
-    }
+    path = {kind: folder / name for kind, name in FILES.items()}
     result.best.placement.save(path["placement"])
     result.save(path["result"])
     step.save(path["timeline"])
@@ -146,12 +155,12 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
     return {kind: str(each) for kind, each in path.items()}
 
 
-def _nothing_fits(problem: Problem, result: Result, model: _problem.Model | None) -> tuple[Infeasible, int | None]:
+def _nothing_fits(
+    problem: Problem, result: Result, model: _problem.Model | None, proof: Infeasible | None
+) -> tuple[Infeasible, int | None]:
     """The error to end with, and the batch that would fit where one is known."""
-    from roost.bounds import nothing_fits as proved
     from roost.search.fixes import nothing_found
 
-    proof = proved(problem)
     error = nothing_found(problem, result, "" if proof is None else str(proof))
     batch = _smaller_batch(problem, result, model, error.activation_share)
     if batch is not None:

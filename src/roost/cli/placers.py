@@ -45,11 +45,13 @@ def _detail(name: str) -> dict[str, Any]:
     import inspect
     import sys
 
-    found = catalog.find("placers", name)
+    from roost.search.solve import named_placer
+
+    chosen = named_placer(name)
+    found: type[Any] = type(chosen)
     is_ours = ":" not in name
     text = inspect.getdoc(sys.modules[found.__module__]) if is_ours else inspect.getdoc(found)
     fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
-    chosen = found()
     return {
         "name": name,
         "about": text or "",

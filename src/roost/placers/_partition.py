@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isinf
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +38,8 @@ def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
     """Weights as whole numbers of at least 1 that keep their proportions and add up to about `most` or less."""
     total = float(weights.sum())
     scale = most / total if total > 0 else 0.0
+    if isinf(scale):  # weights so small that a float does not hold what they are multiplied with
+        weights, scale = weights / total, float(most)
     return np.maximum(np.rint(weights * scale), 1).astype(np.int64)
 
 
@@ -52,7 +55,7 @@ def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1
     seconds = units.time[everywhere][:, devices].sum(axis=0)
     if not (seconds > 0).all():  # nothing to tell them by, or one that takes no time at all
         return np.full(len(devices), 1.0 / len(devices))
-    rates = 1.0 / seconds
+    rates = seconds.min() / seconds  # not 1 / seconds, which may be more than a float holds
     return np.asarray(rates / rates.sum())
 
 

@@ -1,6 +1,7 @@
 """Everything on one device, whichever is best: the Single-CPU and Single-GPU baselines of Mirhoseini et al. 2017.
 
-What may not run there goes to the fastest device on which it may, as an op without a GPU kernel went to the CPU.
+What may not run there goes to the fastest device on which it may, as an op without a GPU kernel went to the CPU. Where
+all of it is on one device every order takes as long: priorities of its own are tried where the plain orders do not fit.
 """
 
 from __future__ import annotations
@@ -24,12 +25,19 @@ class Single:
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """On every device in turn, devices that cannot differ tried once."""
         units = Units.of(problem)
-        tried = [
-            placement
-            for device in _distinct(units)
-            for placement in in_orders(problem, units.devices(fastest_allowed(units, np.full(units.num_units, device))))
-        ]
-        return best_or_nearest(problem, evaluate(tried)).placement
+        first: list[Placement] = []
+        spare: list[tuple[range, list[Placement]]] = []  # for where none of those among the first fits
+        for device in _distinct(units):
+            placed = units.devices(fastest_allowed(units, np.full(units.num_units, device)))
+            orders = in_orders(problem, placed)
+            plain = [each for each in orders if each.priority is None]
+            if len(plain) < len(orders) and (placed == device).all():
+                spare.append((range(len(first), len(first) + len(plain)), orders[len(plain) :]))
+                orders = plain
+            first += orders
+        trials = evaluate(first)
+        more = [each for own, others in spare if not any(trials[n].feasible for n in own) for each in others]
+        return best_or_nearest(problem, [*trials, *(evaluate(more) if more else ())]).placement
 
 
 def _distinct(units: Units) -> list[int]:

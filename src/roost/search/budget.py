@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import inf, isnan
+from math import inf
+from numbers import Real
 
 from roost.errors import InputError
+
+_ENDLESS = 10**18  # trials or seconds: more than anything spends, and a float may not hold it
 
 
 @dataclass
@@ -23,8 +26,10 @@ class Budget:
 
     def __post_init__(self) -> None:
         for name, value in (("trials", self.trials), ("seconds", self.seconds)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or value < 0:
+            if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:
                 raise InputError(f"{name} is {value!r}; it must be a number that is not negative")
+            if value > _ENDLESS:
+                setattr(self, name, inf)
         if self.trials < 1 or self.seconds <= 0:
             given = f"{self.trials:g} trials" if self.trials < 1 else f"{self.seconds:g} seconds"
             raise InputError(f"a budget of {given} evaluates nothing; give at least one trial and some time")

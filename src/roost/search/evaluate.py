@@ -134,6 +134,11 @@ class Evaluation:
         return self._until - self._search.budget.elapsed
 
     @property
+    def _is_late(self) -> bool:
+        """Whether the seconds are over. Not before there is a trial: too late is a better answer than none."""
+        return self.seconds_left <= 0 and self._search.best is not None
+
+    @property
     def trials_left(self) -> float:
         return self._most_trials - self._search.budget.num_trials
 
@@ -174,7 +179,7 @@ class Evaluation:
         search, first = self._search, 0
         while first < len(placements):
             known = self._known(placements[first])
-            if self.trials_left < 1 or (self.seconds_left <= 0 and known is None):
+            if self.trials_left < 1 or (self._is_late and known is None):
                 return
             if known is not None:
                 self._replay(known)
@@ -184,8 +189,8 @@ class Evaluation:
                 continue
             size = max(1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6))))
             size = int(min(size, self.trials_left))
-            if search.journal is not None and search.journal.is_replaying:
-                size = 1  # the next may be known
+            if self.seconds_left <= 0 or (search.journal is not None and search.journal.is_replaying):
+                size = 1  # the one that every search has, or the next may be known
             part = [replace(t, placer=self._placer) for t in search.source.trials(placements[first : first + size])]
             self._take(part)
             self._asked += size
@@ -212,7 +217,7 @@ class Evaluation:
                 raise BudgetSpent("the next round of the journal is longer than what is left")
             self._replay(known)
             return known.state
-        if self.trials_left < 1 or self.seconds_left <= 0:
+        if self.trials_left < 1 or self._is_late:
             raise BudgetSpent("nothing is left for another round")
         done = run()
         trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]

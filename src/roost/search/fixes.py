@@ -17,9 +17,12 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
     missing = missing_bytes(problem, best)
     worst = int(np.argmax(missing))
     names = problem.cluster.device_names
-    found = f"nothing fits: {problem.graph.name!r} on {problem.cluster.name!r} in {result.num_trials:,} trials"
+    count = "1 trial" if result.num_trials == 1 else f"{result.num_trials:,} trials"
+    found = f"nothing fits: {problem.graph.name!r} on {problem.cluster.name!r} in {count}"
     lacks = " and ".join(f"{show_bytes(missing[d])} more on {names[d]}" for d in np.flatnonzero(missing).tolist())
-    message = f"{proof or found}. The best try needs {lacks}"
+    message = proof or found
+    if lacks:  # a measured try may fail for another reason
+        message += f". The best try needs {lacks}"
     share = activation_share(problem, best)
     if share is not None:
         message += f", or activations of {share:.0%} of these, as a batch of {share:.2g} times this size has"

@@ -18,13 +18,15 @@ import zipfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import msgspec
+import numba
 import numpy as np
 
-from roost import __version__
+from roost import __version__, catalog
 from roost.core import rows
 from roost.core.arrays import Array, digest
 from roost.core.files import write_bytes
@@ -37,6 +39,7 @@ from roost.placers import Round
 
 log = logging.getLogger(__name__)
 
+_CODE = ("core", "transforms", "simulator", "bounds", "policies", "learners", "placers", "search")
 _STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
 
 
@@ -51,6 +54,9 @@ class HeadLine(File, tag_field="row", tag="head"):
     settings: str
     seed: int
     roost: str
+    code: str  # digest of what decides which placements are asked for, and what they cost
+    numpy: str
+    numba: str
 
 
 class TrialLine(File, tag_field="row", tag="trial", omit_defaults=True):
@@ -151,7 +157,11 @@ class Journal:
         """A trial with the placement that is written there."""
         if line.placement is None:
             raise InputError(f"{self.path}: trial {line.digest} has no placement; begin a new file")
-        return _trial_from(line, self.problem.check(rows.placement_from(line.placement)))
+        try:
+            placement = self.problem.check(rows.placement_from(line.placement))
+        except InputError as error:
+            raise InputError(f"{self.path}: trial {line.digest}: {error}; begin a new file") from None
+        return _trial_from(line, placement)
 
     def add_trials(self, trials: Sequence[Trial], elapsed: float, best: Trial | None) -> None:
         """Write trials, with their placements where they are better than the best before them."""
@@ -195,11 +205,11 @@ class Journal:
             head, count = str(found.pop("head")), int(found.pop("count"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
             log.warning("%s: cannot be read, and is not used: %s", self._beside(placer), error)
             return None
         own = [line for line in self._lines if line.placer == placer][:count]
-        if head != self._head or len(own) < count or count > most:
+        if head != self._head or not 0 <= count <= min(len(own), most):
             return None
         for line in own:
             self.trials[line.digest].remove(line)
@@ -264,6 +274,9 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
         settings=settings,
         seed=seed,
         roost=__version__,
+        code=_code(),
+        numpy=np.__version__,
+        numba=numba.__version__,
     )
     journal = Journal(path, problem, _head=digest([msgspec.json.encode(head).decode()]))
     try:
@@ -309,22 +322,41 @@ def _read(journal: Journal, head: HeadLine) -> None:
         if number == 1:
             _check_head(journal.path, line, head)
         elif isinstance(line, TrialLine):
+            _check_trial(journal, line, number)
             journal.trials.setdefault(line.digest, deque()).append(line)
             journal._lines.append(line)
         elif isinstance(line, RoundLine):
+            for trial in line.trials:
+                _check_trial(journal, trial, number)
             journal.rounds.setdefault(line.placer, deque()).append(line)
         else:
             raise InputError(f"{journal.path}: line {number}: is a second head; mend it, or begin a new file")
     file.truncate(whole)  # only now: the file of something else is left as it is
 
 
+def _check_trial(journal: Journal, line: TrialLine, number: int) -> None:
+    cluster = journal.problem.cluster
+    if len(line.peak_memory) != cluster.num_devices:
+        raise InputError(
+            f"{journal.path}: line {number}: peak_memory: has {len(line.peak_memory)} entries, cluster "
+            f"{cluster.name!r} {cluster.num_devices} devices; mend it, or begin a new file"
+        )
+
+
 def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
     if not isinstance(found, HeadLine):
         raise InputError(f"{path}: line 1: is no head; this is not a journal of trials: name another file")
-    for name in ("version", "problem", "placer", "settings", "seed", "roost"):
+    for name in ("version", "problem", "placer", "settings", "seed", "roost", "code", "numpy", "numba"):
         was, now = getattr(found, name), getattr(wanted, name)
         if was != now:
             raise InputError(f"{path}: {name}: this search has {now!r}, the file {was!r}; begin a new file")
+
+
+@cache
+def _code() -> str:
+    """Digest of our own sources: a version may stay the same while these change."""
+    files = sorted(path for folder in _CODE for path in (catalog.ROOT / folder).rglob("*.py"))
+    return digest(part for path in files for part in (path.relative_to(catalog.ROOT).as_posix(), path.read_bytes()))
 
 
 def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:

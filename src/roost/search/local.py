@@ -6,11 +6,14 @@ Python, and that is what the pool is for.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,8 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.simulator.compiled import Simulator
+
+log = logging.getLogger(__name__)
 
 # A pool is started when a batch would take this long by itself, and a process gets at least so much at a time.
 _START_SECONDS = 4.0
@@ -74,11 +79,21 @@ class Simulating:
             each = (time.perf_counter() - began) / max(1, number)
             if number > 2 and self.workers > 1 and (self._pool is not None or each * left > _START_SECONDS):
                 size = max(1, int(_CHUNK_SECONDS / max(each, 1e-9)))
-                if left > 2 * size:
-                    return found + list(self._processes().map(_simulate, placements[number:], chunksize=size))
+                if left > 2 * size and (rest := self._in_processes(placements[number:], size)) is not None:
+                    return found + rest
             timeline = Simulator.of(self.problem).simulate(placement)
             found.append((timeline.step_time, timeline.peak_memory))
         return found
+
+    def _in_processes(self, placements: Sequence[Placement], size: int) -> list[tuple[float, Any]] | None:
+        """By the pool, so many at a time; None where its processes do not live, and then they are not asked again."""
+        try:
+            return list(self._processes().map(_simulate, placements, chunksize=size))
+        except BrokenProcessPool as error:
+            log.warning("the processes that simulate ended; going on without them: %s", error)
+            self.close()
+            self.workers = 1
+            return None
 
     def _processes(self) -> ProcessPoolExecutor:
         if self._pool is None:
@@ -97,6 +112,7 @@ _received: list[Problem] = []  # in a process of the pool, the problem
 
 
 def _receive(problem: Problem) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that searches ends them
     _received[:] = [problem]
 
 

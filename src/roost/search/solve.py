@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from math import inf
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +48,10 @@ def solve(
     names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
     `Progress` after each trial; where it returns True the search ends. `on_note` is called with what a learned placer
     says of its learning. Ctrl-C ends the search with the best so far. Raises `Infeasible`, with the result of the
-    search as its `result`, where nothing is found that fits.
+    search as its `result`, where nothing is found that fits; at once, and without a result, where that is proved.
     """
-    proof = nothing_fits(problem) if isinstance(problem, Problem) else None
+    check(problem)
+    proof = nothing_fits(problem)
     if proof is not None:
         raise proof
     result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers, on_note=on_note)
@@ -73,8 +75,7 @@ def search(
     on_note: Callable[[Mapping[str, float]], object] | None = None,
 ) -> Result:
     """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is worked out."""
-    if not isinstance(problem, Problem):
-        raise InputError(f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
+    check(problem)
     name, chosen = _placer(placer)
     seed = _seed(seed)
     _warm_up(chosen)
@@ -111,6 +112,27 @@ def search(
         problem=problem.digest,
         ended=ended,
     )
+
+
+def check(problem: Problem) -> None:
+    """Raise where no placement can be, however much memory there is."""
+    if not isinstance(problem, Problem):
+        raise InputError(f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
+    graph = problem.graph
+    members = np.flatnonzero(graph.group >= 0)
+    may = np.ones((graph.num_groups, problem.cluster.num_devices), dtype=bool)
+    np.logical_and.at(may, graph.group[members], problem.allowed[members])
+    homeless = np.flatnonzero(~may.any(axis=1))
+    if len(homeless):
+        group = int(homeless[0])
+        kinds: dict[tuple[str, ...], str] = {}
+        for op in np.flatnonzero(graph.group == group).tolist():
+            kinds.setdefault(graph.allowed[op], graph.op_names[op])
+        said = ", ".join(f"{name!r} on {' or '.join(choice)}" for choice, name in kinds.items() if choice)
+        raise InputError(
+            f"group {graph.group_names[group]!r} has no device of cluster {problem.cluster.name!r} on which all of it "
+            f"may run: {said} only; part them, or allow more kinds"
+        )
 
 
 def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
@@ -164,10 +186,24 @@ def _warm_up(placer: Placer) -> None:
 
 def _placer(placer: str | Placer) -> tuple[str, Placer]:
     if isinstance(placer, str):
-        return placer, catalog.find("placers", placer)()
-    if not hasattr(placer, "place"):
-        raise InputError(f"a placer has a method place(problem, evaluate); {type(placer).__name__} has none")
+        return placer, named_placer(placer)
+    if isinstance(placer, type) or not callable(getattr(placer, "place", None)):
+        what = placer.__name__ if isinstance(placer, type) else type(placer).__name__
+        wrong = "is a class, make one of it" if isinstance(placer, type) else "has none"
+        raise InputError(f"a placer has a method place(problem, evaluate); {what} {wrong}")
     return _snake(type(placer).__name__), placer
+
+
+def named_placer(name: str) -> Placer:
+    """The placer of that name, with the settings it has by itself."""
+    found = catalog.find("placers", name)
+    if not callable(getattr(found, "place", None)):
+        raise InputError(f"{name!r} is no placer: it has no method place(problem, evaluate)")
+    try:
+        chosen: Placer = found()
+    except TypeError as error:
+        raise InputError(f"the placer {name!r} cannot be made without settings: {error}") from None
+    return chosen
 
 
 def _snake(name: str) -> str:
@@ -175,6 +211,6 @@ def _snake(name: str) -> str:
 
 
 def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number that is not negative")
-    return seed
+    return int(seed)
