@@ -1,8 +1,9 @@
 """Several annealing chains at once: many short ones first, the best of them for longer, then reheated to the end.
 
-Each chain has devices and an order. After every round the devices are tried in other orders too, some of them made for
-these devices by list scheduling, and the chain goes on in the best. Rounds have lengths that do not depend on the
-clock, so the same seed takes the same way; the budget only says where it ends.
+Each chain has devices and an order. One that begins with whole groups in one place (`_groups.py`) moves groups, until
+it is among the last two: on deep models that leads further in a short time. After every round the devices are tried in
+other orders too, some of them made for these devices by list scheduling, and the chain goes on in the best. Rounds have
+lengths that do not depend on the clock, so the same seed takes the same way; the budget only says where it ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import isinf
 
 import numpy as np
@@ -20,6 +22,7 @@ from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
 from roost.placers._annealer import Annealer, Chain
+from roost.placers._groups import groups_of, may_group
 from roost.placers._orders import in_orders, reordered
 from roost.placers._space import space_of
 from roost.placers._units import Units
@@ -31,6 +34,8 @@ _MOST_SECONDS = 1.6  # that all chains together may take in one round, about
 _FEW = 64  # trials: not worth another round
 _REORDERS = 10  # simulations at most, beside its batches, for a chain in a round: five orders, four windows, the start
 _TIES = ("readers", "updates", "nothing")
+_GROUPS = "groups"
+_NAMES = (*_TIES, _GROUPS)
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class Heat:
     warm: float = 0.0003  # of the rounds after them
     cold: float = 0.00003  # at the end of a round
     reorder: bool = True
+    groups: bool = True  # whether chains whose groups are together move groups
 
 
 class Population:
@@ -57,13 +63,15 @@ class Population:
 
     def units(self, tie: str) -> tuple[Units, Space]:
         if tie not in self._units:
-            units = Units.of(self.problem, tie)
+            units = groups_of(self.problem) if tie == _GROUPS else Units.of(self.problem, tie)
             self._units[tie] = (units, space_of(units))
         return self._units[tie]
 
     def run(self, starts: Sequence[Placement]) -> None:
         """Anneal until the budget is spent, from these starts, the most promising first."""
-        count = self._affordable(self.heat.members)
+        starts = self._mixed(starts)
+        both = len({self._tie_of(start) == _GROUPS for start in starts[:2]}) == 2
+        count = max(self._affordable(self.heat.members), min(self.heat.members, 1 + both))
         waiting = self._spread(starts[:count]) + list(starts[count:])
         members = [self._member(slot, waiting.pop(0), 0) for slot in range(min(count, len(waiting)))]
         number = 0
@@ -78,9 +86,24 @@ class Population:
             if self.evaluate.trials_left < _FEW or self.evaluate.seconds_left <= 0:
                 return
 
+    def _mixed(self, starts: Sequence[Placement]) -> list[Placement]:
+        """In turn one that keeps groups together and one that does not, each the best that is left."""
+        kinds: tuple[list[Placement], list[Placement]] = ([], [])
+        for start in starts:
+            kinds[self._tie_of(start) == _GROUPS].append(start)
+        turn = int(bool(kinds[1]) and starts[0] is kinds[1][0])
+        pairs = zip_longest(kinds[turn], kinds[1 - turn])
+        return [start for pair in pairs for start in pair if start is not None]
+
     def _again(self, best: Member, number: int) -> Member:
-        """The best once more, from where it is best: hotter, and in turn in one of the orders that it is not in."""
+        """The best once more, from where it is best: hotter, and in turn in one of the orders that it is not in.
+
+        One that moves groups goes on op by op.
+        """
         chain = _copy(best.chain, self._seed + number)
+        if best.tie == _GROUPS:
+            device = self.units(_GROUPS)[0].devices(chain.best)
+            return self._member(1, replace(best.example, device=device), number, _TIES[0])
         if number % 2 == 0 or not self.heat.reorder:
             return replace(best, chain=chain)
         units, _ = self.units(best.tie)
@@ -122,8 +145,8 @@ class Population:
             members = min(members, int(self.evaluate.seconds_left / (3 * each)))
         return max(1, members)
 
-    def _member(self, slot: int, start: Placement, number: int) -> Member:
-        tie = self._tie_of(start)
+    def _member(self, slot: int, start: Placement, number: int, tie: str = "") -> Member:
+        tie = tie or self._tie_of(start)
         units, _ = self.units(tie)
         annealer = self._annealer(slot, tie, start)
         seed = (self._seed * 1_000_003 + slot * 1009 + number) & (2**63 - 1)
@@ -131,7 +154,7 @@ class Population:
 
     def _tie_of(self, placement: Placement) -> str:
         """The largest units that the placement keeps together."""
-        for tie in _TIES:
+        for tie in (_GROUPS, *_TIES) if self.heat.groups and may_group(self.problem) else _TIES:
             units, _ = self.units(tie)
             if (units.devices(units.unit_devices(placement.device)) == placement.device).all():
                 return tie
@@ -247,7 +270,7 @@ def _packed(members: Sequence[Member]) -> dict[str, Array]:
             "best": chain.best,
             "figures": chain.figures,
             "state": chain.state,
-            "kind": np.array([_TIES.index(member.tie), ORDERS.index(example.order)]),
+            "kind": np.array([_NAMES.index(member.tie), ORDERS.index(example.order)]),
             "window": np.asarray(example.prefetch_bytes, dtype=np.int64),
         }
         if example.priority is not None:
@@ -268,4 +291,4 @@ def _unpacked(problem: Problem, state: Mapping[str, Array], slot: int) -> Member
         graph=problem.graph.digest,
     )
     chain = Chain(*(np.array(state[f"{slot}.{name}"]) for name in ("placed", "best", "figures", "state")))
-    return Member(_TIES[tie], example, chain)
+    return Member(_NAMES[tie], example, chain)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from roost import catalog
+from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate, Round
+from roost.placers._groups import grouped, may_group
 from roost.placers._offload import needs_offload, offloaded
 from roost.placers._orders import placement_of
 from roost.placers.rules import best_placements, portfolio
 from roost.simulator.order import dispatch_order
 
 _ROOM = 0.9  # share of the memory that is left for activations, where parameters are fetched
-_RULES, _KEPT = 64, 4  # rules that are tried as if parameters weighed nothing, and how many of the best are kept
+_RULES, _KEPT = (
+    64,
+    4,
+)  # rules that are tried on whole groups, or as if parameters weighed nothing, and how many are kept
 
 
 def starting_points(problem: Problem, evaluate: Evaluate, placers: tuple[str, ...]) -> list[Placement]:
@@ -25,6 +31,7 @@ def starting_points(problem: Problem, evaluate: Evaluate, placers: tuple[str, ..
     found: list[Trial] = [] if evaluate.best is None else [evaluate.best]
     for name in placers:
         found += ask(name, problem, evaluate.named(name))
+    found += whole_groups(problem, evaluate)
     if needs_offload(problem) or not any(trial.feasible for trial in found):
         found += offloads(problem, evaluate)
     return [trial.placement for trial in distinct(found)]
@@ -37,14 +44,29 @@ def ask(name: str, problem: Problem, evaluate: Evaluate) -> list[Trial]:
     return evaluate(several(problem, evaluate) if several is not None else [placer.place(problem, evaluate)])
 
 
+def whole_groups(problem: Problem, evaluate: Evaluate) -> list[Trial]:
+    """The best of some rules that place whole groups, where there are such."""
+    if not may_group(problem) or evaluate.trials_left < 2 * _RULES:
+        return []
+    seed = int(evaluate.rng.integers(2**62))
+    state = evaluate.round(lambda: _grouped_rules(problem, np.random.default_rng(seed), evaluate.trials_left))
+    return evaluate(_placements(problem, state))
+
+
+def _grouped_rules(problem: Problem, rng: np.random.Generator, most_simulations: float) -> Round:
+    small = grouped(problem)
+    rolled = portfolio(small, rng, _RULES, ("program", "rank"), most_simulations)
+    kept = best_placements(rolled, _KEPT)
+    return _round_of(problem, small, kept, sum(part.simulations for part in rolled))
+
+
 def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """Good placements as if parameters weighed nothing; these are then moved to where there is room, and fetched."""
     # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
     seed = int(evaluate.rng.integers(2**62))
     state = evaluate.round(lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.trials_left))
     seen: list[Trial] = []
-    for number, device in enumerate(state["devices"]):
-        placement = placement_of(problem, np.array(device), "priority", np.array(state["priorities"][number]))
+    for placement in _placements(problem, state):
         seen += offloaded(problem, evaluate, placement)
     return seen
 
@@ -56,14 +78,23 @@ def _as_if_weightless(problem: Problem, rng: np.random.Generator, most_simulatio
     relaxed = Problem(light, replace(cluster, devices=smaller), problem.costs)
     rolled = portfolio(relaxed, rng, _RULES, ("program", "rank"), most_simulations)
     kept = best_placements(rolled, _KEPT)
-    priorities = np.zeros((len(kept), graph.num_ops))
+    return _round_of(problem, relaxed, kept, sum(part.simulations for part in rolled))
+
+
+def _round_of(problem: Problem, other: Problem, kept: list[Placement], simulations: int) -> Round:
+    """What was found on another problem, with its orders as they are there."""
+    priorities = np.zeros((len(kept), problem.graph.num_ops))
     for row, placement in enumerate(kept):
-        order = dispatch_order(relaxed, placement)
+        order = dispatch_order(other, placement)
         priorities[row, order] = -np.arange(len(order), dtype=np.float64)
     devices = np.stack([placement.device for placement in kept])
     first = placement_of(problem, devices[0], "priority", priorities[0])
-    spent = sum(part.simulations for part in rolled)
-    return Round([first], spent, {"devices": devices, "priorities": priorities})
+    return Round([first], simulations, {"devices": devices, "priorities": priorities})
+
+
+def _placements(problem: Problem, state: Mapping[str, Array]) -> list[Placement]:
+    rows = zip(state["devices"], state["priorities"], strict=True)
+    return [placement_of(problem, np.array(device), "priority", np.array(urgent)) for device, urgent in rows]
 
 
 def distinct(trials: list[Trial]) -> list[Trial]:

@@ -17,7 +17,7 @@ from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.placers import Evaluate
 from roost.placers._offload import needs_offload
 from roost.placers._population import Heat, Population
-from roost.placers._starts import ask, distinct, offloads
+from roost.placers._starts import ask, distinct, offloads, whole_groups
 from roost.placers._units import Units
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,7 @@ class Auto:
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         found = self._ask_baselines(problem, evaluate)
+        found += whole_groups(problem, evaluate)
         if needs_offload(problem) or not any(trial.feasible for trial in found):
             found += offloads(problem, evaluate)
         self._ask_exact(problem, evaluate)
