@@ -21,6 +21,7 @@ LINE = [
     "learners",
     "placers",
     "search",
+    "environments",
     "report",
     "cli",
     "testing",

@@ -1,0 +1,150 @@
+"""Many episodes at once: `roost/Placement-v0` as a vector environment of its own.
+
+All placements of one problem are simulated in one call of the compiled simulator, and observations are made for all
+episodes together. Step for step it equals Gymnasium's SyncVectorEnv of plain environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.utils import seeding
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from roost.core.arrays import Array
+from roost.core.cluster import Cluster
+from roost.core.graph import Graph
+from roost.core.problem import Problem
+from roost.environments._episodes import Episodes
+from roost.environments._settings import Settings, problems_of
+from roost.environments._table import table
+from roost.environments.placement import Observation, check_render_mode, checked_seed
+from roost.errors import InputError
+
+_MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
+
+
+class VectorEnvironment(VectorEnv[Observation, Array, Array]):
+    """`num_envs` episodes at once, each on a problem of its own; keywords as those of the plain environment.
+
+    An episode that ended is followed by a new one: at the next step, whose action is ignored, or with `autoreset_mode`
+    SAME_STEP at once, and `final_obs` and `final_info` then tell how it ended.
+    """
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        problem: Problem | str | PathLike[str] | None = None,
+        *,
+        problems: Sequence[Problem | str | PathLike[str]] | None = None,
+        graph: Graph | str | PathLike[str] | None = None,
+        cluster: Cluster | str | PathLike[str] | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+        render_mode: str | None = None,
+        **settings: Any,
+    ) -> None:
+        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+            raise InputError(f"num_envs is {num_envs!r}; it must be a whole number, at least 1")
+        if autoreset_mode not in (*_MODES, *(mode.value for mode in _MODES)):
+            known = " and ".join(mode.value for mode in _MODES)
+            raise InputError(f"autoreset_mode is {autoreset_mode!r}; known are {known}")
+        check_render_mode(render_mode)
+        self.render_mode = render_mode
+        self.num_envs = num_envs
+        self._at_once = AutoresetMode(autoreset_mode) == AutoresetMode.SAME_STEP
+        self.metadata = {"render_modes": ["ansi"], "render_fps": 4, "autoreset_mode": AutoresetMode(autoreset_mode)}
+        self._episodes = Episodes(problems_of(problem, problems, graph, cluster), Settings.of(settings), num_envs)
+        self.single_observation_space = self._episodes.space
+        self.single_action_space = gymnasium.spaces.Discrete(self._episodes.sizes.devices)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._rngs: list[np.random.Generator] = []
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """New episodes everywhere; a seed is that of the first, which the others count on from."""
+        self._seed(seed)
+        self._episodes.begin(range(self.num_envs), self._rngs, options)
+        observation = self._episodes.observe()
+        return observation, self._info(observation)
+
+    def _seed(self, seed: int | Sequence[int | None] | None) -> None:
+        if isinstance(seed, list | tuple):
+            seeds = [checked_seed(one) for one in seed]
+            if len(seeds) != self.num_envs:
+                raise InputError(f"seed has {len(seeds)} entries for {self.num_envs} environments")
+        else:
+            first = checked_seed(seed)
+            seeds = [None if first is None else first + row for row in range(self.num_envs)]
+        kept = self._rngs or [seeding.np_random()[0] for _ in seeds]
+        self._rngs = [rng if one is None else seeding.np_random(one)[0] for rng, one in zip(kept, seeds, strict=True)]
+
+    def step(self, actions: Any) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
+        """Put the current group of each episode on a device."""
+        if (self._episodes.step < 0).any():
+            raise InputError("the environment was not reset; call reset before the first step")
+        actions, episodes = self._checked(actions), self._episodes
+        over = episodes.ended
+        playing, resetting = np.flatnonzero(~over), np.flatnonzero(over)
+        rewards = np.zeros(self.num_envs)
+        rewards[playing] = episodes.act(playing, actions[playing])
+        self._begin(resetting)
+        terminations = episodes.ended
+        infos: dict[str, Any] = {}
+        ended = np.flatnonzero(terminations)
+        if self._at_once and len(ended):
+            infos = self._final(ended)
+            self._begin(ended)
+        observation = episodes.observe()
+        return observation, rewards, terminations, np.zeros(self.num_envs, np.bool_), self._info(observation, infos)
+
+    def _begin(self, rows: Array) -> None:
+        if len(rows):
+            self._episodes.begin(rows.tolist(), [self._rngs[row] for row in rows.tolist()])
+
+    def _checked(self, actions: Any) -> Array:
+        found, count = np.asarray(actions), self._episodes.sizes.devices
+        if found.shape != (self.num_envs,) or found.dtype.kind not in "iu":
+            raise InputError(
+                f"actions must be {self.num_envs} devices, whole numbers, not {found.dtype} {list(found.shape)}"
+            )
+        wrong = np.flatnonzero((found < 0) | (found >= count))
+        if len(wrong):
+            raise InputError(f"action {wrong[0]} is device {found[wrong[0]]}; devices are 0 to {count - 1}")
+        return found.astype(np.int64)
+
+    def _final(self, ended: Array) -> dict[str, Any]:
+        """How these episodes ended."""
+        observation = self._episodes.observe()
+        infos: dict[str, Any] = {}
+        for row in ended.tolist():
+            last = {key: array[row].copy() for key, array in observation.items()}
+            info = {"problem": int(self._episodes.case[row]), "action_mask": last["action_mask"].copy()}
+            infos = self._add_info(infos, {"final_obs": last, "final_info": info | self._episodes.outcome(row)}, row)
+        return infos
+
+    def _info(self, observation: Observation, infos: dict[str, Any] | None = None) -> dict[str, Any]:
+        """As Gymnasium gathers it: an array for each key, and one more that says which episodes have it."""
+        found, episodes = dict(infos or {}), self._episodes
+        columns: dict[str, Array] = {"problem": episodes.case.copy(), "action_mask": observation["action_mask"].copy()}
+        if episodes.by_moves:
+            columns["step_time"] = episodes.step_time.copy()
+            columns["missing_bytes"] = episodes.missing.copy()
+            columns["feasible"] = episodes.missing == 0
+        for key, column in columns.items():
+            found[key], found[f"_{key}"] = column, np.ones(self.num_envs, np.bool_)
+        for row in np.flatnonzero(episodes.ended).tolist():
+            found = self._add_info(found, episodes.outcome(row), row)
+        return found
+
+    def render(self) -> tuple[str, ...] | None:
+        """A table for each episode, where render_mode is "ansi"."""
+        if self.render_mode != "ansi":
+            return None
+        return tuple(table(self._episodes, row) for row in range(self.num_envs))
