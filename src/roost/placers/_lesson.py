@@ -1,0 +1,161 @@
+"""What the placers that learn on one problem share: choices for groups in, what they cost out, within a budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import pairwise
+from math import isinf
+
+import numpy as np
+
+from roost.bounds._alike import alike
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import BudgetSpent
+from roost.learners.rewards import penalised
+from roost.placers import Evaluate
+from roost.placers._fetching import fetched_once
+from roost.placers._groups import groups_of
+from roost.placers._orders import in_orders, placement_of, reordered
+from roost.placers._population import Heat, Population
+
+_STALE, _EXHAUSTED = 10, 40  # batches in a row with next to nothing new, and with nothing: begin again, or end
+_FEW = 40  # trials: too few to learn from or to refine with
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """What a batch of choices costs."""
+
+    seconds: Array  # [batch] step times, penalised where they do not fit
+    failed: Array  # [batch] bool
+    num_new: int  # trials; the others were known
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "mean": float(self.seconds.mean()),
+            "failed": float(self.failed.mean()),
+            "new": self.num_new / len(self.seconds),
+        }
+
+
+class Lesson:
+    """One problem to learn on, and the part of the budget that goes into learning; the rest is for refining."""
+
+    def __init__(self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float) -> None:
+        self.problem, self.evaluate, self.order = problem, evaluate, order
+        self.groups = groups_of(problem, num_groups)
+        self.worst = float(np.where(np.isfinite(problem.op_time), problem.op_time, 0.0).sum(axis=0).min())
+        self.memory = float(max(1, problem.cluster.memory.min()))
+        self.known: dict[bytes, tuple[float, bool]] = {}
+        self.num_stale = self.num_known = 0  # batches in a row that were known for the most part, and altogether
+        self._trials, self._seconds = evaluate.trials_left, evaluate.seconds_left
+        self._refine = refine
+
+    @property
+    def left(self) -> float:
+        """The share of what is there for learning that is left: above 0 as long as it goes on."""
+        shares = [
+            now / whole
+            for now, whole in (
+                (self.evaluate.trials_left, self._trials),
+                (self.evaluate.seconds_left, self._seconds),
+            )
+            if not isinf(whole)
+        ]
+        left = min(shares, default=1.0)
+        if self.num_known >= _EXHAUSTED:
+            return 0.0
+        return max(0.0, (left - self._refine) / max(1e-9, 1 - self._refine))
+
+    def is_stale(self) -> bool:
+        """Whether the policy does little more than repeat itself; if so, that is forgotten."""
+        stale = self.num_stale >= _STALE
+        if stale:
+            self.num_stale = 0
+        return stale
+
+    @property
+    def twins(self) -> list[int]:
+        """For each device the one that can be exchanged with it and comes before it, or -1."""
+        found = [-1] * self.problem.cluster.num_devices
+        for members in alike(self.problem):
+            for one, other in pairwise(members):
+                found[other] = one
+        return found
+
+    def outcomes(self, choices: Array) -> Outcomes:
+        """What devices of groups [batch, groups] cost; those that were tried before are not tried again."""
+        keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(choices, dtype=np.int8)]
+        new = {key: row for row, key in enumerate(keys) if key not in self.known}
+        most = int(min(len(new), self.evaluate.trials_left))
+        rows = list(new.items())[:most]
+        trials = self.evaluate([self.placement(choices[row]) for _, row in rows])
+        for (key, _), trial in zip(rows, trials, strict=True):
+            excess = trial.missing_bytes / self.memory
+            seconds = penalised(np.array([trial.step_time]), np.array([excess]), self.worst)
+            self.known[key] = (float(seconds[0]), not trial.feasible)
+        if most < len(new):
+            raise BudgetSpent("not all of the batch were evaluated")
+        self.num_stale = self.num_stale + 1 if len(new) * 10 < len(keys) else 0
+        self.num_known = 0 if new else self.num_known + 1
+        found = [self.known[key] for key in keys]
+        return Outcomes(np.array([seconds for seconds, _ in found]), np.array([bad for _, bad in found]), len(new))
+
+    def placement(self, choice: Array) -> Placement:
+        """The placement for devices of groups [groups]; parameters are sent once to each device that needs them."""
+        device = self.groups.devices(choice)
+        placement = placement_of(self.problem, device, self.order)
+        window = fetched_once(self.problem, device)
+        if not window.any():
+            return placement
+        return Placement(device, self.order, None, window, placement.devices, placement.graph)
+
+    def refine(self) -> None:
+        """Spend the rest of the budget on the order of the best placement, and on annealing it op by op."""
+        best = self.evaluate.best
+        if best is None or self.evaluate.trials_left < _FEW:
+            return
+        device, window = np.asarray(best.placement.device), best.placement.prefetch_bytes
+        others = [*in_orders(self.problem, device), *reordered(self.problem, device)]
+        self.evaluate([Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others])
+        best = self.evaluate.best
+        assert best is not None
+        Population(self.problem, self.evaluate, Heat(members=1), None).run([best.placement])
+
+    def finish(self) -> Placement:
+        """The best placement, after refining where there is something left for it."""
+        if self._refine > 0 or self.left > 0:
+            with suppress(BudgetSpent):
+                self.refine()
+        best = self.evaluate.best
+        assert best is not None
+        return best.placement
+
+    def state(self) -> dict[str, Array]:
+        """What is known by now."""
+        keys = np.frombuffer(b"".join(self.known), dtype=np.uint64).reshape(-1, 2)
+        values = np.array([*self.known.values()], dtype=np.float64).reshape(-1, 2)
+        return {"known": keys, "found": values, "stale": np.array([self.num_stale, self.num_known])}
+
+    def take_up(self, state: Mapping[str, Array]) -> None:
+        rows = [row.tobytes() for row in state["known"]]
+        self.known = {key: (float(s), bool(bad)) for key, (s, bad) in zip(rows, state["found"], strict=True)}
+        self.num_stale, self.num_known = (int(number) for number in state["stale"])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small networks are faster on one thread."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Problem -> device logits: the networks of the learned placers, and the features they see."""
