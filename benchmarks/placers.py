@@ -130,7 +130,7 @@ def run_starts(models: list[str]) -> None:
                     continue
                 curve: dict[int, float] = {}
                 for evaluations in EVALUATIONS:
-                    placer = Annealing(starts=starts, heat=Heat(members=1))
+                    placer = Annealing(starts=starts, heat=Heat(members=1, groups=False))
                     result = search(problem, placer, trials=evaluations, seed=seed, prove=False)
                     curve[evaluations] = result.best.step_time if result.best.feasible else float("inf")
                 add({"part": "starts", "model": model, "cluster": cluster, "key": [seed, name], "curve": curve})

@@ -26,12 +26,17 @@ _RULES, _KEPT = (
 )  # rules that are tried on whole groups, or as if parameters weighed nothing, and how many are kept
 
 
-def starting_points(problem: Problem, evaluate: Evaluate, placers: tuple[str, ...]) -> list[Placement]:
-    """What these placers find, and the best so far, the best first; offloaded where little of it fits."""
+def starting_points(
+    problem: Problem, evaluate: Evaluate, placers: tuple[str, ...], groups: bool = True
+) -> list[Placement]:
+    """What these placers find, and the best so far, the best first; offloaded where little of it fits.
+
+    With `groups` also what rules find that place whole groups.
+    """
     found: list[Trial] = [] if evaluate.best is None else [evaluate.best]
     for name in placers:
         found += ask(name, problem, evaluate.named(name))
-    found += whole_groups(problem, evaluate)
+    found += whole_groups(problem, evaluate) if groups else []
     if needs_offload(problem) or not any(trial.feasible for trial in found):
         found += offloads(problem, evaluate)
     return [trial.placement for trial in distinct(found)]

@@ -26,7 +26,7 @@ class Annealing:
     threads: int | None = None  # as many as there are cores
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        starts = starting_points(problem, evaluate, self.starts)
+        starts = starting_points(problem, evaluate, self.starts, self.heat.groups)
         try:
             Population(problem, evaluate, self.heat, self.threads).run(starts)
         except BudgetSpent:
