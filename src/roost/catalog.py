@@ -7,6 +7,7 @@ A bare name is a file of ours (`roofline` in `cost_models/` is `cost_models/roof
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def find(folder: str, name: str) -> type[Any]:
     if ":" in name:
         return _outside(folder, name)
     if name not in (known := names(folder)):
-        raise UnknownName(_noun(folder), name, known)
+        swapped = [each for each in known if sorted(each) == sorted(name)]  # letters that changed places
+        raise UnknownName(_noun(folder), name, swapped or known)
     module = importlib.import_module(f"roost.{folder}.{name}")
     found = getattr(module, class_name(name))
     assert isinstance(found, type)
@@ -40,14 +42,21 @@ def class_name(name: str) -> str:
 
 
 def _outside(folder: str, name: str) -> type[Any]:
-    module_name, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        found = imported(name)
+    except (ImportError, AttributeError, ValueError, TypeError, SyntaxError) as error:
         raise InputError(f"cannot load the {_noun(folder)} {name!r}: {error}") from error
     if not isinstance(found, type):
         raise InputError(f"the {_noun(folder)} {name!r} is not a class")
     return found
+
+
+def imported(name: str) -> Any:
+    """What `package.module:attribute` stands for; the working folder is looked in too, as `python -m` does."""
+    module, _, attribute = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def _noun(folder: str) -> str:

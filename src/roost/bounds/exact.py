@@ -27,6 +27,7 @@ _TICKS, _MANY_TICKS = 2e6, 1e9  # in the longest step; a bound loses up to a tic
 _EASY_SHARE = 0.6  # of the time, for the model without links, whose answer is often good enough with them
 _MARGIN = 1 + 1e-9
 _CLOSE = 1e-4
+_FRUITLESS = 40  # answers in a row that come out longer than the model says, and longer than what is known
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +120,11 @@ class _Search:
                 self.bound = max(self.bound, horizon)
                 return
         model = self._model(relaxed, horizon, links)
-        while self._solve(model, horizon, stop) and links and not self.done:
+        shortest, fruitless = self.step_time, 0
+        while self._solve(model, horizon, stop) and links and not self.done and fruitless < _FRUITLESS:
+            # What the model leaves out, such as windows, can make hundreds of choices of devices look better than any.
+            fruitless = 0 if self.step_time < shortest else fruitless + 1
+            shortest = self.step_time
             self._sharpen(model)
 
     def _sharpen(self, model: Model) -> None:
@@ -160,13 +165,13 @@ class _Search:
         solver.parameters.random_seed, solver.parameters.num_workers = self.seed, self.workers
         solver.parameters.linearization_level = 2  # many times faster here, for the spans of `_model.py`
         status = solver.solve(model.cp)
+        least = float(solver.best_objective_bound) * model.tick
         if not model.forbidden:  # else it proves nothing of what is forbidden
-            proved = horizon if status == cp_model.INFEASIBLE else float(solver.best_objective_bound) * model.tick
-            self.bound = max(self.bound, proved)
+            self.bound = max(self.bound, horizon if status == cp_model.INFEASIBLE else least)
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return False
         self._note(_simulated(self.problem, *_answer(model, solver)))
-        return bool(status == cp_model.OPTIMAL)
+        return bool(status == cp_model.OPTIMAL) and least + self.slack < min(self.step_time, self.upper)
 
 
 def longest_step(problem: Problem) -> float:

@@ -1,55 +1,34 @@
 """argv -> the public functions: `roost VERB ...`, one file per verb.
 
-Nothing heavy is imported before a verb needs it, so that `roost --help` answers at once.
+The verbs are in `_app`, which is imported when it is asked for: Ctrl-C may come before that is done.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import TYPE_CHECKING, Any
 
-import typer
+if TYPE_CHECKING:
+    from roost.cli._app import app
 
-from roost import __version__
-from roost.cli import bound, capture, clusters, compare, place, placers, simulate, zoo
-from roost.cli._exits import Group
+__all__ = ["app", "main"]
 
-app = typer.Typer(
-    name="roost",
-    cls=Group,
-    help="On which device should each operation of a neural network run?",
-    epilog="Exits 0 when done, 2 on bad usage or bad input, 3 when nothing fits, 4 when verification failed.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"roost {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _roost(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None: ...
-
-
-app.command()(capture.capture)
-app.command()(simulate.simulate)
-app.command()(place.place)
-app.command()(compare.compare)
-app.command()(bound.bound)
-app.command()(placers.placers)
-app.command()(zoo.zoo)
-app.command()(clusters.clusters)
+_INTERRUPTED = 130
 
 
 def main() -> None:
     """The `roost` command."""
-    app()
+    try:
+        from roost.cli._app import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module 'roost.cli' has no attribute {name!r}")
+    from roost.cli._app import app
+
+    return app

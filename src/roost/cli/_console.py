@@ -1,13 +1,15 @@
 """What every verb prints with: results on standard output, words about them on standard error.
 
-Rich decides on colour and width: none without a terminal or with NO_COLOR, and COLUMNS overrides the width. It is
-imported when something is printed.
+Rich decides on colour and width: no colour without a terminal or with NO_COLOR. Without a terminal lines are as long as
+they are, with nothing after them, unless COLUMNS says otherwise. Rich is imported when something is printed.
 """
 
 from __future__ import annotations
 
 import io
+import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,10 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
+
+_SLOW_SECONDS = 3.0  # after which it is said why something takes so long
+_NO_WIDTH = 100_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")]
 
@@ -34,7 +40,10 @@ def console(stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to stop
-    return Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
+    out = Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if not out.is_terminal and "COLUMNS" not in os.environ:
+        out.width = _NO_WIDTH  # who reads it folds it
+    return out
 
 
 def harmless(text: str) -> str:
@@ -46,7 +55,13 @@ def show(*parts: RenderableType) -> None:
     """Print for people, on standard output."""
     out = console()
     for part in parts:
-        out.print(part)
+        if out.is_terminal:
+            out.print(part)
+            continue
+        with out.capture() as lines:
+            out.print(part)
+        for line in lines.get().splitlines():
+            typer.echo(line.rstrip())
 
 
 def show_json(value: object) -> None:
@@ -69,12 +84,24 @@ def error(text: str) -> None:
     console(stderr=True).print(line, soft_wrap=True)
 
 
-@contextmanager
-def working(text: str) -> Iterator[None]:
-    """Say on standard error what takes so long, while it does; only on a terminal."""
-    from rich.text import Text
+class Waiting:
+    """A live line; `slow` is added once it takes long."""
 
-    with console(stderr=True).status(Text(text)):  # as text: a spinner would look for markup in a string
+    def __init__(self, text: str, slow: str = "") -> None:
+        self.text, self.slow, self.began = text, slow, time.monotonic()
+
+    def __rich__(self) -> Text:
+        """As text: a spinner would look for markup in a string. Cut: a live line that folds is drawn over and over."""
+        from rich.text import Text
+
+        slow = self.slow and time.monotonic() - self.began > _SLOW_SECONDS
+        return Text(f"{self.text} ({self.slow})" if slow else self.text, no_wrap=True, overflow="ellipsis")
+
+
+@contextmanager
+def working(text: str, slow: str = "") -> Iterator[None]:
+    """Say on standard error what takes so long, while it does; only on a terminal."""
+    with console(stderr=True).status(Waiting(text, slow)):
         yield
 
 

@@ -20,6 +20,7 @@ class Group(TyperGroup):
     """The verbs. What they raise on purpose becomes a line and a code; what is left is a bug, with its traceback."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
+        _open_streams()
         try:
             return super().main(*args, **settings)
         except RoostError as error:
@@ -34,6 +35,13 @@ class Group(TyperGroup):
         result = super().invoke(ctx)
         sys.stdout.flush()  # here, where a full disk can still be told, and not as Python ends
         return result
+
+
+def _open_streams() -> None:
+    """What was closed before Python began, as with `>&-`, is None: let it go nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
 def _abandon_output() -> None:

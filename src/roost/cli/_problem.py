@@ -41,6 +41,10 @@ Shapes = Annotated[
     typer.Option("--input", metavar="NAME=1,3,224,224", help="The shape of an input of a file; may be repeated."),
 ]
 
+_WITH_LOSS = (
+    "Name a callable (package.module:callable) whose module returns its loss, or capture it in Python: "
+    "roost.capture(model, inputs, train=True, loss=...).save('graph.json')"
+)
 _MODEL_FILES = (".onnx", ".pt2", ".pb")
 
 
@@ -87,13 +91,38 @@ class Model:
         kept = tuple((key, value) for key, value in self.settings if key != "batch")
         return Model(self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes)
 
+    def _made(self) -> Graph:
+        """The graph of what package.module:callable returns with these settings."""
+        from roost import catalog
+        from roost.frontends.torch import capture
+
+        try:
+            made = catalog.imported(self.source)(**dict(self.settings))
+            model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
+        except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
+            given = ", ".join(f"{key}={value!r}" for key, value in self.settings)
+            raise InputError(f"{self.source!r} with {given}: {type(error).__name__}: {error}") from error
+        return capture(model, inputs() if callable(inputs) else inputs, train=self.train, optimizer=self.optimizer)
+
     def capture(self) -> Graph:
+        """Raises InputError with what to do on the command line, where Python would do otherwise."""
+        try:
+            return self._captured()
+        except InputError as error:
+            said, loss, _ = str(error).partition(" Return the loss, or give loss=")
+            if loss:
+                error.args = (f"{said} {_WITH_LOSS}",)
+            raise
+
+    def _captured(self) -> Graph:
         from roost import frontends, zoo
 
         if self.in_zoo:
             if self.shapes:
                 raise InputError("--input is for files; a model of the zoo takes --set, such as --set batch=8")
             return zoo.build(self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings))
+        if self.settings and ":" in self.source:
+            return self._made()
         options: dict[str, Any] = dict(self.settings)
         if self.shapes:
             options["inputs"] = dict(self.shapes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from roost.cli import _console
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
     from roost.core.problem import Problem
@@ -23,7 +24,8 @@ Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so man
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits
-_OPTIMAL = 1e-6  # a gap below this is one of rounding
+_OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4  # a gap below the first is one of rounding; below the second it reads as none
+COMPILING = "compiling, on the first run on a machine: up to a minute"
 
 
 def check_budget(seconds: float | None, trials: int | None) -> None:
@@ -69,14 +71,18 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
 class Watch:
     """How a search goes: what `on_trial` is called with, and the live line made of it."""
 
-    def __init__(self, what: str, live: bool) -> None:
-        self.what, self.live = what, live
+    def __init__(self, what: str, out: Console, first: str = "") -> None:
+        self.what, self.out, self.first = what, out, first
         self.last: Progress | None = None
         self.told = self.heard = time.monotonic()
+        self.waiting = _console.Waiting(f"{what}: preparing", COMPILING)
 
     def __call__(self, progress: Progress) -> None:
+        if self.first:  # not before it is known that the search can begin
+            self.out.print(self.first, soft_wrap=True)
+            self.first = ""
         self.last, self.heard = progress, time.monotonic()
-        if not self.live and self.heard - self.told >= _PIPE_SECONDS:
+        if not self.out.is_terminal and self.heard - self.told >= _PIPE_SECONDS:
             self.told = self.heard
             _console.note(f"{self.what}: {standing(progress)}")
 
@@ -85,15 +91,16 @@ class Watch:
         from rich.text import Text
 
         if self.last is None:
-            return Text(f"{self.what} (compiling first, where this is its first run: up to a minute)")
-        return Text(f"{self.what}: {standing(self.last, time.monotonic() - self.heard)}")
+            return self.waiting.__rich__()
+        line = f"{self.what}: {standing(self.last, time.monotonic() - self.heard)}"
+        return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
-def watching(what: str) -> Iterator[Watch]:
-    """Say on standard error how a search goes: a live line on a terminal, else a line now and then."""
+def watching(what: str, first: str = "") -> Iterator[Watch]:
+    """Say on standard error how a search goes: a live line on a terminal, else a line now and then; `first` before."""
     out = _console.console(stderr=True)
-    watch = Watch(what, out.is_terminal)
+    watch = Watch(what, out, first)
     with out.status(watch):
         yield watch
 
@@ -120,17 +127,22 @@ def gap(best: Trial, bound: Bound | None) -> float | None:
 
 
 def show_gap(share: float | None) -> str:
-    """`1.0%`; `0` where it is proved to be the best."""
+    """`1.0%`; `0.0%` where it is proved to be the best, and only there."""
     if share is None:
         return "-"
-    return "0" if share < _OPTIMAL else f"{share:.1%}"
+    return "<0.1%" if _OPTIMAL <= share < _LEAST_SHOWN else f"{abs(share):.1%}"
+
+
+def is_optimal(share: float | None) -> bool:
+    """Whether the gap is none, but for roundings."""
+    return share is not None and share < _OPTIMAL
 
 
 def show_bound(share: float | None, bound: Bound) -> str:
     """A sentence on how good that is."""
     from roost.core.units import show_seconds
 
-    if share is not None and share < _OPTIMAL:
+    if is_optimal(share):
         return f"this is optimal: no placement has a shorter step (proof: {bound.proof})"
     least = f"no placement has a step below {show_seconds(bound.step_time)} (proof: {bound.proof})"
     return least if share is None else f"{least}: gap {show_gap(share)}"
@@ -192,6 +204,12 @@ def show_step(row: dict[str, Any]) -> str | Text:
     if row["feasible"]:
         return show_seconds(row["step_time"])
     return Text(f"lacks {show_bytes(row['missing_bytes'])}", "red")
+
+
+def show_name(name: str, all_names: Iterable[str]) -> str:
+    """A placer as tables show it: of `package.module:Class` the class, where no other is called that."""
+    short = name.rpartition(":")[2]
+    return short if [other.rpartition(":")[2] for other in all_names].count(short) <= 1 else name
 
 
 def show_ratio(value: float | None) -> str:

@@ -35,7 +35,7 @@ def bound(
     if not seconds > 0:
         raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
-    with _console.working("proving (compiling first, where this is its first run)"):
+    with _console.working("proving", _search.COMPILING):
         found = _facts(problem, seconds)
     _console.show_json(found) if as_json else _console.show(*_report(found))
     if found["nothing_fits"] is not None:
@@ -77,7 +77,7 @@ def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
     )
     if not single["feasible"]:
         yield f"No one device holds it all: {single['device']} lacks {show_bytes(single['missing_bytes'])}"
-    elif _search.show_gap(found["gap_of_single"]) == "0":
+    elif _search.is_optimal(found["gap_of_single"]):
         yield f"Everything on {single['device']} takes just that: more devices cannot help"
     else:
         faster = f", at most {single['step_time'] / least:.2f} times faster" if least > 0 else ""

@@ -118,7 +118,7 @@ def _run(problem: Problem, names: Sequence[str], seconds: float | None, trials: 
         for number, name in enumerate(names, 1):
             rows.append(Row(name))
             for seed in range(seeds):
-                what = f"{name} ({number} of {len(names)}), seed {seed} ({seed + 1} of {seeds})"
+                what = f"{name} ({number}/{len(names)}), seed {seed} ({seed + 1}/{seeds})"
                 result = _ask(problem, name, what, seconds, trials, seed)
                 if isinstance(result, str):
                     rows[-1].why_not = result
@@ -140,9 +140,24 @@ def _ask(problem: Problem, name: str, what: str, seconds: float | None, trials: 
             result = search(problem, name, seconds, trials, seed, tell, prove=False)
     except (InputError, MissingExtra) as error:
         return str(error)
+    except Exception as error:  # a placer may be anyone's, and the others are worth comparing all the same
+        return _fault(error, name)
     if result.ended == "interrupted":
         raise KeyboardInterrupt
     return result
+
+
+def _fault(error: Exception, name: str) -> str:
+    """`ZeroDivisionError: division by zero (mine.py:12)`: the last line of the placer's own that was reached."""
+    import sys
+    from pathlib import Path
+    from traceback import extract_tb
+
+    own = sys.modules[catalog.find("placers", name).__module__].__file__
+    frames = extract_tb(error.__traceback__)
+    last = next((frame for frame in reversed(frames) if frame.filename == own), frames[-1])
+    said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{said} ({Path(last.filename).name}:{last.lineno})"
 
 
 def _single(problem: Problem, rows: Sequence[Row]) -> Trial:
@@ -222,11 +237,12 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
     yield Text(f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}", "bold")
     yield f"median of {_console.plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
     yield ""
-    numbers = ["step", "spread", "ratio", "peak", "trials", "seconds", "gap"]
-    table = _console.table(["placer", "step", "spread", "ratio", "order", "peak", "trials", "seconds", "gap"], numbers)
+    columns = ["placer", "step", "spread", "of single", "order", "peak", "trials", "seconds", "gap"]
+    table = _console.table(columns, {*columns} - {"placer", "order"})
+    names = [row["placer"] for row in asked]
     for row in asked:
         table.add_row(
-            row["placer"],
+            _search.show_name(row["placer"], names),
             _search.show_step(row),
             f"{row['spread']:.1%}" if row["num_feasible"] > 1 else "-",
             _search.show_ratio(row["ratio_to_single"]),
@@ -239,8 +255,8 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
     yield table
     yield ""
     yield Text(
-        "spread: longest less shortest, of the median; ratio: to the best single device; peak: of the fullest device; "
-        "gap: what at most could still be saved",
+        "spread: longest less shortest, of the median; of single: of the step on the best device alone; "
+        "peak: of the fullest device; gap: what at most could still be saved",
         "dim",
     )
     for row in found["placers"]:

@@ -15,6 +15,7 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from roost.core.placement import Placement
     from roost.core.problem import Problem
     from roost.core.timeline import Timeline
     from roost.core.trial import Result, Trial
@@ -28,6 +29,8 @@ FILES = {
     "trace": "trace.json.gz",
     "trials": JOURNAL,
 }
+
+_MORE, _MORE_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)  # larger batches than what fits already; seconds, trials
 
 
 def place(
@@ -110,11 +113,12 @@ def _search_for(
     from roost.search.solve import search
 
     journal = None if output is None else output / JOURNAL
+    first = ""
     if journal is not None and journal.is_file() and (size := journal.stat().st_size):
         from roost.core.units import show_bytes
 
-        _console.note(f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again")
-    with _search.watching(placer) as tell:
+        first = f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again"
+    with _search.watching(placer, first) as tell:
         result = search(problem, placer, seconds, trials, seed, tell, journal)
     if result.ended == "interrupted":
         _console.note("interrupted: this is the best so far")
@@ -138,7 +142,17 @@ def _facts(problem: Problem, result: Result, single: Trial, step: Timeline) -> d
         "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
         "ratio_to_single": _search.ratio(result.best, single),
         "baselines": [_search.facts(problem, trial, single) for trial in asked],
+        "not_asked": _not_asked(result),
     }
+
+
+def _not_asked(result: Result) -> list[str]:
+    """Those that the placer would have asked after the last that it did."""
+    from roost.search.solve import named_placer
+
+    known: tuple[str, ...] = getattr(named_placer(result.placer), "baselines", ())
+    reached = max((number for number, name in enumerate(known, 1) if name in result.baselines), default=0)
+    return list(known[reached:])
 
 
 def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> dict[str, str]:
@@ -162,35 +176,51 @@ def _nothing_fits(
     from roost.search.fixes import nothing_found
 
     error = nothing_found(problem, result, "" if proof is None else str(proof))
-    batch = _smaller_batch(problem, result, model, error.activation_share)
+    batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
     if batch is not None:
         # The share of the activations is a hint for whoever has no batch to set.
-        error.args = (f"{str(error).partition(', or activations of')[0]}, or batch {batch}",)
+        error.args = (f"{str(error).partition(', or activations of')[0]}; batch {batch} surely fits",)
     return error, batch
 
 
-def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | None, share: float | None) -> int | None:
-    """A batch with which the best try fits, found by simulating it; None where there is none, or none is known."""
+def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | None) -> int | None:
+    """A batch that fits, found by simulating it; None where there is none, or none is known."""
     from dataclasses import replace
 
     from roost.cost_models import estimate
     from roost.simulator.compiled import simulate
 
     batch = None if model is None else model.batch
-    if model is None or batch is None or share is None:
+    if model is None or batch is None:
         return None
-    placement = replace(result.best.placement, graph="")
-    for less in (1.0, 0.95, 0.85, 0.7):  # not all that grows with the batch grows in proportion
-        size = int(batch * share * less)
-        if size < 1:
-            break
-        with _console.working(f"looking whether a batch of {size} fits"):
+    with _console.working("looking for a batch that fits"):
+        share, found = _roomier(problem, result)
+        placement = replace(found, graph="")
+        for less in (1.0, 0.95, 0.85, 0.7):  # not all that grows with the batch grows in proportion
+            size = int(batch * share * less)
+            if size < 1:
+                break
             graph = model.with_batch(size).capture()
             if graph.num_ops != problem.graph.num_ops:  # another graph: the placement says nothing of it
                 break
             if simulate(estimate(graph, problem.cluster), placement).feasible:
                 return size
     return None
+
+
+def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
+    """The largest share of the activations that is found to fit, and the placement; the same placer is asked again."""
+    from roost.search.fixes import roomiest, shrunk
+    from roost.search.solve import search
+
+    roomy = roomiest(problem, result)
+    assert roomy is not None
+    for more in _MORE:
+        smaller = shrunk(problem, min(1.0, roomy[0] * more))
+        best = search(smaller, result.placer, *_MORE_BUDGET, seed=result.seed, prove=False).best
+        if best.feasible:
+            return min(1.0, roomy[0] * more), best.placement
+    return roomy
 
 
 def _report(found: dict[str, Any], problem: Problem, result: Result, single: Trial) -> Iterator[RenderableType]:
@@ -218,6 +248,9 @@ def _report(found: dict[str, Any], problem: Problem, result: Result, single: Tri
     if found["baselines"]:
         yield ""
         yield _baselines(found, problem)
+    if found["not_asked"] and found["ended"] == "budget":
+        yield ""
+        yield Text(f"not asked, for lack of time or of a package: {', '.join(found['not_asked'])}", "dim")
 
 
 def _beside_single(found: dict[str, Any]) -> str:
@@ -247,9 +280,10 @@ def _baselines(found: dict[str, Any], problem: Problem) -> RenderableType:
     }
     numbers = ["step", "of single", "peak"]
     rows = _console.table(["placer", "step", "of single", "order", "fullest", "peak"], numbers)
+    names = [found["placer"], *(row["placer"] for row in found["baselines"])]
     for row in [own, *found["baselines"]]:
         rows.add_row(
-            row["placer"],
+            _search.show_name(row["placer"], names),
             _search.show_step(row),
             _search.show_ratio(row["ratio_to_single"]),
             row["order"],

@@ -62,7 +62,7 @@ def _detail(name: str) -> dict[str, Any]:
 def _show(found: dict[str, Any]) -> None:
     from rich.text import Text
 
-    _console.show(Text(found["name"], "bold"), found["about"])
+    _console.show(Text(found["name"], "bold"), _joined(found["about"]))
     if not found["settings"]:
         _console.show("", "It has no settings.")
         return
@@ -70,6 +70,12 @@ def _show(found: dict[str, Any]) -> None:
     for key, value in found["settings"].items():
         rows.add_row(key, _default(value))
     _console.show("", rows)
+
+
+def _joined(text: str) -> str:
+    """A line for each paragraph, to be folded at the width there is; one with lists or code in it stays as it is."""
+    paragraphs = text.split("\n\n")
+    return "\n\n".join(p if re.search(r"^(\s|[-*|>])", p, re.M) else " ".join(p.split()) for p in paragraphs)
 
 
 def _default(value: Any) -> str:

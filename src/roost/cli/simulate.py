@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from roost.cli import _console, _problem, _step
+from roost.cli import _console, _problem, _search, _step
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def simulate(
-    graph: Annotated[Path, typer.Argument(metavar="GRAPH", help="A graph.json or problem.json, .gz or not.")],
+    model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
     placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to simulate.")] = None,
     device: Annotated[
@@ -35,6 +35,10 @@ def simulate(
             help="Memory on each device for parameters fetched ahead, such as 512MiB; otherwise the placement's.",
         ),
     ] = None,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    shape: _problem.Shapes = None,
     costs: _problem.CostsFile = None,
     timeline: Annotated[
         Path | None,
@@ -51,8 +55,7 @@ def simulate(
     exit code is 0. With neither --placement nor --device, every op goes on the first device that is not a CPU.
     """
     window = None if prefetch is None else _size(prefetch, "--prefetch")
-    with _console.working("reading"):
-        problem = _problem.read_file(graph, on, costs)
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     if placement is None and device is None:
         device = _first_device(problem)
         _console.note(f"no --placement or --device given: every op goes on {device}")
@@ -61,7 +64,7 @@ def simulate(
         chosen = replace(chosen, order=order, priority=None)
     if window is not None:
         chosen = replace(chosen, prefetch_bytes=window)
-    with _console.working("simulating (compiling the simulator first, where this is its first run)"):
+    with _console.working("simulating", _search.COMPILING):
         from roost.simulator.compiled import simulate as run
 
         step = run(problem, chosen, full=True)

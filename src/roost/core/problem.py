@@ -61,6 +61,16 @@ class Problem:
     def digest(self) -> str:
         return digest([self.graph.digest, repr(self.cluster._key), self.op_time])
 
+    def placement(
+        self,
+        device: Array,  # [ops] index in the devices of the cluster
+        order: str = "program",
+        priority: Array | None = None,  # [ops] for order "priority"
+        prefetch_bytes: Array | int = 0,
+    ) -> Placement:
+        """A placement that says which graph and which devices it is for."""
+        return Placement(device, order, priority, prefetch_bytes, self.cluster.device_names, self.graph.digest)
+
     def check(self, placement: Placement) -> Placement:
         """The placement with devices counted as this cluster counts them; raises where it does not belong here."""
         graph, cluster = self.graph, self.cluster

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from roost.core.arrays import Array
 from roost.core.placement import Placement
+from roost.core.units import show_bytes, show_seconds
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trial:
     """One evaluated placement. One that does not fit is a trial like any other, with `feasible` false."""
 
@@ -33,6 +34,10 @@ class Trial:
             other.step_time,
         )
 
+    def __repr__(self) -> str:
+        lacks = "fits" if self.feasible else f"lacks {show_bytes(self.missing_bytes)}"
+        return f"Trial({show_seconds(self.step_time)} a step, {lacks}{f', by {self.placer}' if self.placer else ''})"
+
 
 @dataclass(frozen=True)
 class Bound:
@@ -47,7 +52,7 @@ class Bound:
 ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Result:
     """The best trial of a search, beside the baselines on the same problem."""
 
@@ -69,6 +74,11 @@ class Result:
         if self.bound is None:
             return None
         return 1.0 - self.bound.step_time / self.best.step_time if self.best.step_time > 0 else 0.0
+
+    def __repr__(self) -> str:
+        gap = "" if self.gap is None or not self.best.feasible else f", gap {self.gap:.1%}"
+        spent = f"{self.num_trials:,} trials in {self.seconds:.1f} s"
+        return f"Result({self.graph!r} on {self.cluster!r}: {self.best!r}{gap}, {spent})"
 
     def save(self, path: str | Path) -> None:
         """Write `result.json`, compressed where the name ends in `.gz`."""

@@ -14,6 +14,7 @@ from roost.bounds.exact import Exact, solve_exactly
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
+from roost.errors import InputError
 from roost.placers import Evaluate
 from roost.placers._fitting import best_or_nearest
 from roost.placers._units import Units
@@ -29,18 +30,17 @@ class Cpsat:
     """The shortest step there is, where it can be proved in the time given; else the best found."""
 
     seconds: float = 10.0  # at most
-    largest: int = 150  # groups, and ops without one; above this the start is returned as it is
+    largest: int = 150  # groups, and ops without one; raises InputError above this
     workers: int = 2  # where there are more than a few ops; with one the same seed gives the same answer
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """Start from the best so far, or from the best device."""
+        num_units = Units.of(problem, "nothing").num_units
+        if num_units > self.largest:
+            raise InputError(f"{num_units} groups are more than the {self.largest} that cpsat takes; auto takes any")
         start = evaluate.best
         if start is None:
             start = evaluate([Single().place(problem, evaluate)])[0]
-        num_units = Units.of(problem, "nothing").num_units
-        if num_units > self.largest:
-            _log.info("cpsat: %d groups are more than %d; the start is kept as it is", num_units, self.largest)
-            return start.placement
         seed = int(evaluate.rng.integers(2**31 - 1))
         seconds = min(self.seconds, evaluate.seconds_left)
         workers = self.workers if num_units > _FEW else 1

@@ -33,6 +33,8 @@ class Budget:
         if self.trials < 1 or self.seconds <= 0:
             given = f"{self.trials:g} trials" if self.trials < 1 else f"{self.seconds:g} seconds"
             raise InputError(f"a budget of {given} evaluates nothing; give at least one trial and some time")
+        if self.trials < inf and self.trials != int(self.trials):
+            raise InputError(f"trials is {self.trials!r}; it must be a whole number")
         self._began = self.clock()
 
     @property

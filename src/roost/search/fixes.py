@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.graph import UPDATE
+from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result, Trial
 from roost.core.units import show_bytes
 from roost.errors import Infeasible
+from roost.simulator.compiled import Simulator
 
 
 def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasible:
@@ -23,9 +29,10 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
     message = proof or found
     if lacks:  # a measured try may fail for another reason
         message += f". The best try needs {lacks}"
-    share = activation_share(problem, best)
+    roomy = roomiest(problem, result)
+    share = None if roomy is None else roomy[0]
     if share is not None:
-        message += f", or activations of {share:.0%} of these, as a batch of {share:.2g} times this size has"
+        message += f", or activations of {share:.0%} of these: a batch of {share:.2g} times this size surely fits"
     error = Infeasible(message, names[worst], int(missing[worst]))
     error.result = result
     error.activation_share = share
@@ -35,6 +42,36 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
 def missing_bytes(problem: Problem, trial: Trial) -> Array:  # [devices]
     """Bytes beyond the capacity of each device."""
     return np.asarray(np.maximum(trial.peak_memory - problem.cluster.memory, 0))
+
+
+def roomiest(problem: Problem, result: Result) -> tuple[float, Placement] | None:
+    """The largest share of the activations that fits, and where: of the best try, the baselines, and each device alone.
+
+    The try that lacks least may be the one that needs the smallest batch: a little is missing, on a device that is full
+    of parameters.
+    """
+    tried = [result.best, *result.baselines.values(), *_alone(problem)]
+    shares = [(activation_share(problem, trial), trial.placement) for trial in tried]
+    found = [(share, placement) for share, placement in shares if share is not None]
+    return max(found, key=lambda each: each[0], default=None)
+
+
+def _alone(problem: Problem) -> Iterator[Trial]:
+    """Everything on each device that may have it."""
+    for d in np.flatnonzero(problem.allowed.all(axis=0)).tolist():
+        placement = problem.placement(np.full(problem.graph.num_ops, d))
+        step = Simulator.of(problem).simulate(placement)
+        yield Trial(placement, step.step_time, step.peak_memory, step.feasible)
+
+
+def shrunk(problem: Problem, share: float) -> Problem:
+    """The problem with so much smaller activations, about as with a smaller batch: gradients of parameters stay."""
+    graph = problem.graph
+    fixed = graph.is_parameter.copy()
+    fixed[graph.input_op[graph.phase[graph.edge_target] == UPDATE]] = True
+    size, space = (np.ceil(each * share).astype(np.int64) for each in (graph.output_bytes, graph.workspace_bytes))
+    smaller = replace(graph, output_bytes=np.where(fixed, graph.output_bytes, size), workspace_bytes=space)
+    return Problem(smaller, problem.cluster, problem.costs)
 
 
 def activation_share(problem: Problem, trial: Trial) -> float | None:

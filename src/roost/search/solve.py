@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from math import inf
@@ -13,9 +12,6 @@ import numpy as np
 
 from roost import catalog
 from roost.bounds import bound, nothing_fits
-from roost.core.cluster import Cluster, Device, Link
-from roost.core.costs import Costs
-from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.errors import BudgetSpent, InputError
@@ -24,6 +20,7 @@ from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
 from roost.search.fixes import nothing_found
 from roost.search.local import Simulating
+from roost.search.warm_up import warm_up
 
 _SECONDS = 10.0  # where neither trials nor seconds are given
 _BOUND_SHARE = 0.1  # of the seconds, at most one second
@@ -46,8 +43,9 @@ def solve(
 
     Equal seeds give equal results for equal numbers of trials; seconds only decide where the search stops. `journal`
     names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
-    `Progress` after each trial; where it returns True the search ends. `on_note` is called with what a learned placer
-    says of its learning. Ctrl-C ends the search with the best so far. Raises `Infeasible`, with the result of the
+    `Progress` for each trial that a placer asks for, after the batch that it is in, and for the best of each round of
+    a compiled loop; where it returns True the search ends. `on_note` is called with what a learned placer says of its
+    learning. Ctrl-C ends the search with the best so far. Raises `Infeasible`, with the result of the
     search as its `result`, where nothing is found that fits; at once, and without a result, where that is proved.
     """
     check(problem)
@@ -78,7 +76,7 @@ def search(
     check(problem)
     name, chosen = _placer(placer)
     seed = _seed(seed)
-    _warm_up(chosen)
+    warm_up(chosen, prove)
     if budget is None:
         if seconds is None and trials is None:
             seconds = _SECONDS
@@ -160,30 +158,6 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
         return "interrupted"
 
 
-_warm: set[type] = set()  # placers whose compiled loops are there
-
-
-def _warm_up(placer: Placer) -> None:
-    """Run a placer on a problem of three ops, once in a process: compiling, where it is needed, spends no budget."""
-    if type(placer) in _warm:
-        return
-    _warm.add(type(placer))
-    # Weights that do not fit beside the ops that read them: so that what fetches them is compiled too.
-    builder = GraphBuilder("warm-up")
-    last: list[str] = []
-    for number in range(3):
-        weight = builder.parameter(f"weight{number}", 300)
-        last = [builder.add(f"op{number}", "matmul", [weight, *last], flop=1.0, output_bytes=8)]
-    host = Device("cpu:0", "cpu", 10_000)
-    devices = (host, *(Device(f"cuda:{d}", "cuda", 700) for d in range(2)))
-    cluster = Cluster("warm-up", devices, (Link("*", "*", 1000.0),))
-    graph = builder.freeze()
-    problem = Problem(graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]])))
-    small = Search(problem, Simulating(problem, 1), Budget(trials=200))
-    with contextlib.suppress(Exception):  # whatever is wrong will be told of the real problem
-        placer.place(problem, Evaluation(small, "warm-up"))
-
-
 def _placer(placer: str | Placer) -> tuple[str, Placer]:
     if isinstance(placer, str):
         return placer, named_placer(placer)
@@ -202,7 +176,7 @@ def named_placer(name: str) -> Placer:
     try:
         chosen: Placer = found()
     except TypeError as error:
-        raise InputError(f"the placer {name!r} cannot be made without settings: {error}") from None
+        raise InputError(f"the placer {name!r} cannot be made without settings: {error}; give them defaults") from None
     return chosen
 
 
