@@ -10,6 +10,7 @@ import pytest
 import roost
 from roost import catalog
 from roost.core import formats
+from roost.testing.placers import check_placer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -71,6 +72,32 @@ def test_the_demo_runs_and_writes_what_it_says(tmp_path):
         assert (tmp_path / name).exists()
     result, timeline = roost.load(tmp_path / "result.json"), roost.load(tmp_path / "timeline.json.gz")
     assert result.best.step_time == timeline.step_time
+
+
+def test_the_placer_in_the_docs_keeps_the_contract():
+    [code] = [code for code, _ in (p.values for p in blocks("python")) if "class Windows" in code]
+    known = {"__name__": "windows"}
+    exec(code.partition("\n\n\nproblem = ")[0], known)
+    check_placer(known["Windows"](width=2))
+
+
+def test_roost_place_in_the_readme_prints_what_it_says(tmp_path):
+    text = (ROOT / "README.md").read_text()
+    command, expected = re.search(r"    \$ (roost place [^\n]*)\n(.*?)\n\n    \$", text, re.S).groups()
+    argv = command.partition("#")[0].split()[1:]
+    argv[argv.index("-o") + 1] = str(tmp_path)
+    found = subprocess.run(
+        [sys.executable, "-m", "roost.cli", *argv],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"COLUMNS": "80", "PATH": ""},
+    )
+    assert found.returncode == 0, found.stderr
+    shown, printed = (
+        [re.sub(r" in [\d.]+ s$", "", line.strip()) for line in each.splitlines()] for each in (expected, found.stdout)
+    )
+    assert printed == shown
 
 
 def test_every_placer_is_in_the_docs():

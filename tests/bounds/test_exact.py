@@ -9,6 +9,7 @@ from roost.bounds.exact import solve_exactly
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
+from roost.search.warm_up import small_problem
 from roost.simulator.compiled import Simulator
 from roost.testing.exhaustive import all_devices, exhaustive, tiny
 from roost.testing.problems import training_like
@@ -91,3 +92,24 @@ def test_exhaustive_search_sees_every_choice_of_devices():
     assert len(np.unique(found, axis=0)) == len(found)
     for row in found:
         Simulator.of(problem).problem._check_rules(row)
+
+
+def test_it_ends_where_windows_make_many_devices_look_better_than_they_are(monkeypatch):
+    """Three ops with weights to fetch: the model knows no windows, and hundreds of its answers come out longer."""
+    problem, count = small_problem(), []
+    solve = exact._Search._solve
+    monkeypatch.setattr(exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given))
+    found = solve_exactly(problem, seconds=600.0, start=exact._start(problem))
+    assert len(count) < 50
+    assert found.bound < found.step_time == pytest.approx(exhaustive(problem).step_time)
+
+
+def test_it_gives_up_after_many_fruitless_answers(monkeypatch):
+    problem, count = small_problem(), []
+    monkeypatch.setattr(exact, "_FRUITLESS", 2)
+    monkeypatch.setattr(exact, "_simulated", lambda problem, devices, begin: [(exact._start(problem), None)])
+    monkeypatch.setattr(exact._Search, "_note", lambda self, found: self.tried.extend(p for p, _ in found))
+    solve = exact._Search._solve
+    monkeypatch.setattr(exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given))
+    solve_exactly(problem, seconds=600.0)
+    assert len(count) == 3

@@ -179,3 +179,46 @@ def test_names_from_files_cannot_steer_the_terminal(tmp_path) -> None:
     assert "\\x1b[31mred" in result.output
     result = CliRunner().invoke(app, ["simulate", str(path), "--on", "\x1b[2J"])
     assert "\x1b" not in result.output
+
+
+@pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["--help"], ["clusters", "nosuch"]])
+def test_closed_streams_are_no_traceback(args: list[str], tmp_path: Path) -> None:
+    command = " ".join(f"'{word}'" for word in [*ROOST, *args])
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == (2 if "nosuch" in args else 0)
+    assert "Traceback" not in done.stderr
+
+
+def test_control_c_while_the_verbs_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roost import cli
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "roost.cli._app")
+    monkeypatch.setattr("importlib._bootstrap_external.SourceFileLoader.exec_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+
+
+def test_why_it_takes_long_is_said_only_once_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    from roost.cli import _console
+
+    waiting = _console.Waiting("preparing", "compiling")
+    assert str(waiting.__rich__()) == "preparing"
+    monkeypatch.setattr(waiting, "began", waiting.began - 10)
+    assert str(waiting.__rich__()) == "preparing (compiling)"
+
+
+def test_a_live_line_is_cut_and_not_folded() -> None:
+    from rich.console import Console
+    from rich.spinner import Spinner
+
+    from roost.cli import _console, _search
+
+    out = Console(width=40)
+    for line in (_console.Waiting("long " * 20), _search.Watch("long " * 20, out)):
+        with out.capture() as drawn:
+            out.print(Spinner("dots", line))
+        assert len(drawn.get().splitlines()) == 1

@@ -13,7 +13,7 @@ from small_problem import build_cluster, build_graph, tight_cluster
 
 import roost as library
 from roost import catalog
-from roost.cli.placers import first_sentence
+from roost.cli.placers import _joined, first_sentence
 from roost.cost_models import estimate
 
 
@@ -92,3 +92,8 @@ def test_one_placer_with_its_settings(roost, refused) -> None:
     assert "single, rules" in text
     assert "It has no settings." in roost("placers", "single").stdout
     assert refused("placers", "hefft") == "no placer called 'hefft'; did you mean 'heft'?"
+
+
+def test_paragraphs_of_a_placer_are_folded_at_the_width_there_is() -> None:
+    text = "one\ntwo\n\n- a list\n- stays\n\nthree\nfour"
+    assert _joined(text) == "one two\n\n- a list\n- stays\n\nthree four"

@@ -84,3 +84,49 @@ def test_the_settings_of_a_model(roost, refused):
     assert json.loads(roost("zoo", "cifar10_cnn", "--json").stdout)["batch"] > 0
     assert "batch" in roost("zoo", "cifar10_cnn").stdout
     assert "did you mean 'gpt2'" in refused("zoo", "gpt")
+
+
+MODEL = """
+import torch
+
+def net(width=4):
+    return torch.nn.Linear(width, width), torch.randn(2, width)
+
+class Net(torch.nn.Linear):
+    def __init__(self, width=4):
+        super().__init__(width, width)
+
+    def example_inputs(self):
+        return torch.randn(2, self.in_features)
+"""
+
+
+@pytest.mark.parametrize("name", ["net", "Net"])
+def test_settings_are_handed_to_a_callable(roost, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    module = f"model_with_{name}"
+    (tmp_path / f"{module}.py").write_text(MODEL)
+    sizes = []
+    for given in ([], ["--set", "width=16"]):
+        result = roost("capture", f"{module}:{name}", "-o", "graph.json", "--json", *given)
+        assert result.exit_code == 0, result.output
+        sizes.append(json.loads(result.stdout)["parameter_bytes"])
+    assert sizes == [4 * (4 * 4 + 4), 4 * (16 * 16 + 16)]
+
+
+def test_a_setting_that_a_callable_has_not_is_named(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_unset.py").write_text(MODEL)
+    message = refused("capture", "model_unset:net", "-o", "graph.json", "--set", "depth=2")
+    assert message.startswith("'model_unset:net' with depth=2: TypeError: ")
+    assert "depth" in message
+
+
+@pytest.mark.parametrize("given", [[], ["--set", "width=8"]])
+def test_without_a_loss_it_says_how_to_have_one_here(refused, tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model_lossless.py").write_text(MODEL)
+    message = refused("capture", "model_lossless:net", "-o", "graph.json", "--train", *given)
+    assert "training needs a model that returns its loss" in message
+    assert "or give loss=" not in message
+    assert "whose module returns its loss, or capture it in Python: roost.capture(" in message

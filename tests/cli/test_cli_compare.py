@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -12,6 +15,7 @@ from small_problem import build_cluster, build_graph, tight_cluster
 
 import roost as library
 from roost import catalog
+from roost.cli import _search
 from roost.cost_models import estimate
 
 
@@ -108,3 +112,67 @@ def test_what_is_refused(refused, files: Path, more: list[object], message: str)
 
 def test_a_class_that_is_no_placer_is_not_shown_as_one(refused) -> None:
     assert "'roost.errors:InputError' is no placer" in refused("placers", "roost.errors:InputError")
+
+
+OUTSIDE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Faulty:
+    def place(self, problem, evaluate):
+        return 1 / len(evaluate([]))
+
+@dataclass(frozen=True)
+class Needy:
+    size: int
+
+    def place(self, problem, evaluate): ...
+"""
+
+
+def test_a_placer_that_raises_is_a_line_and_not_the_end(roost, files: Path, monkeypatch) -> None:
+    monkeypatch.chdir(files)  # where it is looked for
+    Path("outside_faulty.py").write_text(OUTSIDE)
+    result = roost(*args(files, "outside_faulty:Faulty,single"))
+    assert result.exit_code == 0, result.output
+    assert "without outside_faulty:Faulty: ZeroDivisionError: division by zero (outside_faulty.py:7)" in " ".join(
+        result.stdout.split()
+    )
+    assert "single " in result.stdout
+
+
+def test_a_placer_with_settings_but_no_defaults_is_refused(refused, files: Path, monkeypatch) -> None:
+    monkeypatch.chdir(files)
+    Path("outside_needy.py").write_text(OUTSIDE)
+    assert "cannot be made without settings: " in refused(*args(files, "outside_needy:Needy,single"))
+
+
+def test_a_graph_that_is_too_large_for_an_exact_answer_is_a_line(roost, tmp_path: Path) -> None:
+    builder = library.GraphBuilder("long")
+    for number in range(151):
+        builder.add(f"op{number}", flop=1.0)
+    builder.freeze().save(tmp_path / "long.json")
+    given = ["compare", tmp_path / "long.json", "--on", "cpu", "--placers", "cpsat,single", "--trials", 9, "--seeds", 1]
+    found = as_json(roost(*given, "--json"))
+    assert found["placers"][1]["why_not"].startswith("151 groups are more than the 150 that cpsat takes")
+
+
+def test_names_from_elsewhere_are_whole_in_the_table(roost, files: Path) -> None:
+    lines = roost(*args(files, "roost.placers.single:Single,heft")).stdout.splitlines()
+    assert any(line.startswith("Single ") for line in lines)
+    both = _search.show_name("a:Same", ["a:Same", "b:Same"]), _search.show_name("a:One", ["a:One", "b:Same"])
+    assert both == ("a:Same", "One")
+
+
+def test_in_a_pipe_no_line_is_folded_and_none_ends_in_blanks(files: Path) -> None:
+    command = [sys.executable, "-m", "roost.cli", *map(str, args(files, "single,published"))]
+    env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
+    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    assert [line.rstrip() for line in lines] == lines
+    assert max(map(len, lines)) > 100
+    assert any(line.startswith("spread: ") and line.endswith("could still be saved") for line in lines)
+
+
+def test_a_gap_is_none_only_where_that_is_proved() -> None:
+    shown = [_search.show_gap(share) for share in (None, 0.0, -1e-12, 1e-4, 0.02)]
+    assert shown == ["-", "0.0%", "0.0%", "<0.1%", "2.0%"]

@@ -82,6 +82,18 @@ def test_text_has_the_verdict_and_both_tables(roost, files: Path) -> None:
     assert all(len(line) <= 80 for line in lines)
 
 
+def test_baselines_that_were_not_asked_are_named(roost, files: Path) -> None:
+    given = args(files, placer="auto", cluster="mini.toml")
+    whole = as_json(roost(*given, "--trials", 3000, "--json"))
+    assert whole["not_asked"] == []
+    short = as_json(roost(*given, "--trials", 4, "--json"))
+    asked = [row["placer"] for row in short["baselines"]]
+    assert asked
+    assert not {*asked} & {*short["not_asked"]}
+    assert {"metis", "scotch"} <= {*short["not_asked"]}
+    assert "not asked, for lack of time or of a package: " in roost(*given, "--trials", 4).stdout
+
+
 def test_a_step_that_meets_its_bound_is_called_optimal(roost, tmp_path: Path) -> None:
     builder = library.GraphBuilder("one")
     builder.add("a", flop=1e9)
@@ -140,6 +152,8 @@ def test_trials_of_another_search_are_refused(roost, refused, files: Path) -> No
     roost(*args(files, "-o", files / "out"))
     message = refused(*args(files, "-o", files / "out", "--seed", 7))
     assert message.startswith(f"{files / 'out' / 'trials.jsonl'}: seed: ")
+    again = roost(*args(files, "-o", files / "out", "--seed", 7))
+    assert "going on from" not in again.stderr
 
 
 def test_a_folder_that_cannot_be(refused, files: Path) -> None:
@@ -232,7 +246,7 @@ def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
     result = roost("place", *model, "--set", "batch=200000")
     batch = as_json(result, code=3)["fix"]["batch"]
     assert 1 <= batch < 200000
-    assert result.stderr.splitlines()[-1].endswith(f", or batch {batch}")
+    assert result.stderr.splitlines()[-1].endswith(f"; batch {batch} surely fits")
     assert as_json(roost("place", *model, "--set", f"batch={batch}"))["feasible"]
 
 
@@ -243,6 +257,7 @@ def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
     ("more", "message"),
     [
         (["--placer", "hefft"], "no placer called 'hefft'; did you mean 'heft'?"),
+        (["--placer", "hetf"], "no placer called 'hetf'; did you mean 'heft'?"),
         (["--placer", "no_such_package:Mine"], "cannot load the placer 'no_such_package:Mine'"),
         (["--placer", "roost.errors:InputError"], "'roost.errors:InputError' is no placer: it has no method place"),
         (["--trials", 0], "evaluates nothing"),

@@ -197,7 +197,7 @@ def test_a_missing_file(refused, files: Path) -> None:
 
 
 def test_a_directory(refused, files: Path) -> None:
-    assert refused("simulate", files, "--on", "cpu") == f"{files}: is a directory; name a file in it"
+    assert refused("simulate", files, "--on", "cpu").startswith(f"{files}: is no model; known are .onnx, ")
 
 
 def test_a_truncated_file(refused, files: Path) -> None:
@@ -309,3 +309,11 @@ def test_costs_of_another_shape(refused, files: Path) -> None:
 def test_a_folder_that_is_not_there(refused, files: Path, option: str) -> None:
     path = files / "none" / "out.json"
     assert refused(*args(files, option, path)) == f"{path}: cannot be written: folder {path.parent} does not exist"
+
+
+def test_a_model_in_place_of_a_file(roost, refused) -> None:
+    given = ["cifar10_cnn", "--train", "--set", "batch=2", "--on", "k80x2", "--device", "cuda:1", "--json"]
+    found = as_json(roost("simulate", *given))
+    graph = library.zoo.build("cifar10_cnn", train=True, batch=2)
+    assert [device["num_ops"] for device in found["devices"]] == [0, 0, graph.num_ops]
+    assert "did you mean 'cifar10_cnn'" in refused("simulate", "cifar11_cnn", "--on", "k80x2")

@@ -111,3 +111,24 @@ def test_problem_refuses_what_does_not_fit_together(graph, cluster, problem):
         roost.estimate(graph, roost.cluster("cpu"))
     with pytest.raises(UnknownName, match="did you mean 'roofline'"):
         roost.estimate(graph, cluster, model="roofine")
+
+
+def test_a_problem_makes_placements_that_say_what_they_are_for(problem):
+    made = problem.placement([0, 1, 1, 1, 1], "rank", prefetch_bytes=5)
+    assert (made.graph, made.devices) == (problem.graph.digest, problem.cluster.device_names)
+    assert (made.order, made.prefetch_bytes) == ("rank", 5)
+    assert problem.check(made) is made
+    with pytest.raises(InputError, match="priorities exactly when"):
+        problem.placement([0] * 5, "priority")
+
+
+def test_a_trial_and_a_result_are_a_line_each(problem):
+    result = roost.solve(problem, "single", trials=20)
+    for noun in (result, result.best):
+        assert str(noun) == repr(noun)
+        assert " a step, fits, by single)" in str(noun)
+        assert len(str(noun)) < 200
+        assert "\n" not in str(noun)
+    assert "'small' on 'k80x2'" in str(result)
+    lacking = replace(result.best, feasible=False, missing_bytes=2048)
+    assert "lacks 2.0 KiB" in str(lacking)

@@ -9,6 +9,7 @@ from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
+from roost.errors import InputError
 from roost.placers.cpsat import Cpsat
 from roost.simulator.compiled import Simulator
 from roost.testing.exhaustive import exhaustive, tiny
@@ -68,12 +69,12 @@ def test_equal_seeds_give_equal_placements():
     assert place(problem)[0] == place(problem)[0]
 
 
-def test_a_large_graph_is_left_as_it_is_and_said_so(caplog):
+def test_a_large_graph_is_refused_before_anything_is_evaluated():
     problem = training_like(100, 2)
-    with caplog.at_level(logging.INFO, logger="roost.placers.cpsat"):
-        _, timeline = place(problem, largest=50)
-    assert timeline.feasible
-    assert "more than 50" in caplog.text
+    evaluate = Evaluate(problem)
+    with pytest.raises(InputError, match=r"\d+ groups are more than the 50 that cpsat takes"):
+        Cpsat(largest=50).place(problem, evaluate)
+    assert evaluate.best is None
 
 
 def test_where_nothing_fits_it_gives_the_nearest_and_says_that_this_is_proved(caplog):

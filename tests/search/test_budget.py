@@ -30,6 +30,12 @@ def test_a_budget_of_nothing_is_refused_in_words(given: dict[str, float]) -> Non
         solve(fork_join(), "single", **given)  # type: ignore[arg-type]
 
 
+def test_trials_are_whole() -> None:
+    with pytest.raises(InputError, match=r"trials is 1\.5; it must be a whole number"):
+        solve(fork_join(), "single", trials=1.5)  # type: ignore[arg-type]
+    assert Budget(trials=2.0).trials_left == 2
+
+
 def test_seconds_are_those_since_it_was_made() -> None:
     clock = Clock()
     budget = Budget(seconds=10, clock=clock)

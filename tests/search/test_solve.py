@@ -26,7 +26,7 @@ from roost.placers.single import Single
 from roost.search import local
 from roost.search import solve as solving
 from roost.search.evaluate import Progress
-from roost.search.fixes import nothing_found
+from roost.search.fixes import activation_share, nothing_found, roomiest, shrunk
 from roost.search.local import Simulating
 from roost.search.solve import search, solve
 from roost.testing.placers import tiny_problem
@@ -308,6 +308,36 @@ def test_no_batch_is_small_enough_where_parameters_do_not_fit() -> None:
     error = nothing_found(problem, search(problem, "auto", trials=300))
     assert (error.missing_bytes, error.activation_share) == (50, None)
     assert "batch" not in str(error)
+
+
+def test_the_batch_that_surely_fits_is_that_of_the_roomiest_try() -> None:
+    """The best try lacks least, and yet needs the smallest batch: its device is nearly full of parameters."""
+    builder = GraphBuilder("wide")
+    builder.parameter("w", 95)
+    builder.add("f", inputs=["w"], output_bytes=20)
+    devices = (Device("a", "cuda", 100), Device("b", "cuda", 105))
+    problem = Problem(
+        builder.freeze(), Cluster("two", devices, (Link("*", "*", 1.0),)), Costs(np.array([[0.0, 0.0], [1.0, 1.0]]))
+    )
+    result = search(problem, "single", trials=50, prove=False)
+    on_a = Simulating(problem, 1).trials([problem.placement(np.array([0, 0]))])[0]
+    worst = replace(result, best=on_a, baselines={})
+    assert activation_share(problem, on_a) == pytest.approx(5 / 20)
+    share, placement = roomiest(problem, worst)  # type: ignore[misc]
+    assert share == pytest.approx(10 / 20)
+    assert placement.device.tolist() == [1, 1]
+    apart = Simulating(problem, 1).trials([problem.placement(np.array([1, 0]), prefetch_bytes=0)])[0]
+    assert roomiest(problem, replace(worst, baselines={"other": apart}))[0] >= share  # type: ignore[index]
+    assert "surely fits" in str(nothing_found(problem, worst))
+
+
+def test_a_shrunk_problem_has_smaller_activations_only() -> None:
+    problem = updating(10_000)
+    small = shrunk(problem, 0.25).graph
+    before = dict(zip(problem.graph.op_names, problem.graph.output_bytes.tolist(), strict=True))
+    after = dict(zip(small.op_names, small.output_bytes.tolist(), strict=True))
+    assert {name for name in after if after[name] != before[name]} == {"forward0", "forward1"}
+    assert after["forward0"] == 3
 
 
 def same(one: Sequence[Trial], other: Sequence[Trial]) -> bool:

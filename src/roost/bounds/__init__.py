@@ -19,6 +19,7 @@ from roost.bounds.streaming import streaming
 from roost.bounds.work import work
 from roost.core.problem import Problem
 from roost.core.trial import Bound
+from roost.errors import InputError
 
 __all__ = ["bound", "nothing_fits"]
 
@@ -33,6 +34,8 @@ def bound(problem: Problem, seconds: float = 1.0, upper: float | None = None) ->
     `upper` is a step time that some placement is known to reach: with it the search need not look beyond, and a bound
     that meets it is the end of all search.
     """
+    if not isinstance(problem, Problem):
+        raise InputError(f"bound takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
     stop = time.monotonic() + seconds
     fits = nothing_fits(problem) is None  # else the bound is for placements that do not
     relaxed = Relaxed.of(problem, memory=fits)

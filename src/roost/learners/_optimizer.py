@@ -15,7 +15,7 @@ def state_arrays(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[st
     """Weights, and what Adam knows of each of them."""
     found = {f"weight.{name}": value.detach().numpy().copy() for name, value in policy.state_dict().items()}
     for number, entry in optimizer.state_dict()["state"].items():
-        found |= {f"adam.{number}.{key}": np.array(value) for key, value in entry.items()}
+        found |= {f"adam.{number}.{key}": value.detach().numpy().copy() for key, value in entry.items()}
     return found
 
 

@@ -200,7 +200,7 @@ class Journal:
         journal leads to the same.
         """
         try:
-            with np.load(self._beside(placer), allow_pickle=False) as file:
+            with self._beside(placer).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             head, count = str(found.pop("head")), int(found.pop("count"))
         except FileNotFoundError:

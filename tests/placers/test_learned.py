@@ -1,0 +1,185 @@
+"""The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
+
+import numpy as np
+import pytest
+
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.costs import Costs
+from roost.core.graph import GraphBuilder
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.placers._groups import groups_of
+from roost.placers._network import Network
+from roost.placers.post import Post
+from roost.placers.seq2seq import Seq2seq
+from roost.placers.spotlight import Spotlight
+from roost.search import evaluate as evaluating
+from roost.search.local import Simulating
+from roost.search.solve import search
+from roost.testing.problems import nasty, training_like
+
+SMALL = Network(hidden=8)
+PLACERS = {
+    "seq2seq": Seq2seq(network=SMALL, rate=1e-2, refine=0.0),
+    "spotlight": Spotlight(network=SMALL, batch=16, refine=0.0),
+    "post": Post(refine=0.0),
+    "seq2seq_refined": Seq2seq(network=SMALL),
+    "spotlight_paper": Spotlight.paper(),
+    "post_paper": Post.paper(),
+}
+
+
+def branches(num_branches=6, length=3, num_devices=3, memory=10_000, send=0.1):
+    """Equal chains side by side: one device for each is best."""
+    builder = GraphBuilder("branches")
+    for branch in range(num_branches):
+        last = builder.parameter(f"b{branch}.w", 50)
+        for op in range(length):
+            last = builder.add(f"b{branch}.{op}", "matmul", [last], output_bytes=100, module=f"b{branch}.{op}")
+    graph = builder.freeze()
+    devices = tuple(Device(f"cuda:{number}", "cuda", memory) for number in range(num_devices))
+    cluster = Cluster("alike", devices, (Link("*", "*", 100 / send),))
+    return Problem(graph, cluster, Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(num_devices, axis=1)))
+
+
+def said(result):
+    return (result.best.step_time, result.best.placement.digest, result.num_trials)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+def test_it_learns_what_chance_does_not_find(name):
+    problem = branches()
+    chance = search(problem, "random", trials=600, prove=False).best.step_time
+    learned = search(problem, PLACERS[name], trials=600, prove=False).best.step_time
+    assert learned < chance
+    assert learned <= 6.5  # 18 ops on three devices: 6 is the least
+
+
+@pytest.mark.parametrize("name", PLACERS)
+def test_equal_seeds_give_equal_results_within_the_budget(name):
+    problem = training_like(40, 3)
+    first = search(problem, PLACERS[name], trials=150, seed=3, prove=False)
+    assert said(search(problem, PLACERS[name], trials=150, seed=3, prove=False)) == said(first)
+    assert 100 <= first.num_trials <= 150
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+@pytest.mark.parametrize("keep", [0.0, 1e9], ids=["state kept", "trials only"])
+def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", keep)
+    problem, placer = branches(), PLACERS[name]
+
+    def run(journal, stop=10**9):
+        curve = []
+
+        def watch(progress):
+            curve.append((progress.num_trials, progress.best.step_time))
+            return progress.num_trials >= stop
+
+        result = search(problem, placer, trials=300, seed=1, journal=journal, on_trial=watch, prove=False)
+        return said(result), [step for count, step in dict(curve).items()]
+
+    whole, curve = run(None)
+    simulated, source = [], Simulating.trials
+    monkeypatch.setattr(Simulating, "trials", lambda self, some: simulated.extend(some) or source(self, some))
+    for stop in (1, 70, 190):
+        path = tmp_path / f"{stop}.jsonl"
+        run(path, stop)
+        kept = path.with_name(f"{path.name}.{name}.npz")
+        assert kept.exists() == (keep == 0.0 and stop > 1)
+        simulated.clear()
+        again, goes_on = run(path)
+        assert again == whole
+        assert goes_on[-1] == curve[-1]
+        assert len(simulated) <= 300 - min(stop, 60)
+        assert np.minimum.accumulate(goes_on).tolist() == goes_on
+
+
+def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", 0.0)
+    problem, path = branches(), tmp_path / "trials.jsonl"
+    whole = search(problem, PLACERS["post"], trials=200, seed=1, prove=False)
+    for damage in (b"", b"PK\x03\x04 no such thing", None):
+        path.unlink(missing_ok=True)
+        search(problem, PLACERS["post"], trials=100, seed=1, journal=path, prove=False)
+        kept = path.with_name("trials.jsonl.post.npz")
+        kept.write_bytes(kept.read_bytes()[:-9] if damage is None else damage)
+        assert said(search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)) == said(whole)
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+def test_one_device_and_one_group_are_no_trouble(name):
+    one = search(branches(num_devices=1), PLACERS[name], trials=50, prove=False)
+    assert one.best.step_time == pytest.approx(18.0)
+    builder = GraphBuilder("one")
+    builder.add("only", "matmul", [], output_bytes=1)
+    problem = Problem(builder.freeze(), branches().cluster, Costs(np.ones((1, 3))))
+    assert search(problem, PLACERS[name], trials=50, prove=False).best.step_time == 1.0
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+def test_where_little_fits_it_learns_to_fit(name):
+    problem = branches(num_branches=6, length=4, num_devices=3, memory=500)
+    shares = [trial.feasible for trial in _random(problem, 300)]
+    assert np.mean(shares) < 0.05
+    result = search(problem, PLACERS[name], trials=1500, prove=False)
+    assert result.best.feasible
+
+
+def _random(problem, count):
+    groups, rng = groups_of(problem), np.random.default_rng(0)
+    devices = rng.integers(0, problem.cluster.num_devices, (count, groups.num_units))
+    return Simulating(problem, 1).trials([problem_placement(problem, groups.devices(row)) for row in devices])
+
+
+def problem_placement(problem, device):
+    from roost.placers._orders import placement_of
+
+    return placement_of(problem, device, "rank")
+
+
+class Broken(Simulating):
+    """A machine on which every third placement gives no time."""
+
+    count = 0
+
+    def trials(self, placements):
+        found = []
+        for trial in super().trials(placements):
+            self.count += 1
+            bad = self.count % 3 == 0
+            found.append(
+                Trial(
+                    trial.placement, np.nan if bad else trial.step_time, trial.peak_memory, not bad and trial.feasible
+                )
+            )
+        return found
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+def test_steps_that_are_no_number_are_failures(name):
+    problem = branches()
+    result = search(problem, PLACERS[name], trials=400, source=Broken(problem, 1), prove=False)
+    assert result.best.feasible
+    assert result.best.step_time < 12
+
+
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+def test_it_tells_how_it_learns(name):
+    notes = []
+    search(branches(), PLACERS[name], trials=100, on_note=notes.append, prove=False)
+    assert [note["trials"] for note in notes] == sorted(note["trials"] for note in notes)
+    assert {"best", "mean", "failed", "entropy", "seconds"} <= notes[0].keys()
+    assert notes[0]["entropy"] > notes[-1]["entropy"] * 0.9
+    if name == "spotlight":
+        assert {"kl", "kl_of_worst_stage", "surrogate_less_penalty", "guaranteed"} <= notes[0].keys()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_keep_together_what_must_be_together(seed):
+    problem = nasty(seed)[0]
+    for most in (300, 8):
+        groups = groups_of(problem, most)
+        assert groups.allowed.any(axis=1).all()
+        device = groups.devices(groups.allowed.argmax(axis=1))
+        problem.check(problem_placement(problem, device))
