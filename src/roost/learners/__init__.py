@@ -1,0 +1,1 @@
+"""Update rules: how a policy changes after what it tried."""

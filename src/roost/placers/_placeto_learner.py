@@ -1,0 +1,194 @@
+"""How Placeto's policy sees, chooses and learns; needs torch, so only a placer that runs imports it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from math import isinf
+
+import numpy as np
+import torch
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.learners.episodes import Update, normalised, returns
+from roost.placers import Evaluate
+from roost.placers._episodes import Episodes, Judge, Record, Rules, Seen, anywhere
+from roost.placers._sight import DEVICE, FIXED, MOVING, Moment
+from roost.placers.placeto import Settings
+from roost.policies.gnn import GraphPolicy, Shape
+
+_PART = 200_000  # groups, times devices, times rows, that are embedded at a time when the network is run at every step
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small networks are faster on one thread, and the same on every machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Learner:
+    """A policy, its optimizer, and how far they are."""
+
+    def __init__(self, settings: Settings, seed: int, trials: float) -> None:
+        self.settings, self.seed = settings, seed
+        self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
+        self.num_rounds = self.num_trials = 0
+        each_step = settings.embed == "step"
+        self.policy = GraphPolicy(
+            Shape(
+                len(MOVING) if each_step else len(FIXED), len(DEVICE), settings.width, settings.hidden,
+                settings.rounds, settings.messages, settings.pools,
+            ),
+            seed % 2**62,
+        )  # fmt: skip
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
+        self.update = Update(settings.passes, settings.clip, settings.most_norm)
+
+    def episodes(self, problem: Problem, judge: Judge) -> Episodes:
+        """Episodes on a problem, by the rules of the settings."""
+        s = self.settings
+        rules = Rules(s.episodes, s.order, s.undo, s.remember, s.relative, s.restart, s.penalty, s.times_every)
+        return Episodes(problem, rules, s.most_groups, s.baseline_rounds, judge)
+
+    def begin(self, episodes: Episodes, starts: Sequence[Placement] = ()) -> None:
+        """The first placements: random ones, and in place of the first of them those given."""
+        rng = self._rng(-1)
+        place = anywhere(episodes.units, rng, self.settings.episodes)
+        for row, placement in zip(range(len(place)), starts, strict=False):
+            place[row] = episodes.units.unit_devices(placement.device)
+        episodes.begin(place, rng)
+        self.num_trials += len(place)
+
+    def round(self, episodes: Episodes) -> dict[str, float]:
+        """Some steps and an update; what there is to say of them."""
+        rng = self._rng(self.num_rounds)
+        if episodes.step >= episodes.num_steps:
+            episodes.restart(rng)
+        with torch.no_grad():
+            record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
+        self.num_rounds += 1
+        self.num_trials += record.new_trials
+        told = self._learn(episodes, record)
+        reward = np.stack(record.reward)
+        return {**told, "reward": float(reward.mean()), "best": float(episodes.best_outcome[1])}
+
+    def state(self) -> dict[str, Array]:
+        """All that it takes to go on from here."""
+        found = {f"weight.{name}": tensor.detach().numpy().copy() for name, tensor in self.policy.named_parameters()}
+        for number, moments in self.optimizer.state_dict()["state"].items():
+            found |= {f"adam.{number}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
+        found["learned"] = np.array([self.num_rounds, self.num_trials, self.seed], dtype=np.int64)
+        return found
+
+    def resume(self, state: Mapping[str, Array]) -> None:
+        self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for name, array in state.items():
+            if name.startswith("adam."):
+                _, number, kind = name.split(".")
+                moments.setdefault(int(number), {})[kind] = torch.from_numpy(np.array(array))
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        self.num_rounds, self.num_trials, self.seed = (int(n) for n in state["learned"])
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take weights by name."""
+        self.policy.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+
+    def _rng(self, number: int) -> np.random.Generator:
+        """Chance of one round: a search that goes on from a journal needs to know nothing of the rounds before."""
+        return np.random.default_rng([self.seed, number + 1])
+
+    def _share(self, ends: tuple[float, float]) -> float:
+        done = min(1.0, self.num_trials / self.horizon)
+        return ends[0] + done * (ends[1] - ends[0])
+
+    def _chooser(self, episodes: Episodes):
+        sight, policy = episodes.sight, self.policy
+        if self.settings.embed == "update":
+            contexts = self._fixed_contexts(episodes)
+
+            def choose(seen: Seen) -> Array:
+                allowed = torch.from_numpy(np.broadcast_to(seen.allowed, seen.devices.shape[:2]).copy())
+                return policy.log_probs(contexts[seen.at][None], torch.from_numpy(seen.devices), allowed).numpy()
+
+            return choose
+
+        def choose_anew(seen: Seen) -> Array:
+            return self._anew(episodes, [seen], np.zeros(len(seen.devices), int), np.arange(len(seen.devices))).numpy()
+
+        return choose_anew
+
+    def _fixed_contexts(self, episodes: Episodes) -> torch.Tensor:
+        """[groups, 1, context] from what does not change."""
+        sight = episodes.sight
+        embedded = self.policy.embed(sight.maps, torch.from_numpy(sight.fixed)[:, None])
+        return self.policy.contexts(sight.maps, embedded)
+
+    def _anew(self, episodes: Episodes, seen: list[Seen], step: Array, row: Array) -> torch.Tensor:
+        """Log-probabilities [rows, devices] for some episodes at some steps, from features of the whole placement."""
+        sight = episodes.sight
+        at = np.array([seen[s].at for s in step])
+        moment = Moment(*(
+            np.stack([getattr(seen[s].moment, name)[r] for s, r in zip(step, row, strict=True)])
+            for name in ("place", "start", "finish", "peak")
+        ))
+        done = np.stack([seen[s].done for s in step])
+        features = torch.from_numpy(sight.moving(moment, at, done))  # [groups, rows, devices, features]
+        groups, count, devices, _ = features.shape
+        embedded = self.policy.embed(sight.maps, features.reshape(groups, count * devices, -1))
+        each = torch.from_numpy(np.repeat(at, devices))
+        context = self.policy.contexts_at(sight.maps, embedded, each).view(count, devices, -1)
+        allowed = torch.from_numpy(np.stack([seen[s].allowed for s in step]))
+        of_devices = torch.from_numpy(np.stack([seen[s].devices[r] for s, r in zip(step, row, strict=True)]))
+        return self.policy.log_probs(context, of_devices, allowed)
+
+    def _learn(self, episodes: Episodes, record: Record) -> dict[str, float]:
+        s = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._share(s.rate)
+        advantage = self._advantage(episodes, record)
+        num_steps, num_episodes = advantage.shape
+        step, row = np.divmod(np.arange(advantage.size), num_episodes)
+        if s.embed == "step":
+            size = max(1, _PART // (episodes.num_steps * episodes.sight.num_devices))
+            parts = np.split(np.arange(advantage.size), range(size, advantage.size, size))
+
+            def score(rows: Array) -> torch.Tensor:
+                return self._anew(episodes, record.seen, step[rows], row[rows])
+        else:
+            parts = [np.arange(advantage.size)]
+            at = np.array([seen.at for seen in record.seen])[step]
+            of_devices = torch.from_numpy(np.concatenate([seen.devices for seen in record.seen]))
+            allowed = torch.from_numpy(episodes.units.allowed[at])
+
+            def score(rows: Array) -> torch.Tensor:
+                contexts = self._fixed_contexts(episodes)[torch.from_numpy(at[rows])]
+                return self.policy.log_probs(contexts, of_devices[rows], allowed[rows])
+
+        chosen, logs = np.concatenate(record.chosen), np.concatenate(record.logs)
+        return self.update.apply(
+            self.optimizer, score, parts, chosen, logs, advantage.ravel(), self._share(s.entropy)
+        )
+
+    def _advantage(self, episodes: Episodes, record: Record) -> Array:  # [steps, episodes]
+        s = self.settings
+        reward, kept = np.stack(record.reward), np.stack(record.kept)
+        steps = np.array([seen.step for seen in record.seen])
+        if s.rewards == "terminal":
+            # All the reward comes with the last step: minus the value that the episode ends with.
+            last = -episodes.value(episodes.outcome)
+            found = np.broadcast_to(last, reward.shape).copy()
+        else:
+            # What was tried counts at once, what comes of it only where it was not undone.
+            found = reward + returns(kept, s.discount) - kept
+        advantage = found - episodes.baseline.at(steps)[:, None]
+        episodes.baseline.add(steps, found)
+        return normalised(advantage) if s.normalise else advantage
