@@ -18,7 +18,7 @@ from roost.core.trial import Trial
 from roost.learners.episodes import StepBaseline
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
-from roost.placers._orders import placement_of
+from roost.placers._orders import listed_order, placement_of
 from roost.placers._sight import Moment, Sight
 from roost.placers._timed_groups import group_times
 from roost.placers._units import Units
@@ -49,8 +49,9 @@ class Record:
     seen: list[Seen] = field(default_factory=list)
     chosen: list[Array] = field(default_factory=list)  # [episodes] device
     logs: list[Array] = field(default_factory=list)  # [episodes] log-probability of it
-    reward: list[Array] = field(default_factory=list)  # [episodes] improvement of the value
-    kept: list[Array] = field(default_factory=list)  # [episodes] improvement that lasts: 0 where a move was undone
+    trial: list[int] = field(default_factory=list)  # number of the trial that judges the step
+    reward: list[Array] = field(default_factory=list)  # one for each trial: [episodes] improvement of the value
+    kept: list[Array] = field(default_factory=list)  # the same, of what lasts: 0 where moves were undone
     new_trials: int = 0
 
 
@@ -60,7 +61,9 @@ class Rules:
 
     episodes: int  # side by side
     order: str  # topological or random
-    undo: bool  # a move that makes things worse
+    judged: str  # order in which a placement is tried: rank, program, fifo, or listed, which is made for its devices
+    trial_every: int | None  # steps between two trials; None: one at the end of the episode
+    undo: bool  # the moves since the last trial, where they make things worse
     remember: bool  # placements that were tried: they are not simulated again
     relative: bool  # value: the logarithm of the step time, instead of the step time
     restart: str  # of an episode: "start" of the run, "best" so far, or "go_on" from where the last ended
@@ -79,7 +82,7 @@ class Episodes:
         self.memo: dict[bytes, Array] = {}
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
-        self.idle = 0  # steps since the last new trial
+        self.idle = 0  # trials since the last new one
 
     @property
     def num_steps(self) -> int:
@@ -88,14 +91,15 @@ class Episodes:
     @property
     def is_stuck(self) -> bool:
         """Whether nothing new was tried for several episodes: there is nothing more to find, or to learn."""
-        return self.idle >= _MOST_IDLE * self.num_steps
+        return self.idle >= _MOST_IDLE * -(-self.num_steps // (self.rules.trial_every or self.num_steps))
 
     def begin(self, starts: Array, rng: np.random.Generator) -> None:
         """Evaluate the first placements [episodes, groups], and be before the first group of the first episode."""
         self.starts = starts.astype(np.int64)
-        self.place, outcome = self.starts.copy(), self._outcomes(self.starts)[0]
-        self.outcome = outcome  # [episodes, 2 + devices] missing bytes, step time, peaks
-        self.best, self.best_outcome = _best(self.place, outcome)
+        # Placements now and when they were last tried; what they cost then: missing bytes, step time, peaks.
+        self.place = self.tried = self.starts
+        self.outcome = self.first = self._outcomes(self.starts)[0]  # [episodes, 2 + devices]
+        self.best, self.best_outcome = _best(self.place, self.outcome)
         self._look()
         self._new_visits(rng)
 
@@ -108,9 +112,10 @@ class Episodes:
     def restart(self, rng: np.random.Generator) -> None:
         """Begin the next episodes."""
         if self.rules.restart == "start":
-            self.place, self.outcome = self.starts.copy(), self._outcomes(self.starts)[0]
+            self.place, self.outcome = self.starts, self.first
         elif self.rules.restart == "best":
-            self.place[:], self.outcome[:] = self.best, self.best_outcome
+            self.place, self.outcome = (np.tile(x, (len(self.place), 1)) for x in (self.best, self.best_outcome))
+        self.tried = self.place
         self._look()
         self._new_visits(rng)
 
@@ -128,22 +133,28 @@ class Episodes:
         seen = self._seen(at)
         logs = choose(seen)
         device = _drawn(logs, rng)
-        moved = self.place.copy()
-        moved[rows, at] = device
-        outcome, fresh = self._outcomes(moved, known=(self.place, self.outcome))
-        better = self.value(self.outcome) - self.value(outcome)
-        worse = _worse(outcome, self.outcome) if self.rules.undo else np.zeros(len(rows), dtype=bool)
-        self.place = np.where(worse[:, None], self.place, moved)
-        self.outcome = np.where(worse[:, None], self.outcome, outcome)
-        candidate = _best(self.place, self.outcome)
-        if _worse(self.best_outcome[None], candidate[1][None])[0]:
-            self.best, self.best_outcome = candidate
-        self.previous = self.place[rows, at]
+        self.place = self.place.copy()  # what was seen stays as it was
+        self.place[rows, at] = self.previous = device
         self.step += 1
-        self.idle = 0 if fresh else self.idle + 1
         record.seen.append(seen)
         record.chosen.append(device)
         record.logs.append(logs[rows, device])
+        record.trial.append(len(record.reward))
+        if self.step == self.num_steps or self.step % (self.rules.trial_every or self.num_steps) == 0:
+            self._try(record)
+
+    def _try(self, record: Record) -> None:
+        """See what the placements cost that were made."""
+        outcome, fresh = self._outcomes(self.place, known=(self.tried, self.outcome))
+        better = self.value(self.outcome) - self.value(outcome)
+        worse = _worse(outcome, self.outcome) if self.rules.undo else np.zeros(len(outcome), dtype=bool)
+        self.place = np.where(worse[:, None], self.tried, self.place)
+        self.outcome = np.where(worse[:, None], self.outcome, outcome)
+        self.tried = self.place
+        best = _best(self.place, self.outcome)
+        if _worse(self.best_outcome[None], best[1][None])[0]:
+            self.best, self.best_outcome = best
+        self.idle = 0 if fresh else self.idle + 1
         record.reward.append(better)
         record.kept.append(np.where(worse, 0.0, better))
         record.new_trials += fresh
@@ -165,7 +176,11 @@ class Episodes:
     def placement(self, place: Array) -> Placement:
         """The placement that groups on these devices make, each parameter fetched once a step."""
         device = self.units.devices(place)
-        return replace(placement_of(self.problem, device, "rank"), prefetch_bytes=fetched_once(self.problem, device))
+        if self.rules.judged == "listed":
+            placement = placement_of(self.problem, device, "priority", listed_order(self.problem, device))
+        else:
+            placement = placement_of(self.problem, device, self.rules.judged)
+        return replace(placement, prefetch_bytes=fetched_once(self.problem, device))
 
     def _outcomes(self, place: Array, known: tuple[Array, Array] | None = None) -> tuple[Array, int]:
         """What placements [episodes, groups] cost, and how many of them had to be tried for that."""
@@ -203,7 +218,7 @@ class Episodes:
 
     def state(self) -> dict[str, Array]:
         """Where the episodes are, between two updates."""
-        names = ("place", "outcome", "starts", "best", "best_outcome", "start", "finish", "previous", "visits")
+        names = ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits")
         found = {name: np.array(getattr(self, name)) for name in names}
         found["baseline"] = self.baseline.past.copy()
         found["counts"] = np.array([self.step, self.idle])
@@ -213,8 +228,9 @@ class Episodes:
         return found
 
     def resume(self, state: Mapping[str, Array]) -> None:
-        for name in ("place", "outcome", "starts", "best", "best_outcome", "start", "finish", "previous", "visits"):
+        for name in ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits"):
             setattr(self, name, np.array(state[name]))
+        self.tried = self.place
         self.step, self.idle = (int(n) for n in state["counts"])
         self.baseline.past = np.array(state["baseline"])
         tried = state["tried"].astype(np.int64)

@@ -55,7 +55,7 @@ class Learner:
     def episodes(self, problem: Problem, judge: Judge) -> Episodes:
         """Episodes on a problem, by the rules of the settings."""
         s = self.settings
-        rules = Rules(s.episodes, s.order, s.undo, s.remember, s.relative, s.restart, s.penalty, s.times_every)
+        rules = Rules(s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty, s.times_every)
         return Episodes(problem, rules, s.most_groups, s.baseline_rounds, judge)
 
     def begin(self, episodes: Episodes, starts: Sequence[Placement] = ()) -> None:
@@ -184,11 +184,11 @@ class Learner:
         steps = np.array([seen.step for seen in record.seen])
         if s.rewards == "terminal":
             # All the reward comes with the last step: minus the value that the episode ends with.
-            last = -episodes.value(episodes.outcome)
-            found = np.broadcast_to(last, reward.shape).copy()
+            found = np.broadcast_to(-episodes.value(episodes.outcome), reward.shape)
         else:
             # What was tried counts at once, what comes of it only where it was not undone.
             found = reward + returns(kept, s.discount) - kept
+        found = found[record.trial]
         advantage = found - episodes.baseline.at(steps)[:, None]
         episodes.baseline.add(steps, found)
         return normalised(advantage) if s.normalise else advantage

@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.graph import FORWARD
 from roost.placers._units import Units
 from roost.policies.gnn import GraphMaps, pools
 
@@ -218,13 +219,13 @@ def _scaled(size: Array) -> Array:
 
 
 def _visits(units: Units) -> Array:
-    """[groups] in topological order: by the first op of each; one of parameters only just before its first reader."""
-    graph = units.problem.graph
+    """[groups] in topological order: by the first op of each; one without a forward op just before its first reader."""
     first = units.leader.astype(np.float64)
-    only = graph.is_parameter[units.leader]
+    late = np.ones(units.num_units, dtype=bool)  # parameters with their updates, which come at the end of the step
+    late[units.unit[units.problem.graph.phase == FORWARD]] = False
     source, target, _ = units.edges
-    reads = only[source] & ~only[target]
+    reads = late[source] & ~late[target]
     reader = np.full(units.num_units, np.inf)
     np.minimum.at(reader, source[reads], first[target[reads]])
-    first[only] = np.where(np.isfinite(reader[only]), reader[only] - 0.5, first[only])
+    first[late] = np.where(np.isfinite(reader[late]), reader[late] - 0.5, first[late])
     return np.argsort(first, kind="stable")

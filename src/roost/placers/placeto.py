@@ -41,7 +41,9 @@ class Settings:
     starts: tuple[str, ...] = ("single", "expert", "scotch")
     restart: str = "start"  # of an episode: at the "start" of the run, the "best" so far, or "go_on"
     order: str = "topological"  # or random
-    undo: bool = False  # a move that makes the placement worse
+    judged: str = "rank"  # order that placements are tried in; "listed": one that is made for their devices
+    trial_every: int | None = 1  # steps; None: one trial at the end of an episode
+    undo: bool = False  # the moves since the last trial, where they make the placement worse
     remember: bool = False  # what was tried before is not tried again, and is no trial
     rewards: str = "improvement"  # or terminal
     relative: bool = False  # rewards are of the logarithm of the step time
@@ -79,8 +81,8 @@ class Settings:
 SETTINGS = {
     "paper": Settings(),
     "tuned": Settings(
-        episodes=4, steps=16, restart="go_on", undo=True, remember=True, relative=True, discount=0.0, normalise=True,
-        embed="update", times_every=8, rounds=4, width=16, passes=4, rate=(5e-3, 1e-3), entropy=(0.02, 0.0),
+        episodes=16, trial_every=None, restart="best", remember=True, relative=True, normalise=True,
+        embed="update", times_every=1000, rounds=4, width=16, passes=4, rate=(5e-3, 1e-3), entropy=(0.02, 0.0),
     ),
 }  # fmt: skip
 
