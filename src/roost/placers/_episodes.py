@@ -27,7 +27,6 @@ Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # For one group and the moments of all episodes: log-probabilities [episodes, devices].
 Choose = Callable[["Seen"], Array]
 _MOST_REMEMBERED = 50_000
-_MOST_IDLE = 5  # episodes without a new trial
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,16 +81,10 @@ class Episodes:
         self.memo: dict[bytes, Array] = {}
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
-        self.idle = 0  # trials since the last new one
 
     @property
     def num_steps(self) -> int:
         return self.sight.num_groups
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether nothing new was tried for several episodes: there is nothing more to find, or to learn."""
-        return self.idle >= _MOST_IDLE * -(-self.num_steps // (self.rules.trial_every or self.num_steps))
 
     def begin(self, starts: Array, rng: np.random.Generator) -> None:
         """Evaluate the first placements [episodes, groups], and be before the first group of the first episode."""
@@ -111,10 +104,19 @@ class Episodes:
 
     def restart(self, rng: np.random.Generator) -> None:
         """Begin the next episodes."""
+        if self.rules.restart == "best":
+            return self.renew(self.rules, rng)
         if self.rules.restart == "start":
             self.place, self.outcome = self.starts, self.first
-        elif self.rules.restart == "best":
-            self.place, self.outcome = (np.tile(x, (len(self.place), 1)) for x in (self.best, self.best_outcome))
+        self._go(rng)
+
+    def renew(self, rules: Rules, rng: np.random.Generator) -> None:
+        """Begin episodes at the best placement so far, by other rules."""
+        self.rules = rules
+        self.place, self.outcome = (np.tile(x, (rules.episodes, 1)) for x in (self.best, self.best_outcome))
+        self._go(rng)
+
+    def _go(self, rng: np.random.Generator) -> None:
         self.tried = self.place
         self._look()
         self._new_visits(rng)
@@ -154,7 +156,6 @@ class Episodes:
         best = _best(self.place, self.outcome)
         if _worse(self.best_outcome[None], best[1][None])[0]:
             self.best, self.best_outcome = best
-        self.idle = 0 if fresh else self.idle + 1
         record.reward.append(better)
         record.kept.append(np.where(worse, 0.0, better))
         record.new_trials += fresh
@@ -221,17 +222,18 @@ class Episodes:
         names = ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits")
         found = {name: np.array(getattr(self, name)) for name in names}
         found["baseline"] = self.baseline.past.copy()
-        found["counts"] = np.array([self.step, self.idle])
+        found["counts"] = np.array([self.step])
         groups = self.num_steps
         found["tried"] = np.array([np.frombuffer(key, np.int64) for key in self.memo], np.uint8).reshape(-1, groups)
         found["tried_outcome"] = np.array(list(self.memo.values())).reshape(len(self.memo), -1)
         return found
 
-    def resume(self, state: Mapping[str, Array]) -> None:
+    def resume(self, state: Mapping[str, Array], rules: Rules) -> None:
+        self.rules = rules
         for name in ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits"):
             setattr(self, name, np.array(state[name]))
         self.tried = self.place
-        self.step, self.idle = (int(n) for n in state["counts"])
+        self.step = int(state["counts"][0])
         self.baseline.past = np.array(state["baseline"])
         tried = state["tried"].astype(np.int64)
         self.memo = {p.tobytes(): np.array(o) for p, o in zip(tried, state["tried_outcome"], strict=True)}

@@ -23,6 +23,11 @@ from roost.policies.gnn import GraphPolicy, Shape
 _PART = 200_000  # groups, times devices, times rows, that are embedded at a time when the network is run at every step
 
 
+_FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
+_MOST_REPEATS = 4  # rounds in which it may do so
+_MOST_EMPTY = 3  # new policies that find nothing to try
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Small networks are faster on one thread, and the same on every machine."""
@@ -38,25 +43,48 @@ class Learner:
     """A policy, its optimizer, and how far they are."""
 
     def __init__(self, settings: Settings, seed: int, trials: float) -> None:
-        self.settings, self.seed = settings, seed
+        self.first, self.seed = settings, seed
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
-        self.num_rounds = self.num_trials = 0
-        each_step = settings.embed == "step"
-        self.policy = GraphPolicy(
-            Shape(
-                len(MOVING) if each_step else len(FIXED), len(DEVICE), settings.width, settings.hidden,
-                settings.rounds, settings.messages, settings.pools,
-            ),
-            seed % 2**62,
-        )  # fmt: skip
+        self.num_rounds = self.num_trials = self.num_empty = 0
+        self._new_phase(0)
+
+    def _new_phase(self, phase: int) -> None:
+        """A policy that knows nothing."""
+        self.phase, self.phase_trials, self.repeats = phase, 0, 0
+        settings = self.first
+        if phase % 2 and settings.refine is not None:
+            settings = settings.refine
+        self.settings = settings
+        features = len(MOVING) if settings.embed == "step" else len(FIXED)
+        parts = (settings.width, settings.hidden, settings.rounds, settings.messages, settings.pools)
+        self.policy = GraphPolicy(Shape(features, len(DEVICE), *parts), (self.seed + phase) % 2**62)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
         self.update = Update(settings.passes, settings.clip, settings.most_norm)
 
+    @property
+    def rules(self) -> Rules:
+        s = self.settings
+        return Rules(
+            s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty,
+            s.times_every,
+        )  # fmt: skip
+
     def episodes(self, problem: Problem, judge: Judge) -> Episodes:
         """Episodes on a problem, by the rules of the settings."""
-        s = self.settings
-        rules = Rules(s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty, s.times_every)
-        return Episodes(problem, rules, s.most_groups, s.baseline_rounds, judge)
+        return Episodes(problem, self.rules, self.settings.most_groups, self.settings.baseline_rounds, judge)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether policies that began anew found nothing to try."""
+        return self.num_empty >= _MOST_EMPTY
+
+    def renew(self, episodes: Episodes) -> None:
+        """Where the policy tries nothing new any more: go on from the best placement with one that knows nothing."""
+        if self.repeats < _MOST_REPEATS:
+            return
+        self.num_empty = 0 if self.phase_trials else self.num_empty + 1
+        self._new_phase(self.phase + 1)
+        episodes.renew(self.rules, self._rng(self.num_rounds))
 
     def begin(self, episodes: Episodes, starts: Sequence[Placement] = ()) -> None:
         """The first placements: random ones, and in place of the first of them those given."""
@@ -76,6 +104,9 @@ class Learner:
             record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
         self.num_rounds += 1
         self.num_trials += record.new_trials
+        self.phase_trials += record.new_trials
+        rare = record.new_trials < _FEW_NEW * len(record.reward) * len(record.chosen[0])
+        self.repeats = self.repeats + 1 if rare else 0
         told = self._learn(episodes, record)
         reward = np.stack(record.reward)
         return {**told, "reward": float(reward.mean()), "best": float(episodes.best_outcome[1])}
@@ -85,10 +116,14 @@ class Learner:
         found = {f"weight.{name}": tensor.detach().numpy().copy() for name, tensor in self.policy.named_parameters()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             found |= {f"adam.{number}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
-        found["learned"] = np.array([self.num_rounds, self.num_trials, self.seed], dtype=np.int64)
+        numbers = [self.seed, self.phase, self.num_rounds, self.num_trials, self.phase_trials, self.repeats, self.num_empty]
+        found["learned"] = np.array(numbers, dtype=np.int64)
         return found
 
     def resume(self, state: Mapping[str, Array]) -> None:
+        self.seed, phase, *numbers = (int(n) for n in state["learned"])
+        self._new_phase(phase)
+        self.num_rounds, self.num_trials, self.phase_trials, self.repeats, self.num_empty = numbers
         self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for name, array in state.items():
@@ -96,7 +131,6 @@ class Learner:
                 _, number, kind = name.split(".")
                 moments.setdefault(int(number), {})[kind] = torch.from_numpy(np.array(array))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
-        self.num_rounds, self.num_trials, self.seed = (int(n) for n in state["learned"])
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take weights by name."""

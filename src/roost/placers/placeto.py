@@ -14,7 +14,7 @@ mean return of that step in the last 10 rounds; Adam from 1e-3 to 1e-4, entropy 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,6 +64,7 @@ class Settings:
     rate: tuple[float, float] = (1e-3, 1e-4)  # at the beginning, and after `horizon`
     entropy: tuple[float, float] = (1.0, 0.0)
     horizon: int = 5000  # trials, where the budget does not say how many there will be
+    refine: Settings | None = None  # for every second policy, where those that repeat themselves are followed by new ones
 
     def __post_init__(self) -> None:
         allowed = {
@@ -78,13 +79,15 @@ class Settings:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
 
 
-SETTINGS = {
-    "paper": Settings(),
-    "tuned": Settings(
-        episodes=16, trial_every=None, restart="best", remember=True, relative=True, normalise=True,
-        embed="update", times_every=1000, rounds=4, width=16, passes=4, rate=(5e-3, 1e-3), entropy=(0.02, 0.0),
-    ),
-}  # fmt: skip
+_TUNED = Settings(
+    episodes=32, judged="listed", trial_every=None, restart="best", remember=True, relative=True, normalise=True,
+    embed="update", times_every=1000, rounds=4, width=16, passes=4, rate=(1e-2, 3e-3), entropy=(0.02, 0.0),
+)  # fmt: skip
+_REFINE = replace(
+    _TUNED, episodes=4, steps=16, trial_every=1, undo=True, discount=0.0, times_every=8, rate=(1e-3, 1e-3),
+    entropy=(0.1, 0.02),
+)  # fmt: skip
+SETTINGS = {"paper": Settings(), "tuned": replace(_TUNED, refine=_REFINE)}
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,12 @@ class Placeto:
             state = evaluate.kept()
             if state is not None:
                 learner.resume(state)
-                episodes.resume(state)
+                episodes.resume(state, learner.rules)
             else:
                 learner.begin(episodes, starts)
-            while not episodes.is_stuck and evaluate.seconds_left > 0 and evaluate.trials_left >= 1:
+            while not learner.is_done and evaluate.seconds_left > 0 and evaluate.trials_left >= 1:
                 evaluate.note(learner.round(episodes))
+                learner.renew(episodes)
                 evaluate.keep(lambda: {**learner.state(), **episodes.state()})
         return episodes.placement(episodes.best)
 
