@@ -26,6 +26,7 @@ from roost.placers._units import Units
 Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # For one group and the moments of all episodes: log-probabilities [episodes, devices].
 Choose = Callable[["Seen"], Array]
+_KEPT = ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits")
 _MOST_REMEMBERED = 50_000
 
 
@@ -81,6 +82,7 @@ class Episodes:
         self.memo: dict[bytes, Array] = {}
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
+        self.num_greedy = 0  # episodes that take the likeliest device
 
     @property
     def num_steps(self) -> int:
@@ -93,8 +95,7 @@ class Episodes:
         self.place = self.tried = self.starts
         self.outcome = self.first = self._outcomes(self.starts)[0]  # [episodes, 2 + devices]
         self.best, self.best_outcome = _best(self.place, self.outcome)
-        self._look()
-        self._new_visits(rng)
+        self.restart(rng)
 
     def _new_visits(self, rng: np.random.Generator) -> None:
         self.step = 0
@@ -135,6 +136,7 @@ class Episodes:
         seen = self._seen(at)
         logs = choose(seen)
         device = _drawn(logs, rng)
+        device[: self.num_greedy] = logs[: self.num_greedy].argmax(axis=1)
         self.place = self.place.copy()  # what was seen stays as it was
         self.place[rows, at] = self.previous = device
         self.step += 1
@@ -219,8 +221,7 @@ class Episodes:
 
     def state(self) -> dict[str, Array]:
         """Where the episodes are, between two updates."""
-        names = ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits")
-        found = {name: np.array(getattr(self, name)) for name in names}
+        found = {name: np.array(getattr(self, name)) for name in _KEPT}
         found["baseline"] = self.baseline.past.copy()
         found["counts"] = np.array([self.step])
         groups = self.num_steps
@@ -230,7 +231,18 @@ class Episodes:
 
     def resume(self, state: Mapping[str, Array], rules: Rules) -> None:
         self.rules = rules
-        for name in ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits"):
+        for name in (
+            "place",
+            "outcome",
+            "starts",
+            "first",
+            "best",
+            "best_outcome",
+            "start",
+            "finish",
+            "previous",
+            "visits",
+        ):
             setattr(self, name, np.array(state[name]))
         self.tried = self.place
         self.step = int(state["counts"][0])

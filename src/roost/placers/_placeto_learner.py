@@ -12,10 +12,8 @@ import torch
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
 from roost.learners.episodes import Update, normalised, returns
-from roost.placers import Evaluate
-from roost.placers._episodes import Episodes, Judge, Record, Rules, Seen, anywhere
+from roost.placers._episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
 from roost.placers._sight import DEVICE, FIXED, MOVING, Moment
 from roost.placers.placeto import Settings
 from roost.policies.gnn import GraphPolicy, Shape
@@ -23,8 +21,10 @@ from roost.policies.gnn import GraphPolicy, Shape
 _PART = 200_000  # groups, times devices, times rows, that are embedded at a time when the network is run at every step
 
 
+_COUNTS = ("num_rounds", "num_trials", "phase_trials", "repeats", "num_empty")  # what a learner counts
 _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
 _MOST_REPEATS = 4  # rounds in which it may do so
+_GREEDY_ROUNDS = 2  # of a policy that was trained before: one of its episodes always takes the likeliest device
 _MOST_EMPTY = 3  # new policies that find nothing to try
 
 
@@ -46,6 +46,7 @@ class Learner:
         self.first, self.seed = settings, seed
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
         self.num_rounds = self.num_trials = self.num_empty = 0
+        self.knows = False  # whether its weights were learned before
         self._new_phase(0)
 
     def _new_phase(self, phase: int) -> None:
@@ -100,6 +101,7 @@ class Learner:
         rng = self._rng(self.num_rounds)
         if episodes.step >= episodes.num_steps:
             episodes.restart(rng)
+        episodes.num_greedy = int(self.knows and self.num_rounds < _GREEDY_ROUNDS)
         with torch.no_grad():
             record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
         self.num_rounds += 1
@@ -113,17 +115,18 @@ class Learner:
 
     def state(self) -> dict[str, Array]:
         """All that it takes to go on from here."""
-        found = {f"weight.{name}": tensor.detach().numpy().copy() for name, tensor in self.policy.named_parameters()}
+        found = {f"weight.{name}": array for name, array in self.tensors.items()}
         for number, moments in self.optimizer.state_dict()["state"].items():
             found |= {f"adam.{number}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
-        numbers = [self.seed, self.phase, self.num_rounds, self.num_trials, self.phase_trials, self.repeats, self.num_empty]
+        numbers = [self.seed, self.phase, *(getattr(self, name) for name in _COUNTS)]
         found["learned"] = np.array(numbers, dtype=np.int64)
         return found
 
     def resume(self, state: Mapping[str, Array]) -> None:
         self.seed, phase, *numbers = (int(n) for n in state["learned"])
         self._new_phase(phase)
-        self.num_rounds, self.num_trials, self.phase_trials, self.repeats, self.num_empty = numbers
+        for name, number in zip(_COUNTS, numbers, strict=True):
+            setattr(self, name, number)
         self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for name, array in state.items():
@@ -131,6 +134,15 @@ class Learner:
                 _, number, kind = name.split(".")
                 moments.setdefault(int(number), {})[kind] = torch.from_numpy(np.array(array))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of its weights, by name."""
+        return {name: tuple(tensor.shape) for name, tensor in self.policy.named_parameters()}
+
+    @property
+    def tensors(self) -> dict[str, Array]:
+        return {name: tensor.detach().numpy().copy() for name, tensor in self.policy.named_parameters()}
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take weights by name."""
@@ -144,8 +156,8 @@ class Learner:
         done = min(1.0, self.num_trials / self.horizon)
         return ends[0] + done * (ends[1] - ends[0])
 
-    def _chooser(self, episodes: Episodes):
-        sight, policy = episodes.sight, self.policy
+    def _chooser(self, episodes: Episodes) -> Choose:
+        policy = self.policy
         if self.settings.embed == "update":
             contexts = self._fixed_contexts(episodes)
 
@@ -170,10 +182,12 @@ class Learner:
         """Log-probabilities [rows, devices] for some episodes at some steps, from features of the whole placement."""
         sight = episodes.sight
         at = np.array([seen[s].at for s in step])
-        moment = Moment(*(
-            np.stack([getattr(seen[s].moment, name)[r] for s, r in zip(step, row, strict=True)])
-            for name in ("place", "start", "finish", "peak")
-        ))
+        moment = Moment(
+            *(
+                np.stack([getattr(seen[s].moment, name)[r] for s, r in zip(step, row, strict=True)])
+                for name in ("place", "start", "finish", "peak")
+            )
+        )
         done = np.stack([seen[s].done for s in step])
         features = torch.from_numpy(sight.moving(moment, at, done))  # [groups, rows, devices, features]
         groups, count, devices, _ = features.shape
@@ -189,8 +203,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = self._share(s.rate)
         advantage = self._advantage(episodes, record)
-        num_steps, num_episodes = advantage.shape
-        step, row = np.divmod(np.arange(advantage.size), num_episodes)
+        step, row = np.divmod(np.arange(advantage.size), advantage.shape[1])
         if s.embed == "step":
             size = max(1, _PART // (episodes.num_steps * episodes.sight.num_devices))
             parts = np.split(np.arange(advantage.size), range(size, advantage.size, size))
@@ -208,9 +221,7 @@ class Learner:
                 return self.policy.log_probs(contexts, of_devices[rows], allowed[rows])
 
         chosen, logs = np.concatenate(record.chosen), np.concatenate(record.logs)
-        return self.update.apply(
-            self.optimizer, score, parts, chosen, logs, advantage.ravel(), self._share(s.entropy)
-        )
+        return self.update.apply(self.optimizer, score, parts, chosen, logs, advantage.ravel(), self._share(s.entropy))
 
     def _advantage(self, episodes: Episodes, record: Record) -> Array:  # [steps, episodes]
         s = self.settings

@@ -169,7 +169,7 @@ class Sight:
     @cached_property
     def _speed(self) -> Array:  # [devices] of all the work, beside the fastest device
         total = np.maximum(1e-12, self.units.time.sum(axis=0))
-        return np.log(total / total.min()).clip(0, 5)
+        return np.asarray(np.log(total / total.min()).clip(0, 5))
 
     def _here(self, place: Array) -> Array:  # [batch, groups, devices]
         return _one_hot(place, self.num_devices)

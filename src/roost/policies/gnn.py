@@ -120,7 +120,7 @@ class GraphPolicy(nn.Module):
         return torch.cat(parts, dim=-1)
 
     def log_probs(self, context: Tensor, devices: Tensor, allowed: Tensor) -> Tensor:
-        """Of each device, from contexts [batch, 1 or devices, context], features and what is allowed [batch, devices]."""
+        """[batch, devices] from contexts [batch, 1 or devices, context], features of devices, and which are allowed."""
         each = torch.relu(self.about(context) + self.device(devices))
         usable = allowed.float()[..., None]
         mean = (each * usable).sum(1, keepdim=True) / usable.sum(1, keepdim=True)
