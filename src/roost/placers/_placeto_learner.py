@@ -125,8 +125,8 @@ class Learner:
     def resume(self, state: Mapping[str, Array]) -> None:
         self.seed, phase, *numbers = (int(n) for n in state["learned"])
         self._new_phase(phase)
-        for name, number in zip(_COUNTS, numbers, strict=True):
-            setattr(self, name, number)
+        for count, value in zip(_COUNTS, numbers, strict=True):
+            setattr(self, count, value)
         self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})
         moments: dict[int, dict[str, torch.Tensor]] = {}
         for name, array in state.items():
