@@ -88,6 +88,11 @@ class Episodes:
     def num_steps(self) -> int:
         return self.sight.num_groups
 
+    @property
+    def has_tried_all(self) -> bool:
+        """Whether there is no placement left that is not remembered."""
+        return len(self.memo) >= float(np.prod(self.units.allowed.sum(axis=1, dtype=np.float64)))
+
     def begin(self, starts: Array, rng: np.random.Generator) -> None:
         """Evaluate the first placements [episodes, groups], and be before the first group of the first episode."""
         self.starts = starts.astype(np.int64)
@@ -226,7 +231,7 @@ class Episodes:
         found["counts"] = np.array([self.step])
         groups = self.num_steps
         found["tried"] = np.array([np.frombuffer(key, np.int64) for key in self.memo], np.uint8).reshape(-1, groups)
-        found["tried_outcome"] = np.array(list(self.memo.values())).reshape(len(self.memo), -1)
+        found["tried_outcome"] = np.array(list(self.memo.values())).reshape(len(self.memo), self.outcome.shape[1])
         return found
 
     def resume(self, state: Mapping[str, Array], rules: Rules) -> None:

@@ -21,11 +21,11 @@ from roost.policies.gnn import GraphPolicy, Shape
 _PART = 200_000  # groups, times devices, times rows, that are embedded at a time when the network is run at every step
 
 
-_COUNTS = ("num_rounds", "num_trials", "phase_trials", "repeats", "num_empty")  # what a learner counts
+_COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
 _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
-_MOST_REPEATS = 4  # rounds in which it may do so
+_MOST_REPEATS = 3  # rounds in which it may do so
 _GREEDY_ROUNDS = 2  # of a policy that was trained before: one of its episodes always takes the likeliest device
-_MOST_EMPTY = 3  # new policies that find nothing to try
+_NOTHING_NEW, _FORGET = 0.05, 0.1  # share of new trials below which it ends, and how fast old rounds are forgotten
 
 
 @contextmanager
@@ -45,13 +45,14 @@ class Learner:
     def __init__(self, settings: Settings, seed: int, trials: float) -> None:
         self.first, self.seed = settings, seed
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
-        self.num_rounds = self.num_trials = self.num_empty = 0
+        self.num_rounds = self.num_trials = 0
+        self.fresh = 1.0  # share of new trials in the last rounds
         self.knows = False  # whether its weights were learned before
         self._new_phase(0)
 
     def _new_phase(self, phase: int) -> None:
         """A policy that knows nothing."""
-        self.phase, self.phase_trials, self.repeats = phase, 0, 0
+        self.phase, self.repeats = phase, 0
         settings = self.first
         if phase % 2 and settings.refine is not None:
             settings = settings.refine
@@ -76,14 +77,13 @@ class Learner:
 
     @property
     def is_done(self) -> bool:
-        """Whether policies that began anew found nothing to try."""
-        return self.num_empty >= _MOST_EMPTY
+        """Whether there is hardly anything new to try, also for policies that begin anew."""
+        return self.fresh < _NOTHING_NEW
 
     def renew(self, episodes: Episodes) -> None:
         """Where the policy tries nothing new any more: go on from the best placement with one that knows nothing."""
         if self.repeats < _MOST_REPEATS:
             return
-        self.num_empty = 0 if self.phase_trials else self.num_empty + 1
         self._new_phase(self.phase + 1)
         episodes.renew(self.rules, self._rng(self.num_rounds))
 
@@ -106,9 +106,9 @@ class Learner:
             record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
         self.num_rounds += 1
         self.num_trials += record.new_trials
-        self.phase_trials += record.new_trials
-        rare = record.new_trials < _FEW_NEW * len(record.reward) * len(record.chosen[0])
-        self.repeats = self.repeats + 1 if rare else 0
+        share = record.new_trials / (len(record.reward) * len(record.chosen[0]))
+        self.fresh += _FORGET * (share - self.fresh)
+        self.repeats = self.repeats + 1 if share < _FEW_NEW else 0
         told = self._learn(episodes, record)
         reward = np.stack(record.reward)
         return {**told, "reward": float(reward.mean()), "best": float(episodes.best_outcome[1])}
@@ -119,12 +119,14 @@ class Learner:
         for number, moments in self.optimizer.state_dict()["state"].items():
             found |= {f"adam.{number}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
         numbers = [self.seed, self.phase, *(getattr(self, name) for name in _COUNTS)]
+        found["fresh"] = np.array(self.fresh)
         found["learned"] = np.array(numbers, dtype=np.int64)
         return found
 
     def resume(self, state: Mapping[str, Array]) -> None:
         self.seed, phase, *numbers = (int(n) for n in state["learned"])
         self._new_phase(phase)
+        self.fresh = float(state["fresh"])
         for count, value in zip(_COUNTS, numbers, strict=True):
             setattr(self, count, value)
         self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})

@@ -129,7 +129,11 @@ class Placeto:
                 episodes.resume(state, learner.rules)
             else:
                 learner.begin(episodes, starts)
-            while not learner.is_done and evaluate.seconds_left > 0 and evaluate.trials_left >= 1:
+            while (
+                not (learner.is_done or episodes.has_tried_all)
+                and evaluate.seconds_left > 0
+                and evaluate.trials_left >= 1
+            ):
                 evaluate.note(learner.round(episodes))
                 learner.renew(episodes)
                 evaluate.keep(lambda: {**learner.state(), **episodes.state()})
