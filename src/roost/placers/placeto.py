@@ -140,7 +140,7 @@ class Placeto:
         return episodes.placement(episodes.best)
 
     def _taught(self, learner: Learner) -> Learner:
-        """The learner with the weights of the file, which then change more slowly."""
+        """The learner with the weights of the file, with which it goes on learning."""
         from roost.policies.weights import load_weights
 
         assert self.weights is not None
