@@ -1,0 +1,240 @@
+"""Placeto: episodes, settings, weights, and going on after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Result, Trial
+from roost.errors import InputError
+from roost.placers._episodes import anywhere
+from roost.placers._placeto_course import simulated
+from roost.placers._placeto_learner import Learner
+from roost.placers._sight import DEVICE, Moment, Sight
+from roost.placers._units import Units
+from roost.placers.placeto import SETTINGS, Placeto, Settings
+from roost.policies.weights import save_weights
+from roost.search import evaluate as engine
+from roost.search.local import Simulating
+from roost.search.solve import search
+from roost.testing.placers import tiny_problem
+from roost.testing.problems import training_like
+
+SMALL_PAPER = replace(SETTINGS["paper"], episodes=3, rounds=2, most_groups=30)
+SMALL = replace(SETTINGS["tuned"], episodes=8, most_groups=30)
+
+
+def found(problem: Problem, setting: Settings | str, trials: int = 300, seed: int = 0, **more: Any) -> Result:
+    return search(problem, Placeto(setting), trials=trials, seed=seed, prove=False, **more)
+
+
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: Settings) -> None:
+    assert found(tiny_problem("fork_join"), setting).best.step_time < 12  # of 20 seconds on one device
+    best = found(tiny_problem("unlike_devices"), setting).best
+    assert best.feasible
+    assert not (best.placement.device == 0).all()
+
+
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+@pytest.mark.parametrize("name", ["one_device", "one_op", "only_parameters", "zeros"])
+def test_where_there_is_little_to_choose_it_ends_with_an_answer(name: str, setting: Settings) -> None:
+    assert found(tiny_problem(name), setting, trials=60).best.feasible
+
+
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+def test_where_nothing_fits_it_comes_nearer(setting: Settings) -> None:
+    told: list[Mapping[str, float]] = []
+    seen: list[Trial] = []
+    result = found(tiny_problem("nothing_fits"), setting, on_note=told.append, on_trial=lambda p: seen.append(p.trial))
+    assert not result.best.feasible
+    assert result.best.missing_bytes == min(trial.missing_bytes for trial in seen) < seen[0].missing_bytes
+    assert all(np.isfinite(list(figures.values())).all() for figures in told)
+
+
+class Broken(Simulating):
+    """Devices that give no time for every third placement, or for all."""
+
+    def __init__(self, problem: Problem, every: int) -> None:
+        super().__init__(problem, 1)
+        self.every, self.count = every, 0
+
+    def trials(self, placements: Sequence[Placement]) -> list[Trial]:
+        done = super().trials(placements)
+        for number, trial in enumerate(done):
+            self.count += 1
+            if self.count % self.every == 0:
+                wrong = (np.nan, np.inf)[self.count % 2]
+                done[number] = replace(trial, step_time=wrong, feasible=False, missing_bytes=1)
+        return done
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+def test_trials_without_a_step_time_spoil_nothing(setting: Settings, every: int) -> None:
+    problem = training_like(60, 3)
+    told: list[Mapping[str, float]] = []
+    result = found(problem, setting, trials=200, source=Broken(problem, every), on_note=told.append)
+    assert told
+    assert all(np.isfinite(list(figures.values())).all() for figures in told)
+    assert result.best.feasible == (every > 1)
+
+
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+def test_equal_seeds_give_equal_curves_and_others_do_not(setting: Settings) -> None:
+    problem = training_like(60, 3)
+
+    def curve(seed: int) -> list[float]:
+        steps: list[float] = []
+        found(problem, setting, 150, seed, on_trial=lambda p: steps.append(p.trial.step_time))
+        return steps
+
+    assert curve(1) == curve(1) != curve(2)
+
+
+@pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
+def test_killed_and_resumed_it_comes_to_the_same_end(
+    setting: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "_KEEP_SECONDS", 0.0)
+    problem, trials = training_like(60, 3), 240
+
+    def run(path: Path, stop: int | None = None) -> Result:
+        return found(problem, setting, trials, 5, journal=path, on_trial=lambda p: p.num_trials == stop)
+
+    def tried(path: Path) -> list[str]:
+        return [json.loads(line)["digest"] for line in path.read_text().splitlines()[1:]]
+
+    unbroken = run(tmp_path / "unbroken.jsonl")
+    for stop in (97, 171):
+        run(tmp_path / "killed.jsonl", stop)
+    assert list(tmp_path.glob("killed.jsonl.placeto.npz"))
+    resumed = run(tmp_path / "killed.jsonl")
+    assert tried(tmp_path / "killed.jsonl") == tried(tmp_path / "unbroken.jsonl")
+    assert (resumed.best.step_time, resumed.num_trials) == (unbroken.best.step_time, unbroken.num_trials)
+
+
+def test_every_step_is_a_trial_and_improvements_add_up() -> None:
+    problem = training_like(60, 3)
+    learner = Learner(SMALL_PAPER, 0, 1000)
+    episodes = learner.episodes(problem, simulated(problem))
+    learner.begin(episodes)
+    before = episodes.value(episodes.outcome)
+    uniform = np.log(np.full((3, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
+    record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
+    assert len(record.reward) == episodes.num_steps
+    assert record.new_trials == 3 * episodes.num_steps
+    np.testing.assert_allclose(np.sum(record.reward, axis=0), before - episodes.value(episodes.outcome))
+    assert [seen.at for seen in record.seen] == episodes.sight.order.tolist()
+
+
+def test_what_is_undone_leaves_the_better_placement() -> None:
+    problem = training_like(60, 3)
+    settings = SMALL.refine
+    assert settings is not None
+    episodes = Learner(replace(settings, most_groups=30), 0, 1000).episodes(problem, simulated(problem))
+    rng = np.random.default_rng(0)
+    episodes.begin(anywhere(episodes.units, rng, 4), rng)
+    uniform = np.log(np.full((4, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
+    record = episodes.run(lambda seen: uniform, rng, 20)
+    assert (np.stack(record.kept) >= 0).all()
+    assert (np.stack(record.reward) < 0).any()
+
+
+def test_more_bytes_over_are_worse_and_all_values_finite() -> None:
+    problem = tiny_problem("tight")
+    episodes = Learner(SMALL, 0, 10).episodes(problem, simulated(problem))
+    peaks = [0.0] * problem.cluster.num_devices
+    value = episodes.value(np.array([[0, 1, *peaks], [10, 1, *peaks], [20, 1, *peaks], [0, 0, *peaks]], dtype=float))
+    assert value[0] < value[1] < value[2]
+    assert np.isfinite(value).all()
+
+
+def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
+    problem = tiny_problem("unlike_devices")
+    order = np.array([2, 0, 1])  # old numbers, in their new order
+    cluster = replace(problem.cluster, devices=tuple(problem.cluster.devices[d] for d in order))
+    turned = Problem(problem.graph, cluster, replace(problem.costs, op_time=problem.op_time[:, order]))
+    new = np.argsort(order)
+    rng = np.random.default_rng(0)
+    sights = Sight(Units.of(problem)), Sight(Units.of(turned))
+    groups = sights[0].num_groups
+    place, times = anywhere(sights[0].units, rng, 4), rng.random((2, 4, groups))
+    peak = rng.random((4, 3)) * 50
+    one = Moment(place, times[0], times[0] + times[1], peak)
+    other = Moment(new[place], times[0], times[0] + times[1], peak[:, order])
+    for at in range(groups):
+        plain = sights[0].devices(one, at, place[:, 0])
+        again = sights[1].devices(other, at, new[place[:, 0]])
+        np.testing.assert_allclose(again, plain[:, order], rtol=1e-5, atol=1e-6)
+        assert plain.shape == (4, 3, len(DEVICE))
+
+
+class Kept:
+    """A checkpoint in memory, that lets learning go so far only."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        self.state: dict[str, Array] | None = None
+        self.left = most
+
+    def load(self) -> dict[str, Array] | None:
+        return self.state
+
+    def save(self, state: dict[str, Array]) -> None:
+        self.state = {name: array.copy() for name, array in state.items()}
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_learning_over_problems_is_resumed_exactly_and_runs_on_other_machines(tmp_path: Path) -> None:
+    problems = [training_like(60, 3), training_like(40, 2)]
+    placer, told = Placeto(SMALL), []
+    whole, card = placer.learn(problems, 1.0, 0, told.append, Kept())
+    assert len(told) == card["rounds"] > 4
+    checkpoint = Kept(3)
+    with pytest.raises(KeyboardInterrupt):
+        placer.learn(problems, 1.0, 0, told.append, checkpoint)
+    again, _ = placer.learn(problems, 1.0, 0, told.append, checkpoint)
+    assert all(np.array_equal(whole[name], again[name]) for name in whole)
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "placeto", whole, card)
+    for problem in (training_like(50, 5), tiny_problem("one_device"), tiny_problem("kinds")):
+        assert search(problem, Placeto(SMALL, str(path)), trials=40, prove=False).best.feasible
+
+
+def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path) -> None:
+    problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
+    learner = Learner(SMALL, 3, 100)
+    tensors = {name: array + 0.1 for name, array in learner.tensors.items()}
+    save_weights(path, "placeto", tensors, {})
+    taught = search(problem, Placeto(SMALL, str(path)), trials=60, prove=False)
+    assert taught.best.placement != found(problem, SMALL, 60).best.placement
+    del tensors["score.weight"]
+    save_weights(path, "placeto", tensors, {})
+    with pytest.raises(InputError, match=r"score\.weight"):
+        search(problem, Placeto(SMALL, str(path)), trials=60, prove=False)
+
+
+@pytest.mark.parametrize("wrong", [{"order": "upside down"}, {"episodes": 0}, {"rewards": "none"}])
+def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=next(iter(wrong))):
+        replace(SETTINGS["tuned"], **wrong)
+    with pytest.raises(InputError, match="paper"):
+        Placeto("best")
+
+
+def test_the_best_of_other_placers_is_where_it_begins() -> None:
+    problem = training_like(60, 3)
+    result = found(problem, replace(SMALL, start="best", starts=("single", "expert")), 200)
+    assert set(result.baselines) == {"single", "expert"}
+    assert result.best.step_time <= min(trial.step_time for trial in result.baselines.values())
