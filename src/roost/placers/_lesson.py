@@ -20,8 +20,10 @@ from roost.learners.rewards import penalised
 from roost.placers import Evaluate
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
-from roost.placers._orders import in_orders, placement_of, reordered
+from roost.placers._orders import in_orders, listed_order, reordered
 from roost.placers._population import Heat, Population
+
+LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
 
 _STALE, _EXHAUSTED = 10, 40  # batches in a row with next to nothing new, and with nothing: begin again, or end
 _FEW = 40  # trials: too few to learn from or to refine with
@@ -109,11 +111,11 @@ class Lesson:
     def placement(self, choice: Array) -> Placement:
         """The placement for devices of groups [groups]; parameters are sent once to each device that needs them."""
         device = self.groups.devices(choice)
-        placement = placement_of(self.problem, device, self.order)
         window = fetched_once(self.problem, device)
-        if not window.any():
-            return placement
-        return Placement(device, self.order, None, window, placement.devices, placement.graph)
+        order = "priority" if self.order == LISTED else self.order
+        priority = listed_order(self.problem, device) if self.order == LISTED else None
+        names, graph = self.problem.cluster.device_names, self.problem.graph.digest
+        return Placement(device, order, priority, window if window.any() else 0, names, graph)
 
     def refine(self) -> None:
         """Spend the rest of the budget on the order of the best placement, and on annealing it op by op."""
