@@ -1,0 +1,1 @@
+"""Networks that score devices, and the files that hold their weights."""
