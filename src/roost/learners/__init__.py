@@ -1,0 +1,1 @@
+"""Policy x what it did -> a better policy: one file, one update rule."""
