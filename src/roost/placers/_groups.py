@@ -29,17 +29,17 @@ def groups_of(problem: Problem, most: int = 300) -> Units:
 
 def _groups_of(problem: Problem, most: int) -> Units:
     graph = _RULES.apply(problem.graph).graph
-    units = _joined(problem, graph.group)
+    units = joined(problem, graph.group)
     if units.num_units <= most:
         return units
     merged = Coarsen(most, count_ops=False).apply(graph, problem.op_time.mean(axis=1))
     # A group of the coarse graph, or a coarse op without one, is one decision.
     group = np.where(merged.graph.group >= 0, merged.graph.group, -1)
     number = np.where(group >= 0, group, group.max() + 1 + np.arange(merged.graph.num_ops))
-    return _joined(problem, number[merged.new_op])
+    return joined(problem, number[merged.new_op])
 
 
-def _joined(problem: Problem, group: Array) -> Units:
+def joined(problem: Problem, group: Array) -> Units:
     """Ops of one number [ops] as one unit; those below 0 each by itself. Never two that may share no device."""
     bits = 1 << np.arange(problem.cluster.num_devices, dtype=object)
     sets = Unions([int(mask) for mask in (problem.allowed * bits).sum(axis=1)])
