@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from roost.core.arrays import Array
-from roost.policies.lister import Decisions, Policy
+from roost.policies.lister_network import Decisions, Policy
 
 _MOST_NORM = 1.0  # of the gradient
 
@@ -24,9 +24,7 @@ def imitate(policy: Policy, optimizer: torch.optim.Optimizer, rows: Decisions, l
     if not bool(kept.any()):
         return 0.0
     found = policy(rows)[kept]
-    loss = torch.nn.functional.nll_loss(found, label[kept], label_smoothing=0.0) if False else -(
-        found.gather(1, label[kept].unsqueeze(1)).mean()
-    )
+    loss = -found.gather(1, label[kept].unsqueeze(1)).mean()
     _step(policy, optimizer, loss)
     return float(loss.detach())
 
@@ -51,7 +49,8 @@ def clipped(
         entropies.append(float(entropy.detach().mean()))
         ratios.append(float((change.detach() - 1).abs().mean()))
     norm = _step(policy, optimizer, loss)
-    return {"loss": float(loss.detach()), "entropy": float(np.mean(entropies)), "change": float(np.mean(ratios)), "norm": norm}
+    figures = {"entropy": float(np.mean(entropies)), "change": float(np.mean(ratios))}
+    return {"loss": float(loss.detach()), "norm": norm, **figures}
 
 
 def advantages(cost: Array, best_of: int = 1) -> Array:  # [rolls]
@@ -59,10 +58,7 @@ def advantages(cost: Array, best_of: int = 1) -> Array:  # [rolls]
 
     With `best_of` k above 1: what a schedule adds to the best of k drawn from these, on average, so that variety pays.
     """
-    if best_of > 1:
-        gain = _added_to_best(-cost, best_of)
-    else:
-        gain = cost.mean() - cost
+    gain = _added_to_best(-cost, best_of) if best_of > 1 else cost.mean() - cost
     spread = gain.std()
     return np.clip((gain - gain.mean()) / spread, -3.0, 3.0) if spread > 1e-9 else np.zeros(len(cost))
 
@@ -77,8 +73,9 @@ def _added_to_best(value: Array, k: int) -> Array:
     log_choose = _log_choose(count)
     total = log_choose[count - 1, k - 1]
     found = np.zeros(count)
-    alone = np.array([np.exp(log_choose[r, k - 1] - total) if r >= k - 1 else 0.0 for r in range(count)])
-    with_other = np.array([np.exp(log_choose[r - 1, k - 2] - total) if r >= k - 1 and k >= 2 else 0.0 for r in range(count)])
+    rank = np.arange(count)
+    alone = np.exp(log_choose[rank, k - 1] - total)
+    with_other = np.concatenate([[0.0], np.exp(log_choose[rank[1:] - 1, k - 2] - total)])
     above = np.concatenate([np.cumsum((with_other * ranked)[::-1])[::-1][1:], [0.0]])
     found[order] = alone * ranked + above
     return found

@@ -19,7 +19,6 @@ from roost.core.problem import Problem
 from roost.learners.recorded import advantages, clipped, imitate
 from roost.placers._framed import Framed
 from roost.placers._listed import (
-    NUM_KNOWN,
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -28,15 +27,14 @@ from roost.placers._listed import (
     decisions_of,
     drawn_ways,
     framed,
+    free_rolls,
     masks_of,
     network_of,
+    new_tensors,
     rolls_of,
 )
 from roost.placers._targets import targets_of
-from roost.placers.kernels.lister import SEEN
-from roost.policies.lister import Policy, fresh
-
-_FIRST_RULE = {"finish_gap_ticks": -3.0, "outgoing_ticks": -1.0, "slower_in_all": -0.5}
+from roost.policies.lister_network import Policy
 
 # About what the parts of a course cost, in seconds: for planning, and never looked at again.
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
@@ -72,9 +70,9 @@ class Course:
         self.rng, self.rates, self.note = np.random.default_rng([seed, 17]), rates, note
         self.frames: list[Framed] = [each for problem in problems for each in framed(problem, most_units, ORDERS)]
         self.tensors = new_tensors(self.rng)
+        self.ways = self.tensors.pop("ways")
         self.policy = Policy(self.tensors)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=rates.imitation_rate)
-        self.ways = drawn_ways(self.rng, PORTFOLIO, len(ORDERS))
         self.targets: list[Array] = []
         self.best: list[float] = []  # step time of the best target of each frame
         self.stage, self.done = 0, 0
@@ -222,19 +220,9 @@ class Course:
         self.stage, self.done = int(state["at"][0]), int(state["at"][1])
 
 
-def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
-    """Weights that begin as a rule of earliest finish."""
-    rule = np.zeros(NUM_SEEN)
-    for name, weight in _FIRST_RULE.items():
-        rule[SEEN.index(name)] = weight
-    return fresh(rng, NUM_SEEN, NUM_KNOWN, rule)
-
-
 def try_out(frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates) -> tuple[Any, Array]:
     """Schedules of one problem: what `clipped` takes, or None where none was better than another; and their costs."""
-    ways = drawn_ways(rng, rates.rolls, 1)
-    ways[: rates.rolls // 2, :NUM_SEEN] = 0.0  # half of them as the network is
-    rolls = rolls_of(rng, frame, ways[:, :NUM_SEEN], np.ones(rates.rolls))
+    rolls = free_rolls(rng, frame, rates.rolls)
     rolled = frame.roll(network_of(tensors, frame), rolls, np.ones(1), record=True)
     cost = cost_of(rolled, frame.units.problem)
     return batch_of(frame, rolled, rolls, cost, rng, rates), cost

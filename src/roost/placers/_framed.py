@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -72,8 +72,6 @@ class Framed:
 
     def placement(self, unit_device: Array) -> Placement:
         """The placement with these devices of units; parameters that live elsewhere are fetched once a step."""
-        from dataclasses import replace
-
         placement = self.under.placement(unit_device)
         return replace(placement, prefetch_bytes=fetched_once(self.units.problem, placement.device))
 
@@ -150,7 +148,7 @@ def _reads(units: Units) -> Array:
 
 def _known(under: Prepared, frame: Frame) -> Array:
     units, layout, listing = under.units, under.layout, under.listing
-    problem, graph, cluster = units.problem, units.problem.graph, units.problem.cluster
+    graph, cluster = units.problem.graph, units.problem.cluster
     num_ops, num_units, num_devices = len(layout.op), units.num_units, cluster.num_devices
     apart = ~np.eye(num_devices, dtype=bool)
     latency = float(cluster.latency[apart].mean()) if num_devices > 1 else 0.0

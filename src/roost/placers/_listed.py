@@ -10,19 +10,24 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.problem import Problem
+from roost.errors import InputError
 from roost.placers._framed import KNOWN, Framed, Rolled
 from roost.placers._groups import joined
 from roost.placers._listing import Prepared
 from roost.placers._units import Units
 from roost.placers.kernels.lister import SEEN, Network, Rolls
+from roost.policies.lister import fresh, shapes
+from roost.policies.weights import load_weights
 from roost.transforms.coarsen import Coarsen
 
 if TYPE_CHECKING:
-    from roost.policies.lister import Decisions
+    from roost.policies.lister_network import Decisions
 
 ORDERS = ("program", "rank")
 NUM_SEEN, NUM_KNOWN = len(SEEN), len(KNOWN)
 PORTFOLIO = 64  # ways to draw a schedule that a file of weights holds: a tilt, a temperature and an order each
+
+_FIRST_RULE = {"finish_gap_ticks": -3.0, "outgoing_ticks": -1.0, "slower_in_all": -0.5}
 
 _SHARE = 0.15  # how often a feature is in a tilt
 _SCALES = (0.2, 4.0)  # how strong a tilt is, at least and at most
@@ -31,6 +36,23 @@ _HEATS = (0.0, 0.0, 0.3, 1.0)
 # Beyond memory: the penalty as the logarithm of a factor on the step time, for any excess and for all memory once more.
 _OVER, _OVER_SHARE, _MOST_OVER = 0.5, 20.0, 3.0
 _FAILED = 5.0  # of what has no step time at all
+
+
+def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
+    """Weights that begin as a rule of earliest finish, and random ways to draw."""
+    rule = np.zeros(NUM_SEEN)
+    for name, weight in _FIRST_RULE.items():
+        rule[SEEN.index(name)] = weight
+    return {**fresh(rng, NUM_SEEN, NUM_KNOWN, rule), "ways": drawn_ways(rng, PORTFOLIO, len(ORDERS))}
+
+
+def load(path: str) -> dict[str, Array]:
+    """The weights in a file, checked."""
+    tensors, _ = load_weights(path, "lister", {**shapes(NUM_SEEN, NUM_KNOWN), "ways": (PORTFOLIO, NUM_SEEN + 2)})
+    heat, order = tensors["ways"][:, NUM_SEEN], tensors["ways"][:, -1]
+    if not np.isin(order, np.arange(len(ORDERS))).all() or (heat < 0).any():
+        raise InputError(f"{path}: tensor 'ways' has an order or a temperature that cannot be; train them again")
+    return tensors
 
 
 def units_of(problem: Problem, most: int) -> Units:
@@ -95,6 +117,13 @@ def drawn_ways(rng: np.random.Generator, count: int, num_orders: int) -> Array:
     return ways
 
 
+def free_rolls(rng: np.random.Generator, under: Framed, count: int) -> Rolls:
+    """Schedules to learn from: half of them as the network is, the others tilted."""
+    tilt = drawn_ways(rng, count, 1)[:, :NUM_SEEN]
+    tilt[: count // 2] = 0.0
+    return rolls_of(rng, under, tilt, np.ones(count))
+
+
 def cost_of(rolled: Rolled, problem: Problem) -> Array:  # [rolls]
     """The logarithm of the step time, and a penalty that grows with the bytes beyond memory."""
     step = np.maximum(rolled.step_time, 1e-12)
@@ -111,7 +140,7 @@ def decisions_of(under: Framed, rolled: Rolled, rolls: Rolls, picked: Array) -> 
     """Recorded decisions as the network in PyTorch takes them: those picked [rolls, units] of `choices_in`."""
     import torch
 
-    from roost.policies.lister import Decisions
+    from roost.policies.lister_network import Decisions
 
     record, row = rolled.record, np.nonzero(picked)[0]
     heat = np.where(rolls.heat > 0, rolls.heat, 1.0).astype(np.float32)

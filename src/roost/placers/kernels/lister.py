@@ -280,7 +280,7 @@ def score(network, unit, mask, seen, tilt, first, middle, context, scores):
 
 @inlined
 def draw(mask, scores, heat, state):
-    """A device of the mask by its score, and the logarithm of how likely it was."""
+    """A device of the mask, drawn by its score."""
     num_devices = np.uintp(len(scores))
     best, highest = np.uintp(0), -np.inf
     for d in range(num_devices):
@@ -414,9 +414,7 @@ def run_network(layout, listing, frame, network, rolls, memory, scales, count_me
         for number in range(len(scales)):
             for d in range(num_devices):
                 capacity[d] = max(1.0, np.float64(memory[d]) * scales[number] * rolls.scale[row])
-            roll_network(
-                layout, listing, frame, network, rolls, row, capacity, desk, count_memory, scratch, record
-            )
+            roll_network(layout, listing, frame, network, rolls, row, capacity, desk, count_memory, scratch, record)
             for op in range(len(frame.op_unit)):
                 device[0, op] = desk.unit_device[frame.op_unit[op]]
             windows(frame, device[0], window)
