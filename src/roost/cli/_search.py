@@ -5,17 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from roost import catalog
 from roost.cli import _console
+from roost.errors import InputError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from roost.core.problem import Problem
     from roost.core.trial import Bound, Trial
+    from roost.placers import Placer
     from roost.search.evaluate import Progress
 
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
@@ -31,6 +35,19 @@ def check_budget(seconds: float | None, trials: int | None) -> None:
     from roost.search.budget import Budget
 
     Budget(inf if trials is None else trials, inf if seconds is None else seconds)
+
+
+def placer_with(name: str, weights: Path | None) -> str | Placer:
+    """The placer of a name, with weights where they are given; what is wrong with either is told at once."""
+    found = catalog.find("placers", name)
+    if weights is None:
+        return name
+    import dataclasses
+
+    if "weights" not in {field.name for field in dataclasses.fields(found)}:
+        raise InputError(f"--weights {weights}: placer {name!r} takes no weights; --placer lister does")
+    made: Placer = found(weights=str(weights))
+    return made
 
 
 class Watch:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost import catalog
 from roost.cli import _console, _exits, _problem, _search, _step
 from roost.errors import InputError
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from roost.core.timeline import Timeline
     from roost.core.trial import Result, Trial
     from roost.errors import Infeasible
+    from roost.placers import Placer
 
 JOURNAL = "trials.jsonl"
 
@@ -35,6 +35,9 @@ def place(
     ] = None,
     trials: _search.Trials = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results for equal trials.")] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What roost learn wrote; for placers that take weights.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -54,12 +57,12 @@ def place(
     with the best so far. With -o a search that was killed goes on when the same command is given again. The exit code
     is 3 where nothing fits; the best try is shown all the same.
     """
-    catalog.find("placers", placer)
+    chosen = _search.placer_with(placer, weights)
     _search.check_budget(seconds, trials)
     if output is not None:
         _prepare(output)
     problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
-    result = _search_for(problem, placer, seconds, trials, seed, output)
+    result = _search_for(problem, placer, chosen, seconds, trials, seed, output)
     from roost.simulator.compiled import simulate
 
     step = simulate(problem, result.best.placement, full=True)
@@ -90,7 +93,13 @@ def _prepare(folder: Path) -> None:
 
 
 def _search_for(
-    problem: Problem, placer: str, seconds: float | None, trials: int | None, seed: int, output: Path | None
+    problem: Problem,
+    name: str,
+    placer: str | Placer,
+    seconds: float | None,
+    trials: int | None,
+    seed: int,
+    output: Path | None,
 ) -> Result:
     from roost.search.solve import search
 
@@ -99,7 +108,7 @@ def _search_for(
         from roost.core.units import show_bytes
 
         _console.note(f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again")
-    with _search.watching(placer) as tell:
+    with _search.watching(name) as tell:
         result = search(problem, placer, seconds, trials, seed, tell, journal)
     if result.ended == "interrupted":
         _console.note("interrupted: this is the best so far")

@@ -40,7 +40,7 @@ from roost.policies.lister_network import Policy
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
-_SHARES = {"targets": 0.25, "imitation": 0.3, "trial": 0.35, "ways": 0.1}
+_SHARES = {"targets": 0.15, "imitation": 0.15, "trial": 0.55, "ways": 0.15}
 
 Note = Callable[[Mapping[str, float]], object]
 
@@ -50,15 +50,15 @@ class Rates:
     """How it learns."""
 
     imitation_rate: float = 2e-3
-    trial_rate: float = 6e-4
-    entropy: float = 0.01
+    trial_rate: float = 2e-3
+    entropy: float = 0.005
     graphs: int = 8  # problems in an update
     rolls: int = 12  # schedules of each
     kept: int = 160  # decisions of a schedule that are learned from, drawn anew each time
     best_of: int = 4
     starts: int = 4  # annealed for targets, under each order
     disturbed: float = 0.6  # share of the schedules that are led astray, and told the way back
-    steps: int = 2  # on the same schedules
+    steps: int = 3  # on the same schedules
 
 
 class Course:
@@ -81,16 +81,16 @@ class Course:
     def _plan(self, seconds: float) -> dict[str, int]:
         """How often each part is done."""
         count = max(1, len(self.frames))
-        ops = np.mean([frame.units.problem.graph.num_ops for frame in self.frames])
-        num_units = np.mean([frame.units.num_units for frame in self.frames])
-        rows = np.mean([frame.units.problem.cluster.num_devices for frame in self.frames])
+        ops = sum(frame.units.problem.graph.num_ops for frame in self.frames) / count
+        num_units = sum(frame.units.num_units for frame in self.frames) / count
+        rows = sum(frame.units.problem.cluster.num_devices for frame in self.frames) / count
         decisions = self.rates.graphs * self.rates.rolls * min(self.rates.kept, num_units)
         each = {
             "targets": count * self.rates.starts * ops * _PER_BATCH,
             "imitation": decisions * rows * _PER_ROW + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
             "ways": count * num_units * _PER_ROLL,
         }
-        each["trial"] = each["imitation"] * 2
+        each["trial"] = each["imitation"] * 1.5
         found = {part: int(max(1, share * seconds / each[part])) for part, share in _SHARES.items()}
         found["targets"] = int(np.clip(found["targets"], 20, 4000))
         found["ways"] = int(np.clip(found["ways"], PORTFOLIO, 1024))
@@ -204,9 +204,8 @@ class Course:
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go back to where a state was saved."""
-        with torch.no_grad():
-            for name, value in self.policy.named_parameters():
-                value.copy_(torch.from_numpy(np.array(state[f"weights.{name}"])))
+        weights = {name: torch.from_numpy(np.array(state[f"weights.{name}"])) for name in self.tensors}
+        self.policy.load_state_dict(weights)
         self.tensors = self.policy.arrays()
         saved: dict[int, dict[str, Any]] = {}
         for key, value in state.items():

@@ -109,7 +109,7 @@ def rolls_of(rng: np.random.Generator, under: Framed, tilt: Array, heat: Array) 
 def drawn_ways(rng: np.random.Generator, count: int, num_orders: int) -> Array:
     """[ways, seen + 2] random tilts, temperatures and orders; the first of each order is the network alone."""
     ways = np.zeros((count, NUM_SEEN + 2), np.float32)
-    scale = np.exp(rng.uniform(*np.log(_SCALES), (count, 1)))
+    scale = np.exp(rng.uniform(np.log(_SCALES[0]), np.log(_SCALES[1]), (count, 1)))
     ways[:, :NUM_SEEN] = (rng.random((count, NUM_SEEN)) < _SHARE) * rng.normal(0.0, 1.0, (count, NUM_SEEN)) * scale
     ways[:, NUM_SEEN] = rng.choice(_HEATS, count)
     ways[:, NUM_SEEN + 1] = np.arange(count) % num_orders
