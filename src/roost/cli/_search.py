@@ -44,7 +44,8 @@ def placer_with(name: str, weights: Path | None) -> str | Placer:
         return name
     import dataclasses
 
-    if "weights" not in {field.name for field in dataclasses.fields(found)}:
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    if "weights" not in {field.name for field in fields}:
         raise InputError(f"--weights {weights}: placer {name!r} takes no weights; --placer lister does")
     made: Placer = found(weights=str(weights))
     return made

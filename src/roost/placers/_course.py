@@ -166,12 +166,13 @@ class Course:
         chosen = self.rng.choice(len(self.frames), min(rates.graphs, len(self.frames)), replace=False).tolist()
         tried = [try_out(self.frames[n], self.tensors, self.rng, rates) for n in chosen]
         batches = [batch for batch, _ in tried if batch is not None]
-        ratio = [np.exp(cost.min() - np.log(self.best[n])) for n, (_, cost) in zip(chosen, tried, strict=True)]
+        known = [(self.best[n], cost.min()) for n, (_, cost) in zip(chosen, tried, strict=True) if self.targets[n].size]
         figures: dict[str, float] = {}
         for _ in range(rates.steps if batches else 0):
             figures = clipped(self.policy, self.optimizer, batches, rates.entropy)
         self.tensors = self.policy.arrays()
-        of_target = {"best_over_target": float(np.median(ratio))} if np.isfinite(ratio).all() else {}
+        ratio = [float(np.exp(least)) / max(best, 1e-12) for best, least in known]
+        of_target = {"best_over_target": float(np.median(ratio))} if ratio else {}
         self.note({"stage": 2.0, "done": self.done + 1.0, "of": float(count), **of_target, **figures})
 
     def _choose_ways(self) -> None:
