@@ -89,12 +89,15 @@ class Lister:
         return evaluate.best.placement
 
     def _until(self, evaluate: Evaluate) -> Callable[[Evaluate], bool]:
-        """Whether there is still something left of its own share of the budget; with no budget there is nothing."""
+        """Whether its own share of the budget has room for another update; where nothing sets an end, it has none.
+
+        Updates are whole: a search that goes on with more trials then makes the same ones.
+        """
         seconds, trials = self.refine * evaluate.seconds_left, self.refine * evaluate.trials_left
         endless = isinf(evaluate.seconds_left) and isinf(evaluate.trials_left)
 
         def lasts(now: Evaluate) -> bool:
-            enough = now.trials_left >= max(2.0, 0.0 if isinf(trials) else trials)
+            enough = now.trials_left >= self.batch + (0.0 if isinf(trials) else trials)
             return not endless and enough and (isinf(now.seconds_left) or now.seconds_left > seconds)
 
         return lasts
@@ -167,8 +170,7 @@ class Lister:
             while until(evaluate):
                 order = int(np.argmin(best)) if number % 4 else (number // 4) % len(frames)
                 frame = frames[order]
-                count = int(min(self.batch, evaluate.trials_left))
-                rolls = free_rolls(evaluate.rng, frame, count)
+                rolls = free_rolls(evaluate.rng, frame, self.batch)
                 done: list[Rolled] = []
 
                 def run(frame: Framed = frame, rolls: Rolls = rolls, done: list[Rolled] = done) -> Round:
