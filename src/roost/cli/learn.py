@@ -127,7 +127,8 @@ def _graph(family: str, number: int, path: Path) -> Graph:
     from roost.core.graph import Graph
 
     if path.exists():
-        return formats.load_as(Graph, path)
+        found: Graph = formats.load_as(Graph, path)
+        return found
     with _console.working(f"capturing {path.name.partition('.')[0]}"):
         graph = zoo.member(family, number, 0)
     graph.save(path)
@@ -142,7 +143,6 @@ class Checkpoint:
     about: Mapping[str, Any]
     seconds: float = _SAVE_SECONDS
     saved: float = field(default_factory=time.monotonic)
-    kept_metrics: int = -1  # bytes of the metrics that belong to the state that was loaded
     metrics: Path | None = None
 
     def load(self) -> dict[str, Array] | None:
@@ -221,7 +221,7 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(folder / "events"))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder / "events"))
 
 
 def _write(folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]) -> dict[str, str]:

@@ -40,7 +40,7 @@ from roost.policies.lister_network import Policy
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
-_SHARES = {"targets": 0.15, "imitation": 0.15, "trial": 0.55, "ways": 0.15}
+_SHARES = {"targets": 0.12, "imitation": 0.13, "trial": 0.55, "ways": 0.2}
 
 Note = Callable[[Mapping[str, float]], object]
 
