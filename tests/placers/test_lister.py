@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,6 +170,18 @@ def test_a_search_that_goes_on_from_its_journal_ends_as_if_never_stopped(tmp_pat
 
 def _kept(notes: list[dict[str, float]]):  # type: ignore[no-untyped-def]
     return lambda figures: notes.append({name: value for name, value in figures.items() if name != "seconds"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trials", "lasts"),
+    [(9.0, np.inf, True), (np.inf, 99.0, True), (np.inf, np.inf, False), (9.0, 5.0, False)],
+)
+@pytest.mark.parametrize("refine", [0.0, 0.5])
+def test_it_learns_on_where_there_is_a_budget_for_it(seconds: float, trials: float, lasts: bool, refine: float) -> None:
+    left = SimpleNamespace(seconds_left=seconds, trials_left=trials)
+    until = Lister(refine=refine)._until(left)  # type: ignore[arg-type]
+    assert until(left) is lasts  # type: ignore[arg-type]
+    assert not until(SimpleNamespace(seconds_left=min(seconds, 0.0), trials_left=trials))  # type: ignore[arg-type]
 
 
 def test_one_device_and_one_op_are_placed() -> None:

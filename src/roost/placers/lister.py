@@ -93,12 +93,13 @@ class Lister:
 
         Updates are whole: a search that goes on with more trials then makes the same ones.
         """
-        seconds, trials = self.refine * evaluate.seconds_left, self.refine * evaluate.trials_left
+        seconds, trials = (
+            0.0 if isinf(left) else self.refine * left for left in (evaluate.seconds_left, evaluate.trials_left)
+        )
         endless = isinf(evaluate.seconds_left) and isinf(evaluate.trials_left)
 
         def lasts(now: Evaluate) -> bool:
-            enough = now.trials_left >= self.batch + (0.0 if isinf(trials) else trials)
-            return not endless and enough and (isinf(now.seconds_left) or now.seconds_left > seconds)
+            return not endless and now.trials_left >= self.batch + trials and now.seconds_left > seconds
 
         return lasts
 
