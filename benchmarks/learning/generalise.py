@@ -60,7 +60,9 @@ def measured(problem: Problem, weights: Path, seed: int) -> dict[str, float]:
     row["lister"], row["lister_cpu"] = timed(problem, alone, few, seed)
     row["with_rules"], row["with_rules_cpu"] = timed(problem, beside, few, seed)
     row["rules_64"], row["rules_64_cpu"] = timed(problem, "rules", few, seed)
-    count = max(64, int(64 * row["lister_cpu"] / max(1e-4, row["rules_64_cpu"])))
+    _, more = timed(problem, Rules(num_rules=576), few, seed)  # part of the time does not grow with the rules
+    each = max(1e-5, (more - row["rules_64_cpu"]) / 512)
+    count = max(64, int(64 + (row["lister_cpu"] - row["rules_64_cpu"]) / each))
     row["rules"], row["rules_cpu"] = timed(problem, Rules(num_rules=count), few, seed)
     row["num_rules"] = count
     return row
