@@ -55,7 +55,7 @@ class Lister:
     samples: int = PORTFOLIO  # schedules before it begins to learn
     tune: bool = True  # whether it goes on learning, until the budget is spent
     refine: float = 0.0  # share of the budget that annealing gets at the end
-    most_units: int = 1500  # decisions in a schedule, at most about so many
+    most_units: int = 5000  # decisions in a schedule, at most about so many
     batch: int = 16  # schedules in an update
     rate: float = 2e-3
     entropy: float = 0.01
