@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from roost import catalog
 from roost.cli import _console
+from roost.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.core.trial import Bound, Trial
     from roost.errors import Infeasible
+    from roost.placers import Placer
     from roost.search.evaluate import Progress
 
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
@@ -66,6 +70,20 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
     if trials is None or seconds is not None:
         seconds = min(_TRY_SECONDS, seconds or _TRY_SECONDS)
     return seconds, None if trials is None else min(_TRY_TRIALS, trials)
+
+
+def placer_with(name: str, weights: Path | None) -> str | Placer:
+    """The placer of a name, with weights where they are given; what is wrong with either is told at once."""
+    found = catalog.find("placers", name)
+    if weights is None:
+        return name
+    import dataclasses
+
+    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    if "weights" not in {field.name for field in fields}:
+        raise InputError(f"--weights {weights}: placer {name!r} takes no weights; --placer lister does")
+    made: Placer = found(weights=str(weights))
+    return made
 
 
 class Watch:

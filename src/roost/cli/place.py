@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roost.core.timeline import Timeline
     from roost.core.trial import Result, Trial
     from roost.errors import Infeasible
+    from roost.placers import Placer
 
 JOURNAL = "trials.jsonl"
 FILES = {
@@ -44,6 +45,9 @@ def place(
     ] = None,
     trials: _search.Trials = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results for equal trials.")] = 0,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What roost learn wrote; for placers that take weights.")
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -64,6 +68,7 @@ def place(
     is 3 where nothing fits; the best try is shown all the same, and not long looked for where that is proved.
     """
     _search.check_placer(placer)
+    chosen = _search.placer_with(placer, weights)
     _search.check_budget(seconds, trials)
     if output is not None:
         _prepare(output)
@@ -71,7 +76,7 @@ def place(
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)
-    result = _search_for(problem, placer, seconds, trials, seed, output)
+    result = _search_for(problem, placer, chosen, seconds, trials, seed, output)
     from roost.simulator.compiled import simulate
 
     step = simulate(problem, result.best.placement, full=True)
@@ -108,7 +113,13 @@ def _prepare(folder: Path) -> None:
 
 
 def _search_for(
-    problem: Problem, placer: str, seconds: float | None, trials: int | None, seed: int, output: Path | None
+    problem: Problem,
+    name: str,
+    placer: str | Placer,
+    seconds: float | None,
+    trials: int | None,
+    seed: int,
+    output: Path | None,
 ) -> Result:
     from roost.search.solve import search
 
@@ -118,7 +129,7 @@ def _search_for(
         from roost.core.units import show_bytes
 
         first = f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again"
-    with _search.watching(placer, first) as tell:
+    with _search.watching(name, first) as tell:
         result = search(problem, placer, seconds, trials, seed, tell, journal)
     if result.ended == "interrupted":
         _console.note("interrupted: this is the best so far")

@@ -63,7 +63,7 @@ def _groups_of(problem: Problem, most: int) -> Units:
         if found.num_units <= most:
             return found
     assert found is not None
-    return _merged(found, most)
+    return merged_units(found, most)
 
 
 def _roles(problem: Problem) -> tuple[Array, Array]:
@@ -128,7 +128,7 @@ def _one_module(role: Array, module: Array, num_ops: int) -> Array:  # [ops] boo
     return np.asarray((least == most) & (least >= 0))
 
 
-def _merged(units: Units, most: int) -> Units:
+def merged_units(units: Units, most: int) -> Units:
     """The lightest of them merged until there are few enough."""
     problem = units.problem
     names = tuple(str(number) for number in range(units.num_units))

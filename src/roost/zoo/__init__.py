@@ -83,8 +83,12 @@ def family_models(name: str, count: int, seed: int) -> list[Member]:
 
 def family(name: str, count: int, seed: int, train: bool = True, optimizer: str = "sgd") -> list[Graph]:
     """The graphs of the first `count` members of a family."""
-    members = family_models(name, count, seed)
-    return [_capture(member, f"{name}_{seed}_{index:03d}", train, optimizer) for index, member in enumerate(members)]
+    return [member(name, index, seed, train, optimizer) for index in range(len(family_models(name, count, seed)))]
+
+
+def member(name: str, index: int, seed: int, train: bool = True, optimizer: str = "sgd") -> Graph:
+    """The graph of one member of a family."""
+    return _capture(family_models(name, index + 1, seed)[index], f"{name}_{seed}_{index:03d}", train, optimizer)
 
 
 def _sized(name: str, found: type[Any], overrides: dict[str, Any]) -> Any:

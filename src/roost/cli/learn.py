@@ -1,0 +1,236 @@
+"""`roost learn`: train a placer over a family of models, for graphs it has never seen."""
+
+from __future__ import annotations
+
+import io
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost import __version__, catalog
+from roost.cli import _console
+from roost.cli.place import _prepare
+from roost.errors import InputError, MissingExtra, UnknownName
+
+if TYPE_CHECKING:
+    from roost.core.arrays import Array
+    from roost.core.graph import Graph
+    from roost.core.problem import Problem
+
+WEIGHTS, CARD, METRICS, CHECKPOINT = "policy.safetensors", "card.json", "metrics.jsonl", "checkpoint.npz"
+_SAVE_SECONDS = 10.0  # between two checkpoints
+_TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
+
+
+def learn(
+    family: Annotated[str, typer.Option(metavar="NAME", help="A family of models: cifar10, nmt or ptb.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write the weights and the rest here.")],
+    on: Annotated[str, typer.Option(metavar="CLUSTER,CLUSTER", help="Presets or cluster.toml files to learn for.")],
+    placer: Annotated[str, typer.Option(metavar="NAME", help="A placer that can learn: lister.")] = "lister",
+    graphs: Annotated[int, typer.Option(metavar="N", help="Members of the family to learn on, the first ones.")] = 24,
+    seconds: Annotated[float, typer.Option(metavar="S", help="About so much work on one core of today.")] = 300.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal weights.")] = 0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files too, for TensorBoard.")] = False,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Train a placer over a family of models.
+
+    Writes policy.safetensors, which roost place takes with --weights, a card of what it was trained on, and the figures
+    of every update to metrics.jsonl. The work is fixed beforehand, not by the clock: a run that was killed goes on when
+    the same command is given again, and ends with the same weights.
+    """
+    chosen = _placer(placer)
+    clusters = _clusters(on)
+    if graphs < 1 or not 0 < seconds < float("inf") or seed < 0:
+        raise InputError(f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: above 0, above 0, and not below 0")
+    _check_family(family)
+    _prepare(output)
+    about = {
+        "placer": placer,
+        "settings": repr(chosen),
+        "family": family,
+        "graphs": graphs,
+        "clusters": clusters,
+        "seconds": seconds,
+        "seed": seed,
+        "roost": __version__,
+    }
+    problems = _problems(family, graphs, clusters, output)
+    checkpoint = Checkpoint(output / CHECKPOINT, about)
+    began = time.monotonic()
+    with _watching(placer, output, checkpoint, tensorboard) as tell:
+        tensors, more = chosen.learn(problems, seconds, seed, tell, checkpoint)
+    card = {**about, **more, "problems": [problem.digest for problem in problems]}
+    files = _write(output, placer, tensors, card)
+    checkpoint.done()
+    found = {**card, "files": files, "took": time.monotonic() - began}
+    if as_json:
+        _console.show_json(found)
+    else:
+        _console.show(
+            f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on {', '.join(clusters)})",
+            f"use it with: roost place MODEL --on CLUSTER --placer {placer} --weights {files['weights']}",
+        )
+
+
+def _placer(name: str) -> Any:
+    chosen = catalog.find("placers", name)()
+    if not hasattr(chosen, "learn"):
+        able = [each for each in catalog.names("placers") if _can_learn(each)]
+        raise InputError(f"--placer {name}: has nothing to learn; those that have: {', '.join(able)}")
+    return chosen
+
+
+def _can_learn(name: str) -> bool:
+    """By its text: to ask the class, all of them would be imported."""
+    return "    def learn(" in (catalog.ROOT / "placers" / f"{name}.py").read_text()
+
+
+def _clusters(text: str) -> list[str]:
+    from roost.presets import cluster
+
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InputError(f"--on {text!r}: names no cluster; write it as k80x2,k80x4")
+    for name in names:
+        cluster(name)
+    return names
+
+
+def _check_family(name: str) -> None:
+    from roost import zoo
+
+    if name not in (known := zoo.family_names()):
+        raise UnknownName("family", name, known)
+
+
+def _problems(family: str, count: int, clusters: list[str], output: Path) -> list[Problem]:
+    """Every member on every cluster; graphs are kept beside, for capturing takes long."""
+    from roost.cost_models import estimate
+    from roost.presets import cluster
+
+    kept = output / "graphs"
+    kept.mkdir(exist_ok=True)
+    graphs = [_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz") for number in range(count)]
+    return [estimate(graph, cluster(name)) for graph in graphs for name in clusters]
+
+
+def _graph(family: str, number: int, path: Path) -> Graph:
+    from roost import zoo
+    from roost.core import formats
+    from roost.core.graph import Graph
+
+    if path.exists():
+        found: Graph = formats.load_as(Graph, path)
+        return found
+    with _console.working(f"capturing {path.name.partition('.')[0]}"):
+        graph = zoo.member(family, number, 0)
+    graph.save(path)
+    return graph
+
+
+@dataclass
+class Checkpoint:
+    """Where learning goes on from after a kill; it belongs to one command."""
+
+    path: Path
+    about: Mapping[str, Any]
+    seconds: float = _SAVE_SECONDS
+    saved: float = field(default_factory=time.monotonic)
+    metrics: Path | None = None
+
+    def load(self) -> dict[str, Array] | None:
+        """The state that was saved last, or None; raises InputError where it is of another command."""
+        import numpy as np
+
+        if not self.path.exists():
+            return None
+        try:
+            with np.load(self.path, allow_pickle=False) as file:
+                state = {name: file[name] for name in file.files}
+            about, size = str(state.pop("about")), int(state.pop("metrics"))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{self.path}: is no checkpoint of ours ({error}); remove it to begin anew") from None
+        if about != repr(self.about):
+            raise InputError(f"{self.path}: is of another command ({about}); remove it, or name another folder")
+        if self.metrics is not None and self.metrics.exists():
+            with self.metrics.open("r+b") as out:
+                out.truncate(size)  # what came after the state will come again
+        return state
+
+    def save(self, state: Mapping[str, Array]) -> None:
+        """Write the state, whole or not at all, now and then."""
+        if time.monotonic() < self.saved + self.seconds:
+            return
+        import numpy as np
+
+        from roost.core.files import write_bytes
+
+        size = self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
+        buffer = io.BytesIO()
+        np.savez(buffer, about=np.array(repr(self.about)), metrics=np.array(size), **state)  # type: ignore[arg-type]
+        write_bytes(self.path, buffer.getvalue())
+        self.saved = time.monotonic()
+
+    def done(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _watching(what: str, folder: Path, checkpoint: Checkpoint, tensorboard: bool) -> Iterator[Any]:
+    """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it goes."""
+    import msgspec
+    from rich.text import Text
+
+    checkpoint.metrics = folder / METRICS
+    if not checkpoint.path.exists():
+        checkpoint.metrics.unlink(missing_ok=True)
+    writer = _tensorboard(folder) if tensorboard else None
+    out = _console.console(stderr=True)
+    told, number = time.monotonic(), 0
+    with out.status(Text(f"{what}: making ready")) as status:
+
+        def tell(figures: Mapping[str, float]) -> None:
+            nonlocal told, number
+            assert checkpoint.metrics is not None
+            with checkpoint.metrics.open("ab") as file:
+                file.write(msgspec.json.encode(dict(figures)) + b"\n")
+            for name, value in figures.items() if writer is not None else ():
+                assert writer is not None
+                writer.add_scalar(name, value, number)
+            number += 1
+            line = f"{what}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            status.update(Text(line))
+            if not out.is_terminal and time.monotonic() - told >= _TELL_SECONDS:
+                told = time.monotonic()
+                _console.note(line)
+
+        yield tell
+    if writer is not None:
+        writer.close()
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtra("tensorboard", "tensorboard") from None
+    return SummaryWriter(str(folder / "events"))
+
+
+def _write(folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]) -> dict[str, str]:
+    import msgspec
+
+    from roost.core.files import write_bytes
+    from roost.policies.weights import save_weights
+
+    save_weights(folder / WEIGHTS, placer.rpartition(":")[-1], tensors, card)
+    write_bytes(folder / CARD, msgspec.json.format(msgspec.json.encode(dict(card)), indent=2) + b"\n")
+    _console.note(f"wrote {WEIGHTS}, {CARD} and {METRICS} to {folder}")
+    return {"weights": str(folder / WEIGHTS), "card": str(folder / CARD), "metrics": str(folder / METRICS)}

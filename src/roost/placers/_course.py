@@ -1,0 +1,269 @@
+"""How the network of `lister` learns on many problems: imitation of annealed placements, then trial and error.
+
+At the end, the ways in which schedules are drawn are chosen together: each is the one that adds most to the best of
+those before it, over all the problems. The amount of work is fixed before the first step, so a course that was stopped
+and goes on, or is given again, ends with the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from roost.core.arrays import Array
+from roost.core.problem import Problem
+from roost.learners.recorded import advantages, clipped, imitate
+from roost.placers._framed import Framed
+from roost.placers._listed import (
+    NUM_SEEN,
+    ORDERS,
+    PORTFOLIO,
+    choices_in,
+    cost_of,
+    decisions_of,
+    drawn_ways,
+    framed,
+    free_rolls,
+    masks_of,
+    network_of,
+    new_tensors,
+    rolls_of,
+)
+from roost.placers._targets import targets_of
+from roost.policies.lister_network import Policy
+
+# About what the parts of a course cost, in seconds: for planning, and never looked at again.
+_PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
+_PER_ROLL = 2.5e-6  # of a unit in a schedule
+_PER_BATCH = 60e-9  # of an op in a batch of annealing
+_SHARES = {"targets": 0.12, "imitation": 0.13, "trial": 0.55, "ways": 0.2}
+
+Note = Callable[[Mapping[str, float]], object]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How it learns."""
+
+    imitation_rate: float = 2e-3
+    trial_rate: float = 2e-3
+    entropy: float = 0.005
+    graphs: int = 8  # problems in an update
+    rolls: int = 12  # schedules of each
+    kept: int = 160  # decisions of a schedule that are learned from, drawn anew each time
+    best_of: int = 4
+    starts: int = 4  # annealed for targets, under each order
+    disturbed: float = 0.6  # share of the schedules that are led astray, and told the way back
+    steps: int = 3  # on the same schedules
+
+
+class Course:
+    """Weights and all that belongs to them while they learn."""
+
+    def __init__(
+        self, problems: Sequence[Problem], seconds: float, seed: int, most_units: int, rates: Rates, note: Note
+    ) -> None:
+        self.rng, self.rates, self.note = np.random.default_rng([seed, 17]), rates, note
+        self.frames: list[Framed] = [each for problem in problems for each in framed(problem, most_units, ORDERS)]
+        self.tensors = new_tensors(self.rng)
+        self.ways = self.tensors.pop("ways")
+        self.policy = Policy(self.tensors)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=rates.imitation_rate)
+        self.targets: list[Array] = []
+        self.best: list[float] = []  # step time of the best target of each frame
+        self.stage, self.done = 0, 0
+        self.plan = self._plan(seconds)
+
+    def _plan(self, seconds: float) -> dict[str, int]:
+        """How often each part is done."""
+        count = max(1, len(self.frames))
+        ops = sum(frame.units.problem.graph.num_ops for frame in self.frames) / count
+        num_units = sum(frame.units.num_units for frame in self.frames) / count
+        rows = sum(frame.units.problem.cluster.num_devices for frame in self.frames) / count
+        decisions = self.rates.graphs * self.rates.rolls * min(self.rates.kept, num_units)
+        each = {
+            "targets": count * self.rates.starts * ops * _PER_BATCH,
+            "imitation": decisions * rows * _PER_ROW + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
+            "ways": count * num_units * _PER_ROLL,
+        }
+        each["trial"] = each["imitation"] * 1.5
+        found = {part: int(max(1, share * seconds / each[part])) for part, share in _SHARES.items()}
+        found["targets"] = int(np.clip(found["targets"], 20, 4000))
+        found["ways"] = int(np.clip(found["ways"], PORTFOLIO, 1024))
+        return found
+
+    def run(self, save: Callable[[Mapping[str, Array]], object]) -> None:
+        """Go on to the end; the state is offered after each piece of work."""
+        parts: list[tuple[int, Callable[[], None]]] = [
+            (len(self.frames), self._find_targets),
+            (self.plan["imitation"], self._imitate),
+            (self.plan["trial"], self._try),
+            (1, self._choose_ways),
+        ]
+        while self.stage < len(parts):
+            count, work = parts[self.stage]
+            if self.done >= count:
+                self.stage, self.done = self.stage + 1, 0
+                continue
+            work()
+            self.done += 1
+            save(self.state())
+
+    def _find_targets(self) -> None:
+        frame = self.frames[self.done]
+        found, best = targets_of(frame, self.rng, self.rates.starts, self.plan["targets"])
+        self.targets.append(found)
+        self.best.append(best)
+        self.note({"stage": 0.0, "done": self.done + 1.0, "of": float(len(self.frames)), "targets": float(len(found))})
+
+    def _rate(self, first: float, count: int) -> None:
+        """Set a rate that falls to a twentieth, as half a cosine."""
+        share = self.done / max(1, count)
+        for group in self.optimizer.param_groups:
+            group["lr"] = first * (0.05 + 0.95 * 0.5 * (1.0 + np.cos(np.pi * share)))
+
+    def _imitate(self) -> None:
+        count = self.plan["imitation"]
+        self._rate(self.rates.imitation_rate, count)
+        able = [number for number, found in enumerate(self.targets) if len(found)]
+        if not able:
+            return
+        losses = []
+        for number in self.rng.choice(able, min(self.rates.graphs, len(able)), replace=False).tolist():
+            losses.append(self._imitate_one(self.frames[number], self.targets[number]))
+        self.tensors = self.policy.arrays()
+        self.note({"stage": 1.0, "done": self.done + 1.0, "of": float(count), "loss": float(np.mean(losses))})
+
+    def _imitate_one(self, frame: Framed, targets: Array) -> float:
+        rng, count = self.rng, self.rates.rolls
+        clean = targets[rng.integers(0, len(targets), count)]
+        rolls = rolls_of(rng, frame, np.zeros((count, NUM_SEEN)), np.ones(count))
+        astray = rng.random(clean.shape) < rng.uniform(0.02, 0.25, (count, 1))
+        astray &= rng.random((count, 1)) < self.rates.disturbed
+        rolls = rolls._replace(given=np.where(astray, -1, clean).astype(np.int32))
+        rolled = frame.roll(network_of(self.tensors, frame), rolls, np.ones(1), record=True)
+        picked = self._some(choices_in(rolled))
+        if not picked.any():
+            return 0.0
+        rows = decisions_of(frame, rolled, rolls, picked)
+        label = clean[np.nonzero(picked)[0], rolled.record.unit[picked]]
+        masks = masks_of(rolled.record.mask[picked], frame.units.problem.cluster.num_devices)
+        label = np.where(masks[np.arange(len(label)), label], label, -1)
+        return imitate(self.policy, self.optimizer, rows, torch.from_numpy(label.astype(np.int64)))
+
+    def _some(self, several: Array) -> Array:
+        """Some of the decisions in which there was a choice."""
+        share = self.rates.kept * len(several) / max(1, int(several.sum()))
+        return np.asarray(several & (self.rng.random(several.shape) < share))
+
+    def _try(self) -> None:
+        count, rates = self.plan["trial"], self.rates
+        self._rate(rates.trial_rate, count)
+        chosen = self.rng.choice(len(self.frames), min(rates.graphs, len(self.frames)), replace=False).tolist()
+        tried = [try_out(self.frames[n], self.tensors, self.rng, rates) for n in chosen]
+        batches = [batch for batch, _ in tried if batch is not None]
+        known = [(self.best[n], cost.min()) for n, (_, cost) in zip(chosen, tried, strict=True) if self.targets[n].size]
+        figures: dict[str, float] = {}
+        for _ in range(rates.steps if batches else 0):
+            figures = clipped(self.policy, self.optimizer, batches, rates.entropy)
+        self.tensors = self.policy.arrays()
+        ratio = [float(np.exp(least)) / max(best, 1e-12) for best, least in known]
+        of_target = {"best_over_target": float(np.median(ratio))} if ratio else {}
+        self.note({"stage": 2.0, "done": self.done + 1.0, "of": float(count), **of_target, **figures})
+
+    def _choose_ways(self) -> None:
+        """Out of many random ways to draw schedules, those that are best together."""
+        ways = drawn_ways(self.rng, self.plan["ways"], len(ORDERS))
+        if len(ways) <= PORTFOLIO:
+            return
+        pairs = len(self.frames) // len(ORDERS)
+        cost = np.zeros((len(ways), pairs))
+        for order in range(len(ORDERS)):
+            rows = np.flatnonzero(ways[:, -1] == order)
+            for pair in range(pairs):
+                frame = self.frames[pair * len(ORDERS) + order]
+                rolls = rolls_of(self.rng, frame, ways[rows, :NUM_SEEN], ways[rows, NUM_SEEN])
+                cost[rows, pair] = cost_of(frame.roll(network_of(self.tensors, frame), rolls), frame.units.problem)
+        chosen = best_together(cost, PORTFOLIO)
+        self.ways = ways[chosen]
+        self.note({"stage": 3.0, "done": 1.0, "of": 1.0, "ways": float(len(ways))})
+
+    def state(self) -> dict[str, Array]:
+        """Everything that the rest of the course depends on."""
+        found = {f"weights.{name}": value for name, value in self.policy.arrays().items()}
+        for number, group in self.optimizer.state_dict()["state"].items():
+            found |= {f"adam.{number}.{name}": np.asarray(value) for name, value in group.items()}
+        for number, target in enumerate(self.targets):
+            found[f"target.{number}"] = target
+        found |= {"best": np.array(self.best), "ways": self.ways, "rng": _packed(self.rng)}
+        found["at"] = np.array([self.stage, self.done, *self.plan.values()])
+        return found
+
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Go back to where a state was saved."""
+        weights = {name: torch.from_numpy(np.array(state[f"weights.{name}"])) for name in self.tensors}
+        self.policy.load_state_dict(weights)
+        self.tensors = self.policy.arrays()
+        saved: dict[int, dict[str, Any]] = {}
+        for key, value in state.items():
+            if key.startswith("adam."):
+                _, number, name = key.split(".")
+                saved.setdefault(int(number), {})[name] = torch.from_numpy(np.array(value))
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        self.best, self.ways = state["best"].tolist(), state["ways"]
+        self.targets = [state[f"target.{number}"] for number in range(len(self.best))]
+        self.rng.bit_generator.state = _unpacked(state["rng"])
+        self.stage, self.done = int(state["at"][0]), int(state["at"][1])
+
+
+def try_out(frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates) -> tuple[Any, Array]:
+    """Schedules of one problem: what `clipped` takes, or None where none was better than another; and their costs."""
+    rolls = free_rolls(rng, frame, rates.rolls)
+    rolled = frame.roll(network_of(tensors, frame), rolls, np.ones(1), record=True)
+    cost = cost_of(rolled, frame.units.problem)
+    return batch_of(frame, rolled, rolls, cost, rng, rates), cost
+
+
+def batch_of(frame: Framed, rolled: Any, rolls: Any, cost: Array, rng: np.random.Generator, rates: Rates) -> Any:
+    """What `clipped` takes of these schedules, or None where there is nothing to learn."""
+    gain = advantages(cost, rates.best_of)
+    several = choices_in(rolled)
+    share = rates.kept * len(several) / max(1, int(several.sum()))
+    picked = several & (rng.random(several.shape) < share)
+    if not picked.any() or not gain.any():
+        return None
+    rows = decisions_of(frame, rolled, rolls, picked)
+    before = torch.from_numpy(rolled.record.log_prob[picked].astype(np.float32))
+    return rows, before, torch.from_numpy(gain[np.nonzero(picked)[0]].astype(np.float32))
+
+
+def best_together(cost: Array, count: int) -> Array:  # [count]
+    """Rows of costs [ways, problems], each the one that lowers the mean of the least so far most; greedily."""
+    least = np.full(cost.shape[1], np.inf)
+    chosen: list[int] = []
+    left = np.ones(len(cost), dtype=bool)
+    for _ in range(min(count, len(cost))):
+        merit = np.minimum(cost, least).mean(axis=1)
+        best = int(np.where(left, merit, np.inf).argmin())
+        chosen.append(best)
+        left[best] = False
+        least = np.minimum(least, cost[best])
+    return np.array(chosen)
+
+
+def _packed(rng: np.random.Generator) -> Array:
+    """The state of a generator as numbers."""
+    state: Any = rng.bit_generator.state
+    words = [state["state"]["state"], state["state"]["inc"]]
+    found = [part for word in words for part in (word & (2**64 - 1), word >> 64)]
+    return np.array([*found, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
+
+
+def _unpacked(words: Array) -> dict[str, Any]:
+    low, high, inc_low, inc_high, has, left = (int(word) for word in words)
+    state = {"state": low | high << 64, "inc": inc_low | inc_high << 64}
+    return {"bit_generator": "PCG64", "state": state, "has_uint32": has, "uinteger": left}

@@ -1,0 +1,243 @@
+"""A learned list scheduler: a small network scores every device, for one unit after the other, and is drawn from.
+
+Our own generalising placer, after the idea of learned list scheduling (Paliwal et al. 2020, REGAL; Placeto's claim to
+place graphs it has never seen). Nothing depends on the number or the names of devices. With weights from `roost learn`
+it places at once, and then goes on learning on the problem at hand for as long as the budget lasts; without, it begins
+as a rule of earliest finish and learns by trial and error alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isinf
+from typing import Any
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import BudgetSpent, InputError, MissingExtra
+from roost.placers import Evaluate, Round
+from roost.placers._framed import Framed, Rolled
+from roost.placers._listed import (
+    NUM_SEEN,
+    ORDERS,
+    PORTFOLIO,
+    cost_of,
+    drawn_ways,
+    framed,
+    free_rolls,
+    load,
+    network_of,
+    new_tensors,
+    rolls_of,
+)
+from roost.placers._listing import SCALES
+from roost.placers._orders import best_order, reordered
+from roost.placers._population import Heat, Population
+from roost.placers._starts import ask
+from roost.placers.kernels.lister import Rolls
+
+log = logging.getLogger(__name__)
+
+_KEPT = 4  # of the best schedules of a round become trials
+
+
+@dataclass(frozen=True)
+class Lister:
+    """Draws schedules from its network, then learns from them."""
+
+    weights: str | None = None  # a file that `roost learn` wrote
+    samples: int = PORTFOLIO  # schedules before it begins to learn
+    tune: bool = True  # whether it goes on learning, until the budget is spent
+    refine: float = 0.0  # share of the budget that annealing gets at the end
+    most_units: int = 5000  # decisions in a schedule, at most about so many
+    batch: int = 16  # schedules in an update
+    rate: float = 2e-3
+    entropy: float = 0.01
+    baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
+    heat: Heat = field(default_factory=Heat)
+
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.most_units < 1 or self.batch < 2:
+            raise InputError(
+                f"samples, most_units and batch are {self.samples}, {self.most_units} and {self.batch}; "
+                "they must be at least 1, 1 and 2"
+            )
+        if not 0 <= self.refine <= 1 or not self.rate > 0:
+            raise InputError(f"refine is {self.refine} and rate is {self.rate}; 0 to 1, and above 0")
+        if self.weights is not None:
+            load(self.weights)  # what is wrong with it is told before any time is spent
+
+    def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+        tensors = new_tensors(evaluate.rng) if self.weights is None else load(self.weights)
+        if self.weights is not None:
+            self._ask_baselines(problem, evaluate)
+        frames = framed(problem, self.most_units, ORDERS)
+        until = self._until(evaluate)
+        best = self._sample(frames, tensors, evaluate)
+        self._reorder(problem, evaluate)
+        if self.tune and until(evaluate):
+            self._learn(frames, tensors, evaluate, until, best)
+        if self.refine > 0 and evaluate.best is not None:
+            Population(problem, evaluate, self.heat).run([evaluate.best.placement])
+        assert evaluate.best is not None
+        return evaluate.best.placement
+
+    def _until(self, evaluate: Evaluate) -> Callable[[Evaluate], bool]:
+        """Whether its own share of the budget has room for another update; where nothing sets an end, it has none.
+
+        Updates are whole: a search that goes on with more trials then makes the same ones.
+        """
+        seconds, trials = (
+            0.0 if isinf(left) else self.refine * left for left in (evaluate.seconds_left, evaluate.trials_left)
+        )
+        endless = isinf(evaluate.seconds_left) and isinf(evaluate.trials_left)
+
+        def lasts(now: Evaluate) -> bool:
+            return not endless and now.trials_left >= self.batch + trials and now.seconds_left > seconds
+
+        return lasts
+
+    def _ask_baselines(self, problem: Problem, evaluate: Evaluate) -> None:
+        for name in self.baselines:
+            try:
+                ask(name, problem, evaluate.named(name))
+            except (MissingExtra, InputError) as error:
+                log.info("without %s: %s", name, error)
+
+    def _sample(self, frames: Sequence[Framed], tensors: Mapping[str, Array], evaluate: Evaluate) -> list[float]:
+        """Schedules before anything is learned; the least cost under each order."""
+        ways = tensors["ways"]
+        if self.samples > len(ways):
+            ways = np.concatenate([ways, drawn_ways(evaluate.rng, self.samples - len(ways), len(ORDERS))])
+        found = []
+        for number, frame in enumerate(frames):
+            rows = np.flatnonzero(ways[: self.samples, -1] == number)
+            rolls = rolls_of(evaluate.rng, frame, ways[rows, :NUM_SEEN], ways[rows, NUM_SEEN])
+            cost = self._round(frame, tensors, rolls, evaluate) if len(rows) else np.zeros(0)
+            found.append(float(cost.min(initial=np.inf)))
+        return found
+
+    def _round(self, frame: Framed, tensors: Mapping[str, Array], rolls: Rolls, evaluate: Evaluate) -> Array:
+        """One round of schedules, as many as there are trials for; their costs."""
+        if evaluate.trials_left < 1:
+            raise BudgetSpent("nothing is left for another schedule")
+        attempts = len(SCALES) if frame.under.is_tight else 1
+        count = int(max(1, min(len(rolls.heat), evaluate.trials_left // attempts)))
+        scales = SCALES[: int(max(1, min(attempts, evaluate.trials_left // count)))]
+
+        def run() -> Round:
+            rolled = frame.roll(network_of(tensors, frame), first_rolls(rolls, count), scales)
+            cost = cost_of(rolled, frame.units.problem)
+            return Round(_best(frame, rolled, cost), rolled.simulations, {"cost": cost})
+
+        return np.asarray(evaluate.round(run)["cost"])
+
+    def _reorder(self, problem: Problem, evaluate: Evaluate) -> None:
+        """Try the best devices in every order there is, where trials are left for that."""
+        best = evaluate.best
+        if best is None or evaluate.trials_left < 16:
+            return
+        device = problem.check(best.placement).device
+        if not np.any(best.placement.prefetch_bytes):
+            best_order(problem, evaluate, device, reordered(problem, device))
+
+    def _learn(
+        self,
+        frames: Sequence[Framed],
+        tensors: Mapping[str, Array],
+        evaluate: Evaluate,
+        until: Callable[[Evaluate], bool],
+        best: list[float],
+    ) -> None:
+        """Trial and error: mostly under the order that has been best so far."""
+        import torch
+
+        from roost.learners.recorded import clipped
+        from roost.placers._course import Rates, batch_of
+        from roost.policies.lister_network import Policy
+
+        rates = Rates(rolls=self.batch, entropy=self.entropy)
+        now = {name: value for name, value in tensors.items() if name != "ways"}
+        with one_thread():
+            policy = Policy(now)
+            optimizer = torch.optim.Adam(policy.parameters(), lr=self.rate)
+            number = 0
+            while until(evaluate):
+                order = int(np.argmin(best)) if number % 4 else (number // 4) % len(frames)
+                frame = frames[order]
+                rolls = free_rolls(evaluate.rng, frame, self.batch)
+                done: list[Rolled] = []
+
+                def run(frame: Framed = frame, rolls: Rolls = rolls, done: list[Rolled] = done) -> Round:
+                    done.append(frame.roll(network_of(policy.arrays(), frame), rolls, SCALES[:1], record=True))
+                    cost = cost_of(done[0], frame.units.problem)
+                    return Round(_best(frame, done[0], cost)[:1], done[0].simulations)
+
+                evaluate.round(run)
+                if not done:  # the journal had it: the same schedules are made again, to learn the same from them
+                    run()
+                cost = cost_of(done[0], frame.units.problem)
+                best[order] = min(best[order], float(cost.min()))
+                batch = batch_of(frame, done[0], rolls, cost, evaluate.rng, rates)
+                figures: dict[str, float] = {}
+                for _ in range(rates.steps if batch is not None else 0):
+                    figures = clipped(policy, optimizer, [batch], self.entropy)
+                evaluate.note({"update": float(number), "mean_cost": float(cost.mean()), **figures})
+                number += 1
+
+    def learn(
+        self,
+        problems: Sequence[Problem],
+        seconds: float,
+        seed: int,
+        on_note: Callable[[Mapping[str, float]], object],
+        checkpoint: Any,
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """Weights for problems like these, about so many seconds' work; and what the card is to say of them.
+
+        `checkpoint` has `load() -> state or None` and `save(state)`, where a state is a dict of arrays.
+        """
+        import torch
+
+        from roost.placers._course import Course, Rates
+
+        with one_thread():
+            course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)
+            state = checkpoint.load()
+            if state is not None:
+                course.restore(state)
+            course.run(checkpoint.save)
+        card = {"plan": course.plan, "most_units": self.most_units, "torch": str(torch.__version__)}
+        return {**course.tensors, "ways": np.asarray(course.ways, dtype=np.float32)}, card
+
+
+def first_rolls(rolls: Rolls, count: int) -> Rolls:
+    """The first so many of them."""
+    return Rolls(*(np.array(value[:count]) for value in rolls))
+
+
+def _best(frame: Framed, rolled: Rolled, cost: Array) -> list[Placement]:
+    """The best of these schedules, each once."""
+    found: dict[bytes, int] = {}
+    for row in np.argsort(cost, kind="stable").tolist():
+        found.setdefault(rolled.unit_device[row].tobytes(), row)
+    return [frame.placement(rolled.unit_device[row]) for row in list(found.values())[:_KEPT]]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Networks this small are slower on several threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,126 @@
+"""`roost learn`: weights that `roost place` takes, the same after a kill, and refusals that say what to mend."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from roost import zoo
+from roost.cli.learn import CHECKPOINT, METRICS, WEIGHTS, Checkpoint
+from roost.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two small members of a family, captured once."""
+    folder = tmp_path_factory.mktemp("family")
+    for number, member in enumerate(zoo.family_models("ptb", 2, 0)):
+        zoo._capture(member.shrunk(), f"ptb_0_{number:03d}", True, "sgd").save(folder / f"ptb_0_{number:03d}.json.gz")
+    return folder
+
+
+def prepared(folder: Path, graphs: Path) -> Path:
+    """A folder to write to that has the graphs already."""
+    (folder / "graphs").mkdir(parents=True)
+    for path in graphs.iterdir():
+        (folder / "graphs" / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+def command(folder: Path, *more: object) -> list[object]:
+    given = ["--family", "ptb", "--on", "k80x2", "--graphs", 2, "--seconds", 0.5, "-o", folder]
+    return ["learn", *given, *more]
+
+
+def test_what_was_learned_is_a_file_that_place_takes(roost, graphs, tmp_path):
+    folder = prepared(tmp_path / "out", graphs)
+    result = roost(*command(folder, "--json"))
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert found["family"] == "ptb"
+    assert found["clusters"] == ["k80x2"]
+    assert json.loads((folder / "card.json").read_text())["seed"] == 0
+    lines = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    assert {line["stage"] for line in lines} >= {0.0, 1.0, 2.0}
+    assert not (folder / CHECKPOINT).exists()
+    graph = folder / "graphs" / "ptb_0_001.json.gz"
+    placing = ["place", graph, "--on", "k80x4", "--placer", "lister", "--trials", 200]
+    placed = roost(*placing, "--weights", folder / WEIGHTS, "--json")
+    assert placed.exit_code == 0, placed.output
+    facts = json.loads(placed.stdout)
+    assert facts["placer"] == "lister"
+    assert {row["placer"] for row in facts["baselines"]} >= {"single", "expert"}
+
+
+def test_killed_and_given_again_it_ends_with_the_same_weights(roost, graphs, tmp_path):
+    whole, broken = prepared(tmp_path / "whole", graphs), prepared(tmp_path / "broken", graphs)
+    assert roost(*command(whole)).exit_code == 0
+    text = "import roost.cli.learn as l; l._SAVE_SECONDS = l.Checkpoint.seconds = 0.0; "
+    text += "l.Checkpoint.__init__.__defaults__ = (0.0, *l.Checkpoint.__init__.__defaults__[1:]); "
+    text += "from roost.cli import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", text, *map(str, command(broken))], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    )
+    while child.poll() is None and not (broken / CHECKPOINT).exists():
+        time.sleep(0.005)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert (broken / CHECKPOINT).exists()
+    assert not (broken / WEIGHTS).exists()
+    assert roost(*command(broken)).exit_code == 0
+    assert (broken / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
+    assert (broken / METRICS).read_bytes() == (whole / METRICS).read_bytes()
+
+
+def test_a_checkpoint_of_another_command_is_refused(tmp_path):
+    path = tmp_path / CHECKPOINT
+    first = Checkpoint(path, {"seed": 1}, seconds=0.0)
+    first.save({"a": np.ones(2)})
+    assert (Checkpoint(path, {"seed": 1}).load() or {})["a"].tolist() == [1.0, 1.0]
+    with pytest.raises(InputError, match="another command"):
+        Checkpoint(path, {"seed": 2}).load()
+
+
+def test_a_checkpoint_that_is_none_is_refused(tmp_path):
+    path = tmp_path / CHECKPOINT
+    path.write_bytes(b"no")
+    with pytest.raises(InputError, match="no checkpoint of ours"):
+        Checkpoint(path, {}).load()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"--family": "cifar"}, "did you mean 'cifar10'"),
+        ({"--on": "k80x3"}, "k80x"),
+        ({"--on": ","}, "names no cluster"),
+        ({"--placer": "heft"}, "has nothing to learn; those that have: "),
+        ({"--graphs": 0}, "--graphs 0"),
+        ({"--seconds": 0}, "--seconds 0"),
+        ({"--seed": -1}, "--seed -1"),
+    ],
+)
+def test_what_cannot_be_is_refused(refused, tmp_path, changed, said):
+    given = {"--family": "ptb", "--on": "k80x2", "-o": tmp_path / "out"} | changed
+    assert said in refused("learn", *(part for pair in given.items() for part in pair))
+
+
+def test_weights_for_a_placer_that_has_none_are_refused(refused, files):
+    said = refused("place", files / "free.json", "--on", "k80x2", "--placer", "heft", "--weights", files / "free.json")
+    assert "takes no weights" in said
+
+
+def test_weights_that_are_none_are_refused(refused, files):
+    said = refused(
+        "place", files / "free.json", "--on", "k80x2", "--placer", "lister", "--weights", files / "free.json"
+    )
+    assert "free.json" in said
+    assert "no safetensors file" in said

@@ -1,0 +1,251 @@
+"""The learned list scheduler: kernel and PyTorch agree, it learns, keeps to memory, and goes on as if never stopped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from layered import machine, model, nastier, timed
+
+from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.placers._course import Course, Rates, best_together
+from roost.placers._framed import Framed, Rolled, twins
+from roost.placers._listed import (
+    NUM_SEEN,
+    ORDERS,
+    choices_in,
+    cost_of,
+    decisions_of,
+    framed,
+    free_rolls,
+    network_of,
+    new_tensors,
+    units_of,
+)
+from roost.placers._listing import Prepared
+from roost.placers.kernels.lister import SEEN
+from roost.placers.lister import Lister
+from roost.policies.lister_network import Policy
+from roost.policies.weights import save_weights
+from roost.search.solve import search
+from roost.simulator.compiled import simulate
+
+QUICK = Rates(graphs=2, rolls=4, kept=8, starts=2)
+
+
+def wide(count: int = 4, memory: int = 10_000, devices: int = 3) -> Problem:
+    return timed(model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices))
+
+
+def loud(seed: int = 0) -> dict[str, np.ndarray]:
+    """Weights in which all layers speak."""
+    tensors = new_tensors(np.random.default_rng(seed))
+    tensors["out"] = np.random.default_rng(seed).normal(0, 0.5, tensors["out"].shape).astype(np.float32)
+    return tensors
+
+
+def course(problems: list[Problem], notes: list[dict[str, float]]) -> Course:
+    return Course(problems, 0.02, 5, 50, QUICK, lambda figures: notes.append(dict(figures)))
+
+
+@pytest.mark.parametrize("problem", [wide(6), wide(6, devices=1), nastier(3), nastier(8)])
+def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem) -> None:
+    tensors = loud()
+    for frame in framed(problem, 100, ORDERS):
+        rolls = free_rolls(np.random.default_rng(1), frame, 6)
+        rolled = frame.roll(network_of(tensors, frame), rolls, np.ones(1), record=True)
+        picked = choices_in(rolled)
+        if not picked.any():
+            continue
+        rows = decisions_of(frame, rolled, rolls, picked)
+        policy = Policy({name: value for name, value in tensors.items() if name != "ways"})
+        said = policy(rows).gather(1, rows.choice.unsqueeze(1)).squeeze(1).detach().numpy()
+        assert np.abs(said - rolled.record.log_prob[picked]).max() < 1e-5
+        assert said.min() < -0.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_a_schedule_costs_is_what_the_simulator_says(seed: int) -> None:
+    problem = nastier(seed)
+    for frame in framed(problem, 100, ORDERS):
+        rolled = frame.roll(network_of(loud(seed), frame), free_rolls(np.random.default_rng(seed), frame, 4))
+        for row in range(4):
+            timeline = simulate(problem, frame.placement(rolled.unit_device[row]))
+            over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
+            assert (timeline.step_time, float(over)) == (rolled.step_time[row], rolled.excess[row])
+
+
+def test_every_feature_has_a_name() -> None:
+    assert len(set(SEEN)) == NUM_SEEN == len(SEEN)
+
+
+def test_devices_that_are_just_alike_are_known_as_such() -> None:
+    problem = timed(model(["a", "b"]), machine(100, 100, 50, 100), speed=[1.0, 1.0, 1.0, 2.0])
+    layout = Prepared.of(units_of(problem, 10), "program").layout
+    assert twins(problem, layout).tolist() == [0, 0, 2, 3]
+
+
+def test_of_several_empty_devices_that_are_alike_only_the_first_is_taken() -> None:
+    frame = framed(wide(3, devices=4), 100, ("program",))[0]
+    rolls = free_rolls(np.random.default_rng(0), frame, 8)
+    rolled = frame.roll(network_of(loud(), frame), rolls, np.ones(1), record=True)
+    assert (rolled.record.mask[:, 0] == 1).all()
+    for devices in rolled.unit_device:
+        used = devices[np.argsort(frame.frame.first_op)]
+        seen = list(dict.fromkeys(used.tolist()))
+        assert seen == sorted(seen)
+
+
+def test_a_placement_in_canonical_names_costs_the_same() -> None:
+    problem = wide(5, devices=4)
+    frame = framed(problem, 100, ("program",))[0]
+    devices = np.random.default_rng(2).integers(0, 4, frame.units.num_units).astype(np.int32)
+    named = frame.canonical(devices)
+    first, again = (simulate(problem, frame.placement(each)).step_time for each in (devices, named))
+    assert first == again
+    assert (frame.canonical(named) == named).all()
+
+
+def test_units_are_no_more_than_asked_for_and_split_no_group() -> None:
+    problem = wide(12)
+    units = units_of(problem, 8)
+    assert units.num_units <= 8
+    problem.check(Framed.of(Prepared.of(units, "program")).placement(np.zeros(units.num_units, np.int32)))
+
+
+def test_memory_is_kept_to_where_there_is_a_way() -> None:
+    problem = timed(model(["a", "b", "c", "d"]), machine(560, 560, 560))
+    result = search(problem, Lister(tune=False), trials=400, prove=False)
+    assert result.best.feasible
+
+
+def test_an_infeasible_start_still_teaches() -> None:
+    problem = timed(model(["a", "b", "c"]), machine(150, 150))
+    notes: list[dict[str, float]] = []
+    result = search(problem, Lister(batch=4), trials=1000, prove=False, on_note=lambda f: notes.append(dict(f)))
+    assert not result.best.feasible
+    assert notes
+    assert all(np.isfinite(list(note.values())).all() for note in notes)
+
+
+def test_what_does_not_fit_costs_more_the_more_is_missing() -> None:
+    record = framed(wide(2), 10, ("program",))[0].roll
+    rolled = Rolled(np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, np.nan]), np.array([0.0, 10.0, 200.0, 0.0]), 4, record)  # type: ignore[arg-type]
+    cost = cost_of(rolled, wide(2))
+    assert cost[0] < cost[1] < cost[2] < cost[3]
+    broken = replace(rolled, step_time=np.full(4, np.inf))
+    assert (cost_of(broken, wide(2)) == 0).all()
+
+
+def test_learning_by_trial_and_error_gets_better() -> None:
+    problem = timed(model([f"m{n}" for n in range(6)]), machine(*[10_000] * 3), speed=[1.0, 1.0, 3.0])
+    costs: list[float] = []
+    search(problem, Lister(rate=0.01), trials=1500, prove=False, on_note=lambda f: costs.append(f["mean_cost"]))
+    assert np.mean(costs[-10:]) < np.mean(costs[:10]) - 0.02
+
+
+def test_equal_seeds_give_equal_results() -> None:
+    results = [search(wide(6), Lister(batch=4), trials=150, seed=seed, prove=False) for seed in (3, 3)]
+    assert results[0].best.placement == results[1].best.placement
+    assert results[0].num_trials == results[1].num_trials > 140
+
+
+def test_a_search_that_goes_on_from_its_journal_ends_as_if_never_stopped(tmp_path: Path) -> None:
+    notes: list[dict[str, float]] = []
+
+    def run(trials: int, name: str) -> list[dict[str, float]]:
+        notes.clear()
+        placer = Lister(batch=4)
+        search(wide(6), placer, trials=trials, seed=3, prove=False, journal=tmp_path / name, on_note=_kept(notes))
+        return list(notes)
+
+    whole = run(200, "whole")
+    run(120, "broken")
+    assert run(200, "broken") == whole
+
+
+def _kept(notes: list[dict[str, float]]):  # type: ignore[no-untyped-def]
+    return lambda figures: notes.append({name: value for name, value in figures.items() if name != "seconds"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "trials", "lasts"),
+    [(9.0, np.inf, True), (np.inf, 99.0, True), (np.inf, np.inf, False), (9.0, 5.0, False)],
+)
+@pytest.mark.parametrize("refine", [0.0, 0.5])
+def test_it_learns_on_where_there_is_a_budget_for_it(seconds: float, trials: float, lasts: bool, refine: float) -> None:
+    left = SimpleNamespace(seconds_left=seconds, trials_left=trials)
+    until = Lister(refine=refine)._until(left)  # type: ignore[arg-type]
+    assert until(left) is lasts  # type: ignore[arg-type]
+    assert not until(SimpleNamespace(seconds_left=min(seconds, 0.0), trials_left=trials))  # type: ignore[arg-type]
+
+
+def test_one_device_and_one_op_are_placed() -> None:
+    for problem in (wide(1), wide(4, devices=1)):
+        assert search(problem, Lister(), trials=100, prove=False).best.feasible
+
+
+def test_annealing_may_have_the_end_of_the_budget() -> None:
+    result = search(wide(6), Lister(batch=4, refine=0.5), trials=600, prove=False)
+    assert 200 < result.num_trials <= 600
+
+
+def test_with_weights_it_is_never_worse_than_single_and_expert(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "lister", loud(), {})
+    problem = wide(6)
+    result = search(problem, Lister(weights=str(path), samples=2, tune=False), trials=200, prove=False)
+    assert {"single", "expert"} <= set(result.baselines)
+    assert all(result.best.step_time <= trial.step_time for trial in result.baselines.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [("skip", np.zeros(3), "skip"), ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature")],
+)
+def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, value: np.ndarray, said: str) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "lister", {**loud(), name: value}, {})
+    with pytest.raises(InputError, match=said) as error:
+        Lister(weights=str(path))
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [{"samples": 0}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputError):
+        Lister(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
+    problems = [wide(4), wide(5, devices=2)]
+    unbroken, notes = course(problems, []), []
+    states: list[dict[str, np.ndarray]] = []
+    unbroken.run(lambda state: states.append(dict(state)))
+    for at in (0, 2, len(states) // 2, len(states) - 2):
+        again = course(problems, notes)
+        again.restore(states[at])
+        again.run(lambda _: None)
+        assert all((again.tensors[name] == value).all() for name, value in unbroken.tensors.items())
+        assert (again.ways == unbroken.ways).all()
+
+
+def test_what_was_learned_is_better_than_what_it_began_with() -> None:
+    problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, 3.0])]
+    learned = Course(problems, 3.0, 1, 50, Rates(graphs=2, rolls=8), lambda _: None)
+    before, frame = dict(learned.tensors), learned.frames[0]
+    learned.run(lambda _: None)
+    rolls = free_rolls(np.random.default_rng(0), frame, 32)
+    costs = [
+        cost_of(frame.roll(network_of(each, frame), rolls), problems[0]).mean() for each in (before, learned.tensors)
+    ]
+    assert costs[1] < costs[0]
+
+
+def test_ways_are_chosen_for_what_they_add() -> None:
+    cost = np.array([[1.0, 9.0, 9.0], [2.0, 2.0, 9.0], [9.0, 9.0, 1.0], [0.9, 9.0, 9.0]])
+    assert best_together(cost, 2).tolist() in ([1, 2], [2, 1])
