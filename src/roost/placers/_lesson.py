@@ -24,6 +24,8 @@ from roost.placers._orders import in_orders, listed_order, reordered
 from roost.placers._population import Heat, Population
 
 LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
+BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
+_FIRST = 64  # placements that are tried in both
 
 _STALE, _EXHAUSTED = 10, 40  # batches in a row with next to nothing new, and with nothing: begin again, or end
 _FEW = 40  # trials: too few to learn from or to refine with
@@ -49,7 +51,9 @@ class Lesson:
     """One problem to learn on, and the part of the budget that goes into learning; the rest is for refining."""
 
     def __init__(self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float) -> None:
-        self.problem, self.evaluate, self.order = problem, evaluate, order
+        self.problem, self.evaluate = problem, evaluate
+        self.orders = ("rank", LISTED) if order == BEST else (order,)
+        self._compared = np.zeros(3)  # in how many placements, and logarithms of seconds in each order, added up
         self.groups = groups_of(problem, num_groups)
         self.worst = float(np.where(np.isfinite(problem.op_time), problem.op_time, 0.0).sum(axis=0).min())
         self.memory = float(max(1, problem.cluster.memory.min()))
@@ -94,13 +98,12 @@ class Lesson:
         """What devices of groups [batch, groups] cost; those that were tried before are not tried again."""
         keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(choices, dtype=np.int8)]
         new = {key: row for row, key in enumerate(keys) if key not in self.known}
-        most = int(min(len(new), self.evaluate.trials_left))
+        most = int(min(len(new), self.evaluate.trials_left // len(self.orders)))
         rows = list(new.items())[:most]
-        trials = self.evaluate([self.placement(choices[row]) for _, row in rows])
-        for (key, _), trial in zip(rows, trials, strict=True):
-            excess = trial.missing_bytes / self.memory
-            seconds = penalised(np.array([trial.step_time]), np.array([excess]), self.worst)
-            self.known[key] = (float(seconds[0]), not trial.feasible)
+        seconds, failed = self._tried([choices[row] for _, row in rows])
+        for number, (key, _) in enumerate(rows):
+            best = int(seconds[:, number].argmin())
+            self.known[key] = (float(seconds[best, number]), bool(failed[best, number]))
         if most < len(new):
             raise BudgetSpent("not all of the batch were evaluated")
         self.num_stale = self.num_stale + 1 if len(new) * 10 < len(keys) else 0
@@ -108,12 +111,30 @@ class Lesson:
         found = [self.known[key] for key in keys]
         return Outcomes(np.array([seconds for seconds, _ in found]), np.array([bad for _, bad in found]), len(new))
 
-    def placement(self, choice: Array) -> Placement:
+    def _tried(self, choices: list[Array]) -> tuple[Array, Array]:
+        """Seconds, and whether they failed, of each order and each choice."""
+        placements = [self.placement(choice, order) for order in self.orders for choice in choices]
+        trials = self.evaluate(placements)
+        excess = np.array([trial.missing_bytes for trial in trials]) / self.memory
+        found = penalised(np.array([trial.step_time for trial in trials]), excess, self.worst)
+        seconds = found.reshape(len(self.orders), len(choices))
+        failed = np.array([not trial.feasible for trial in trials], dtype=bool).reshape(seconds.shape)
+        if len(self.orders) > 1:
+            self._compared += [len(choices), *np.log(np.maximum(seconds, 1e-30)).sum(axis=1)]
+            self._settle()
+        return seconds, failed
+
+    def _settle(self) -> None:
+        """Stay with one order, once enough was tried in both."""
+        if len(self.orders) > 1 and self._compared[0] >= _FIRST:
+            self.orders = (self.orders[int(self._compared[1:].argmin())],)
+
+    def placement(self, choice: Array, order: str) -> Placement:
         """The placement for devices of groups [groups]; parameters are sent once to each device that needs them."""
         device = self.groups.devices(choice)
         window = fetched_once(self.problem, device)
-        order = "priority" if self.order == LISTED else self.order
-        priority = listed_order(self.problem, device) if self.order == LISTED else None
+        priority = listed_order(self.problem, device) if order == LISTED else None
+        order = "priority" if order == LISTED else order
         names, graph = self.problem.cluster.device_names, self.problem.graph.digest
         return Placement(device, order, priority, window if window.any() else 0, names, graph)
 
@@ -142,12 +163,15 @@ class Lesson:
         """What is known by now."""
         keys = np.frombuffer(b"".join(self.known), dtype=np.uint64).reshape(-1, 2)
         values = np.array([*self.known.values()], dtype=np.float64).reshape(-1, 2)
-        return {"known": keys, "found": values, "stale": np.array([self.num_stale, self.num_known])}
+        stale = np.array([self.num_stale, self.num_known])
+        return {"known": keys, "found": values, "stale": stale, "compared": self._compared}
 
     def take_up(self, state: Mapping[str, Array]) -> None:
         rows = [row.tobytes() for row in state["known"]]
         self.known = {key: (float(s), bool(bad)) for key, (s, bad) in zip(rows, state["found"], strict=True)}
         self.num_stale, self.num_known = (int(number) for number in state["stale"])
+        self._compared = np.array(state["compared"])
+        self._settle()
 
 
 @contextmanager

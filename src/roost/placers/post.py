@@ -31,7 +31,7 @@ class Post:
     """Learns until its share of the budget is spent, then refines."""
 
     num_groups: int = 300  # at most
-    order: str = "rank"
+    order: str = "best"  # as `_lesson.py` has it
     batch: int = 20  # samples for each round of steps
     refit_every: int = 10  # batches
     elite: float = 0.1
@@ -46,7 +46,7 @@ class Post:
     @classmethod
     def paper(cls) -> Post:
         """Nearest to what is known of the paper."""
-        return cls(batch=12, refit_every=5, refit_step=1.0, mix=0.1, speed_prior=0.0, refine=0.0)
+        return cls(batch=12, refit_every=5, refit_step=1.0, mix=0.1, speed_prior=0.0, refine=0.0, order="rank")
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)

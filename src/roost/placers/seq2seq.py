@@ -39,7 +39,7 @@ class Seq2seq:
     """Learns until its share of the budget is spent, then refines."""
 
     num_groups: int = 300  # at most
-    order: str = "rank"
+    order: str = "best"  # as `_lesson.py` has it
     network: Network = field(default_factory=Network)
     batch: int = 16  # samples for each update
     rate: float = 3e-3
@@ -58,7 +58,8 @@ class Seq2seq:
             twins=False,
         )  # fmt: skip
         return cls(
-            network=network, batch=8, rate=0.1, entropy=0.0, standardise=False, failing_seconds=100.0, refine=0.0,
+            network=network, order="rank", batch=8, rate=0.1, entropy=0.0, standardise=False, failing_seconds=100.0,
+            refine=0.0,
         )  # fmt: skip
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:

@@ -36,7 +36,7 @@ class Spotlight:
     """Learns until its share of the budget is spent, then refines."""
 
     num_groups: int = 300  # at most
-    order: str = "rank"
+    order: str = "best"  # as `_lesson.py` has it
     network: Network = field(default_factory=Network)
     batch: int = 32
     rate: float = 1e-2
@@ -49,7 +49,7 @@ class Spotlight:
     def paper(cls) -> Spotlight:
         """Nearest to what is known of the paper."""
         network = Network(attention="additive", aligned=False, speed_prior=0.0, twins=False, spread=1.0)
-        return cls(network=network, batch=10, rate=1e-3, epochs=10, target_kl=0.02, refine=0.0)
+        return cls(network=network, batch=10, rate=1e-3, epochs=10, target_kl=0.02, refine=0.0, order="rank")
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
