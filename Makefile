@@ -4,7 +4,7 @@ BIN := .venv/bin
 TF_BIN := .venv-tf/bin
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-tf check bench schemas clean
+.PHONY: demo test test-slow test-tf check bench bench-placers schemas clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,12 @@ test-tf: .venv-tf/.ready
 
 bench: .venv/.ready
 	$(BIN)/python benchmarks/speed/simulator.py
+	$(BIN)/python benchmarks/speed/annealing.py
+
+# An hour and more on two cores. It can be stopped and goes on; rows that are there are not measured again.
+PARTS := auto ten starts bounds proof exact large page
+bench-placers: .venv/.ready
+	for part in $(PARTS); do $(BIN)/python benchmarks/placers.py $$part || exit 1; done
 
 # The published JSON Schema of every file format; a test fails when they are out of date.
 schemas: .venv/.ready

@@ -52,7 +52,8 @@ class Lesson:
 
     def __init__(self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float) -> None:
         self.problem, self.evaluate = problem, evaluate
-        self.orders = ("rank", LISTED) if order == BEST else (order,)
+        few = evaluate.trials_left < 4 * _FIRST  # then there is nothing to spare for trying both
+        self.orders = (order,) if order != BEST else (LISTED,) if few else ("rank", LISTED)
         self._compared = np.zeros(3)  # in how many placements, and logarithms of seconds in each order, added up
         self.groups = groups_of(problem, num_groups)
         self.worst = float(np.where(np.isfinite(problem.op_time), problem.op_time, 0.0).sum(axis=0).min())

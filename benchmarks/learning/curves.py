@@ -1,0 +1,271 @@
+"""Learned placers beside searches at equal trials: best step time by number of trials, on the models of the papers.
+
+    python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each run
+    python benchmarks/learning/curves.py page                                    the page made from them
+
+Each run has one core. Rows that are there already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import roost
+from roost.placers._network import Network
+from roost.placers._population import Heat
+from roost.placers.annealing import Annealing
+from roost.placers.descent import Descent
+from roost.placers.genetic import Genetic
+from roost.placers.placeto import Placeto
+from roost.placers.post import Post
+from roost.placers.random import Random
+from roost.placers.seq2seq import Seq2seq
+from roost.placers.spotlight import Spotlight
+from roost.search.solve import search
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+MODELS, CLUSTERS, SEEDS = ("rnnlm", "nmt", "inception_v3"), ("k80x2", "k80x4"), range(5)
+CHECKPOINTS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+CLASSIC = ("single", "expert", "scotch", "mincut")
+PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", "k80x4"): 0.19}  # gains over expert
+
+DOWNHILL = Heat(members=4, hot=1e-12, warm=1e-12, cold=1e-12, groups=False)
+
+# Name -> placer, trials, seeds, and whether all clusters.
+RUNS: dict[str, tuple[Any, int, int, bool]] = {
+    "seq2seq": (Seq2seq(), 20_000, 5, True),
+    "placeto": (Placeto(), 5_000, 5, True),
+    "spotlight": (Spotlight(), 5_000, 5, True),
+    "post": (Post(), 5_000, 5, True),
+    "random": (Random(num_samples=None), 5_000, 5, True),
+    "descent, random start": (Annealing(("random",), DOWNHILL, 1), 5_000, 5, True),
+    "descent": (Descent(threads=1), 5_000, 5, True),
+    "annealing": (Annealing(threads=1), 5_000, 5, True),
+    "genetic": (Genetic(), 5_000, 5, True),
+    "auto": ("auto", 5_000, 5, True),
+    "spotlight, rank order": (Spotlight(order="rank"), 5_000, 3, False),
+    "spotlight, no speed prior": (Spotlight(network=Network(speed_prior=0.0)), 5_000, 3, False),
+    "spotlight, like devices not told apart": (Spotlight(network=Network(twins=False)), 5_000, 3, False),
+    "spotlight, dot attention": (Spotlight(network=Network(attention="dot")), 5_000, 3, False),
+    "spotlight, not autoregressive": (Spotlight(network=Network(autoregressive=False)), 5_000, 3, False),
+    "spotlight, one epoch": (Spotlight(epochs=1), 5_000, 3, False),
+    "spotlight, ten epochs": (Spotlight(epochs=10), 5_000, 3, False),
+    "spotlight, rate 0.003": (Spotlight(rate=3e-3), 5_000, 3, False),
+    "spotlight, batch 16": (Spotlight(batch=16), 5_000, 3, False),
+    "spotlight, no entropy bonus": (Spotlight(entropy=0.0), 5_000, 3, False),
+    "spotlight, target 0.03": (Spotlight(target_kl=0.03), 5_000, 3, False),
+    "post, paper": (Post.paper(), 5_000, 3, False),
+    "spotlight, paper": (Spotlight.paper(), 1_000, 1, False),
+    "seq2seq, paper": (Seq2seq.paper(), 1_000, 1, False),
+}
+
+
+def rows_file() -> Path:
+    return Path(os.environ.get("ROWS", RESULTS / f"learning_{platform.machine()}_202611.jsonl"))
+
+
+def rows() -> list[dict[str, Any]]:
+    path = rows_file()
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
+    """One search, with its best step time at each checkpoint."""
+    name, model, cluster, seed = job
+    placer, trials, _, _ = RUNS[name]
+    problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
+    curve: dict[int, float] = {}
+    seen: list[tuple[int, float]] = []
+    notes: list[Any] = []
+
+    def watch(progress: Any) -> None:
+        if progress.best.feasible and (not seen or progress.best.step_time < seen[-1][1]):
+            seen.append((progress.num_trials, progress.best.step_time))
+
+    search(problem, placer, trials=40, prove=False)  # compiled by now
+    begin = time.process_time()
+    result = search(problem, placer, trials=trials, seed=seed, prove=False, on_trial=watch, on_note=notes.append)
+    spent = time.process_time() - begin
+    for point in CHECKPOINTS:
+        if point <= trials:
+            curve[point] = min((step for count, step in seen if count <= point), default=float("inf"))
+    return {
+        "placer": name, "model": model, "cluster": cluster, "seed": seed, "trials": result.num_trials, "cpu": spent,
+        "best": result.best.step_time if result.best.feasible else float("inf"), "curve": curve,
+        "order": result.best.placement.order,
+        "learned": notes[-1]["best"] if notes and "best" in notes[-1] else None,
+        "learned_trials": notes[-1]["trials"] if notes else None,
+    }  # fmt: skip
+
+
+def _worker(cores: Any) -> None:
+    os.sched_setaffinity(0, {cores.get()})
+
+
+def run_all(workers: int, only: list[str]) -> None:
+    done = {(r["placer"], r["model"], r["cluster"], r["seed"]) for r in rows()}
+    jobs = [
+        (name, model, cluster, seed)
+        for name, (_, _, count, everywhere) in RUNS.items()
+        for seed in range(count)
+        for model in MODELS
+        for cluster in (CLUSTERS if everywhere else ("k80x4",))
+        if (not only or name in only) and (name, model, cluster, seed) not in done
+    ]
+    context = multiprocessing.get_context("spawn")
+    cores = context.Queue()
+    for core in sorted(os.sched_getaffinity(0))[:workers]:
+        cores.put(core)
+    with context.Pool(workers, _worker, (cores,)) as pool, rows_file().open("a") as file:
+        for row in pool.imap_unordered(run, jobs):
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(
+                row["placer"], row["model"], row["cluster"], row["seed"], row["best"], round(row["cpu"], 1), flush=True
+            )
+
+
+def run_classic() -> None:
+    """The baselines of the first paper, each at its end."""
+    done = {(r["placer"], r["model"], r["cluster"]) for r in rows()}
+    for model in MODELS:
+        for cluster in CLUSTERS:
+            problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
+            for name in (*CLASSIC, "metis", "heft", "etf", "rules"):
+                if (name, model, cluster) not in done:
+                    result = search(problem, name, trials=5_000, prove=False)
+                    row = {"placer": name, "model": model, "cluster": cluster, "seed": 0, "trials": result.num_trials}
+                    row["best"] = result.best.step_time if result.best.feasible else float("inf")
+                    with rows_file().open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=("run", "classic", "page"))
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    if given.part == "run":
+        run_all(given.workers, [name for name in given.only.split(";") if name])
+    elif given.part == "classic":
+        run_classic()
+    else:
+        rows_file().with_suffix(".md").write_text(page())
+
+
+def page() -> str:
+    found = rows()
+    best: dict[tuple[str, str], float] = {}
+    for row in found:
+        key = (row["model"], row["cluster"])
+        best[key] = min(best.get(key, float("inf")), row["best"])
+    lines = [
+        "# Learned placers on the models of the papers\n",
+        "Simulated on presets; from scratch, on groups by parameter (docs/decisions/0008); one core each, five seeds, "
+        "`python benchmarks/learning/curves.py run`. Times are medians in seconds; in brackets worst over best seed.\n",
+        *_page_table(found),
+        *_page_curves(found, best),
+        *_page_ablation(found, best),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _median(found: list[dict[str, Any]], name: str, key: tuple[str, str], figure: str = "best") -> list[float]:
+    return [
+        r[figure]
+        for r in found
+        if r["placer"] == name and (r["model"], r["cluster"]) == key and r.get(figure) is not None
+    ]
+
+
+def _page_table(found: list[dict[str, Any]]) -> list[str]:
+    keys = [(model, cluster) for model in MODELS for cluster in CLUSTERS]
+    lines = [
+        "## At the end: 5,000 trials, 20,000 for `seq2seq`\n",
+        "| placer | " + " | ".join(f"{model} {cluster}" for model, cluster in keys) + " | CPU s |",
+        "|---|" + "---|" * (len(keys) + 1),
+    ]
+    for name in (*CLASSIC, "metis", "heft", "etf", "rules"):
+        cells = [f"{min(_median(found, name, key), default=float('nan')):.4f}" for key in keys]
+        lines.append(f"| {name} | " + " | ".join(cells) + " | |")
+    for name, (_, _, _, everywhere) in RUNS.items():
+        if not everywhere:
+            continue
+        for figure, said in (("learned", f"{name}, before refining"), ("best", name)):
+            cells = []
+            for key in keys:
+                values = _median(found, name, key, figure)
+                cells.append(f"{np.median(values):.4f} ({max(values) / min(values):.2f})" if values else "")
+            if any(cells):
+                spent = [r["cpu"] for r in found if r["placer"] == name]
+                cpu = f"{np.median(spent):.0f}" if figure == "best" and spent else ""
+                lines.append(f"| {said} | " + " | ".join(cells) + f" | {cpu} |")
+    lines += ["", "Gain over expert, expert / placer - 1, beside the published one:\n"]
+    lines += ["| | " + " | ".join(f"{m} {c}" for m, c in PUBLISHED) + " |", "|---|" + "---|" * len(PUBLISHED)]
+    lines.append("| published (Mirhoseini et al. 2017) | " + " | ".join(f"{v:.1%}" for v in PUBLISHED.values()) + " |")
+    for name in ("seq2seq", "placeto", "spotlight", "post", "auto"):
+        cells = []
+        for key in PUBLISHED:
+            values, expert = _median(found, name, key), _median(found, "expert", key)
+            cells.append(f"{expert[0] / np.median(values) - 1:.1%}" if values and expert else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _page_curves(found: list[dict[str, Any]], best: dict[tuple[str, str], float]) -> list[str]:
+    lines = [
+        "## Best so far by number of trials, over the best ever seen here (geometric mean over the six, median seed)\n",
+        "| placer | " + " | ".join(f"{point:,}" for point in CHECKPOINTS) + " |",
+        "|---|" + "---|" * len(CHECKPOINTS),
+    ]
+    for name, (_, _, _, everywhere) in RUNS.items():
+        if not everywhere or not any(r["placer"] == name for r in found):
+            continue
+        cells = []
+        for point in CHECKPOINTS:
+            ratios = []
+            for key, least in best.items():
+                values = [
+                    r["curve"][str(point)] if str(point) in r["curve"] else float("nan")
+                    for r in found
+                    if r["placer"] == name and (r["model"], r["cluster"]) == key
+                ]
+                ratios.append(float(np.median(values)) / least if values else float("nan"))
+            mean = float(np.exp(np.mean(np.log(ratios))))
+            cells.append(f"{mean:.3f}" if np.isfinite(mean) else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], float]) -> list[str]:
+    keys = [(model, "k80x4") for model in MODELS]
+    lines = [
+        "## What matters (k80x4, three seeds; paper settings of the networks: one seed, 1,000 trials)\n",
+        "Medians before refining over the best ever seen here.\n",
+        "| | " + " | ".join(model for model, _ in keys) + " | geometric mean |",
+        "|---|" + "---|" * (len(keys) + 1),
+    ]
+    for name in ("spotlight", "post", "seq2seq", *(name for name, run in RUNS.items() if not run[3])):
+        ratios = []
+        for key in keys:
+            values = _median(found, name, key, "learned") or _median(found, name, key)
+            ratios.append(float(np.median(values)) / best[key] if values and key in best else float("nan"))
+        if np.isfinite(ratios).all():
+            mean = float(np.exp(np.mean(np.log(ratios))))
+            lines.append(f"| {name} | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |")
+    return [*lines, ""]
+
+
+if __name__ == "__main__":
+    main()
