@@ -23,11 +23,12 @@ from roost.placers._units import Units, numbered
 from roost.transforms._unions import Unions
 from roost.transforms.coarsen import Coarsen
 
+_MOST = 300
 _FEWER = 0.5  # groups for each unit that is moved otherwise, at most, to be worth it
 _LONG = 0.02  # of all the work: a gradient that takes longer is a group of its own
 
 
-def groups_of(problem: Problem, most: int = 300) -> Units:
+def groups_of(problem: Problem, most: int = _MOST) -> Units:
     """At most about so many groups, none of which splits a group of the graph."""
     kept = vars(problem).setdefault("_learned_groups", {})
     if most not in kept:
@@ -37,8 +38,13 @@ def groups_of(problem: Problem, most: int = 300) -> Units:
 
 
 def may_group(problem: Problem) -> bool:
-    """Whether there are far fewer groups than units otherwise, and each of them is whole."""
+    """Whether there are far fewer groups than units otherwise, each of them is whole, and modules make them so few.
+
+    What has to be merged by weight is of little use to begin with, and merging takes long on large graphs.
+    """
     kept = vars(problem).get("_may_group")
+    if kept is None and _by_module(problem, _MOST) is None:
+        kept = vars(problem)["_may_group"] = False
     if kept is None:
         units, fine = groups_of(problem), Units.of(problem)
         # What is moved op by op afterwards are the units: no group may split one.
@@ -56,14 +62,22 @@ def grouped(problem: Problem) -> Problem:
 
 
 def _groups_of(problem: Problem, most: int) -> Units:
+    found = _by_module(problem, most)
+    if found is not None:
+        return found
     role, is_long = _roles(problem)
-    found = None
+    *_, shortest = _shorter_and_shorter(problem.graph.modules)
+    return merged_units(_joined(problem, role, shortest, is_long), most)
+
+
+def _by_module(problem: Problem, most: int) -> Units | None:
+    """At most so many groups by role and module; None where the shortest paths leave more."""
+    role, is_long = _roles(problem)
     for module in _shorter_and_shorter(problem.graph.modules):
         found = _joined(problem, role, module, is_long)
         if found.num_units <= most:
             return found
-    assert found is not None
-    return merged_units(found, most)
+    return None
 
 
 def _roles(problem: Problem) -> tuple[Array, Array]:
