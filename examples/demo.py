@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 NOTES = {  # Mirhoseini et al. 2017 is the paper that began it
     "auto": "the default",
     "published": "answer of 2017",
+    "seq2seq": "policy of 2017",
     "single": "baseline of 2017",
     "scotch": "baseline of 2017",
     "mincut": "baseline of 2017",
@@ -124,7 +125,7 @@ def explanation(
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each placer")
+    parser.add_argument("--seconds", type=float, default=3.0, help="for each placer")
     parser.add_argument("--out", type=Path, default=ROOT / "out", help="where to write")
     arguments = parser.parse_args()
     main(arguments.seconds, arguments.out)
