@@ -27,7 +27,7 @@ LISTED = "listed"  # an order made for the devices of each placement, by list sc
 BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
 _FIRST = 64  # placements that are tried in both
 
-_STALE, _EXHAUSTED = 10, 40  # batches in a row with next to nothing new, and with nothing: begin again, or end
+_STALE, _EXHAUSTED = 10, 20  # batches in a row with next to nothing new, and with nothing: begin again, or end
 _FEW = 40  # trials: too few to learn from or to refine with
 
 
