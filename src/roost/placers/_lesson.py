@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
@@ -173,16 +173,3 @@ class Lesson:
         self.num_stale, self.num_known = (int(number) for number in state["stale"])
         self._compared = np.array(state["compared"])
         self._settle()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

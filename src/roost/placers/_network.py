@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.placers._lesson import Lesson, Outcomes, one_thread
+from roost.learners.threads import one_thread
+from roost.placers._lesson import Lesson, Outcomes
 
 if TYPE_CHECKING:
     import torch

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from math import isinf
 
 import numpy as np
@@ -26,17 +25,6 @@ _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below
 _MOST_REPEATS = 3  # rounds in which it may do so
 _GREEDY_ROUNDS = 2  # of a policy that was trained before: one of its episodes always takes the likeliest device
 _NOTHING_NEW, _FORGET = 0.05, 0.1  # share of new trials below which it ends, and how fast old rounds are forgotten
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, and the same on every machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Learner:

@@ -9,8 +9,7 @@ as a rule of earliest finish and learns by trial and error alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isinf
 from typing import Any
@@ -21,6 +20,7 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
+from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
 from roost.placers._framed import Framed, Rolled
 from roost.placers._listed import (
@@ -228,16 +228,3 @@ def _best(frame: Framed, rolled: Rolled, cost: Array) -> list[Placement]:
     for row in np.argsort(cost, kind="stable").tolist():
         found.setdefault(rolled.unit_device[row].tobytes(), row)
     return [frame.placement(rolled.unit_device[row]) for row in list(found.values())[:_KEPT]]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Networks this small are slower on several threads."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -31,6 +31,7 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
+from roost.learners.threads import one_thread
 from roost.placers import Evaluate
 
 if TYPE_CHECKING:  # whoever lists placers needs no torch
@@ -115,7 +116,7 @@ class Placeto:
         return SETTINGS[self.setting] if isinstance(self.setting, str) else self.setting
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        from roost.placers._placeto_learner import Learner, one_thread
+        from roost.placers._placeto_learner import Learner
 
         with one_thread():
             starts = self._starts(problem, evaluate)
@@ -164,7 +165,6 @@ class Placeto:
         import torch
 
         from roost.placers._placeto_course import Course
-        from roost.placers._placeto_learner import one_thread
 
         with one_thread():
             course = Course(problems, seconds, seed, self.settings, on_note)
