@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from small_problem import DEVICES, build_cluster, build_graph
 from typer.testing import CliRunner
 
-from roost.cli import app
+from roost.cli import _search, app
 from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.cost_models import estimate
@@ -20,7 +21,10 @@ Roost = Callable[..., Any]
 
 
 @pytest.fixture
-def roost() -> Roost:
+def roost(monkeypatch: pytest.MonkeyPatch) -> Roost:
+    """`roost` in this process. A slow machine adds no line of progress to what it says."""
+    monkeypatch.setattr(_search, "_PIPE_SECONDS", math.inf)
+
     def run(*args: object, columns: int = 80) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": str(columns)})
 
