@@ -9,6 +9,7 @@ from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers._groups import groups_of
+from roost.placers._lesson import named_by_use
 from roost.placers._network import Network
 from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
@@ -26,6 +27,8 @@ PLACERS = {
     "seq2seq_refined": Seq2seq(network=SMALL),
     "spotlight_paper": Spotlight.paper(),
     "post_paper": Post.paper(),
+    "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic=4.0), refine=0.0),
+    "post_heuristic": Post(heuristic=4.0, refine=0.0),
 }
 
 
@@ -55,6 +58,30 @@ def test_it_learns_what_chance_does_not_find(name):
     assert learned <= 6.5  # 18 ops on three devices: 6 is the least
 
 
+@pytest.mark.parametrize("placer", [Spotlight(network=Network(hidden=8, heuristic=30.0)), Post(heuristic=30.0)])
+def test_a_strong_prior_begins_at_the_best_heuristic(placer):
+    problem = training_like(40, 3)
+    heuristics = [search(problem, name, prove=False).best for name in ("single", "expert", "etf")]
+    found = []
+
+    def watch(progress):
+        found.append(progress.trial)
+
+    search(problem, placer, trials=300, prove=False, on_trial=watch)
+    names = [trial.placer for trial in found]
+    first = names.index("spotlight" if "spotlight" in names else "post")
+    assert {"single", "expert", "etf", "rules"} <= set(names[:first])
+    assert min(t.step_time for t in found[:first]) <= min(t.step_time for t in heuristics if t.feasible)
+    drawn = {trial.placement.device.tobytes() for trial in found[first : first + 4]}
+    assert len(drawn) == 1  # all the same devices, in several orders
+
+
+def test_names_of_like_devices_follow_their_first_use():
+    problem = branches(num_devices=3)
+    assert named_by_use(problem, np.array([2, 2, 0, 1, 0])).tolist() == [0, 0, 1, 2, 1]
+    assert named_by_use(problem, np.array([1, 1])).tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("name", PLACERS)
 def test_equal_seeds_give_equal_results_within_the_budget(name):
     problem = training_like(40, 3)
@@ -63,7 +90,7 @@ def test_equal_seeds_give_equal_results_within_the_budget(name):
     assert 100 <= first.num_trials <= 150
 
 
-@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
+@pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post", "post_heuristic"])
 @pytest.mark.parametrize("keep", [0.0, 1e9], ids=["state kept", "trials only"])
 def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monkeypatch):
     monkeypatch.setattr(evaluating, "_KEEP_SECONDS", keep)
@@ -85,8 +112,8 @@ def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monk
     for stop in (1, 70, 190):
         path = tmp_path / f"{stop}.jsonl"
         run(path, stop)
-        kept = path.with_name(f"{path.name}.{name}.npz")
-        assert kept.exists() == (keep == 0.0 and stop > 1)
+        kept = path.with_name(f"{path.name}.{name.partition('_')[0]}.npz")
+        assert kept.exists() == (keep == 0.0 and stop > (150 if "heuristic" in name else 1))
         simulated.clear()
         again, goes_on = run(path)
         assert again == whole

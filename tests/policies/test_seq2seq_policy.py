@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from roost.policies._recurrence import recurrence, step
+from roost.policies._recurrence import _on_gpu, recurrence, step
 from roost.policies.seq2seq import Seq2Seq
 
 
@@ -45,6 +45,16 @@ def test_the_recurrence_is_a_long_short_term_memory():
     for number in range(9):
         hidden, cell = step(entered[number], weight, hidden, cell)
         torch.testing.assert_close(hidden, found[number])
+
+
+def test_the_way_of_the_gpu_is_the_same():
+    torch.manual_seed(3)
+    inputs = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 16, dtype=torch.float64, requires_grad=True)
+    slopes = torch.randn(5, 3, 4, dtype=torch.float64)
+    ways = [way(inputs, weight) for way in (recurrence, _on_gpu)]
+    torch.testing.assert_close(*ways)
+    torch.testing.assert_close(*[torch.autograd.grad((way * slopes).sum(), (inputs, weight)) for way in ways])
 
 
 @pytest.mark.parametrize("settings", WAYS)

@@ -13,9 +13,9 @@ from roost.core.arrays import Array
 
 def state_arrays(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
     """Weights, and what Adam knows of each of them."""
-    found = {f"weight.{name}": value.detach().numpy().copy() for name, value in policy.state_dict().items()}
+    found = {f"weight.{name}": value.detach().cpu().numpy().copy() for name, value in policy.state_dict().items()}
     for number, entry in optimizer.state_dict()["state"].items():
-        found |= {f"adam.{number}.{key}": value.detach().numpy().copy() for key, value in entry.items()}
+        found |= {f"adam.{number}.{key}": value.detach().cpu().numpy().copy() for key, value in entry.items()}
     return found
 
 

@@ -47,11 +47,12 @@ class Reinforce:
         if settings.standardise:
             spread = float(signal[used].std())
             advantage = np.clip((signal[used].mean() - signal[used]) / max(spread, 1e-9), -3.0, 3.0)
-        new: Tensor = self.policy.log_probs(actions[torch.from_numpy(used)])  # type: ignore[operator]
-        chosen = new.gather(-1, actions[torch.from_numpy(used)].unsqueeze(-1)).squeeze(-1)
+        taken = actions[torch.from_numpy(used).to(actions.device)]
+        new: Tensor = self.policy.log_probs(taken)  # type: ignore[operator]
+        chosen = new.gather(-1, taken.unsqueeze(-1)).squeeze(-1)
         entropy = -(new.exp() * new.clamp(min=-50.0)).sum(dim=-1).mean()
         per = chosen.mean(dim=1) if settings.standardise else chosen.sum(dim=1)
-        loss = -(torch.from_numpy(advantage).float() * per).mean() - settings.entropy * left * entropy
+        loss = -(per.new_tensor(advantage) * per).mean() - settings.entropy * left * entropy
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), settings.most_norm)

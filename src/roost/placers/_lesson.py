@@ -22,8 +22,10 @@ from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import in_orders, listed_order, reordered
 from roost.placers._population import Heat, Population
+from roost.placers._starts import starting_points
 
 LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
+HEURISTICS = ("single", "expert", "etf", "rules")
 BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
 _FIRST = 64  # placements that are tried in both
 
@@ -62,6 +64,7 @@ class Lesson:
         self.num_stale = self.num_known = 0  # batches in a row that were known for the most part, and altogether
         self._trials, self._seconds = evaluate.trials_left, evaluate.seconds_left
         self._refine = refine
+        self._heuristic: Array | None = None
 
     @property
     def left(self) -> float:
@@ -94,6 +97,20 @@ class Lesson:
             for one, other in pairwise(members):
                 found[other] = one
         return found
+
+    def heuristic(self) -> Array:  # [groups]
+        """The device of each group in the best of what placers find that learn nothing; these are the first trials.
+
+        A group that they split goes where most of its work is.
+        """
+        if self._heuristic is not None:
+            return self._heuristic
+        found = starting_points(self.problem, self.evaluate.named("heuristic"), HEURISTICS)[0]
+        work = np.where(np.isfinite(self.problem.op_time), self.problem.op_time, np.inf).min(axis=1)
+        votes = np.zeros(self.groups.allowed.shape)
+        np.add.at(votes, (self.groups.unit, np.asarray(found.device)), work + 1e-9 * max(1e-30, float(work.sum())))
+        self._heuristic = named_by_use(self.problem, np.where(self.groups.allowed, votes, -1.0).argmax(axis=1))
+        return self._heuristic
 
     def outcomes(self, choices: Array) -> Outcomes:
         """What devices of groups [batch, groups] cost; those that were tried before are not tried again."""
@@ -173,3 +190,13 @@ class Lesson:
         self.num_stale, self.num_known = (int(number) for number in state["stale"])
         self._compared = np.array(state["compared"])
         self._settle()
+
+
+def named_by_use(problem: Problem, choice: Array) -> Array:  # [groups]
+    """The same choice with devices that can be exchanged named in the order of their first use."""
+    name: dict[int, int] = {}
+    for members in alike(problem):
+        used = [device for device in dict.fromkeys(choice.tolist()) if device in members]
+        unused = [device for device in members if device not in used]
+        name |= dict(zip([*used, *unused], members, strict=True))
+    return np.array([name.get(device, device) for device in choice.tolist()], dtype=np.int64)

@@ -32,24 +32,30 @@ class Network:
     tanh: float = 0.0
     spread: float = 0.0
     speed_prior: float = 1.0  # how much of the logarithm of a device's slowness is taken off its logit
+    heuristic: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
     twins: bool = True  # tell devices that are alike apart by the order of their first use
+    train_on: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
 
     def build(self, lesson: Lesson, generator: torch.Generator) -> Seq2Seq:
         import torch
 
+        from roost.learners.hardware import torch_device
         from roost.policies.features import group_features, speed_prior
         from roost.policies.seq2seq import Seq2Seq
 
         problem, groups = lesson.problem, lesson.groups
         features = torch.from_numpy(group_features(problem, groups.unit))
-        prior = torch.from_numpy(self.speed_prior * speed_prior(problem, groups.unit))
+        prior = self.speed_prior * speed_prior(problem, groups.unit)
+        if self.heuristic > 0:
+            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic
         twins = lesson.twins if self.twins else [-1] * problem.cluster.num_devices
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-            return Seq2Seq(
-                features, torch.from_numpy(groups.allowed), prior, twins, self.hidden, self.attention,
+            policy = Seq2Seq(
+                features, torch.from_numpy(groups.allowed), torch.from_numpy(prior), twins, self.hidden, self.attention,
                 self.autoregressive, self.aligned, self.temperature, self.tanh, self.spread,
             )  # fmt: skip
+        return policy.to(torch_device(self.train_on))
 
 
 class Learner(Protocol):
@@ -87,7 +93,7 @@ def learn(
             generator.set_state(torch.from_numpy(np.array(kept["generator"])))
         while lesson.left > 0:
             actions, log_probs = policy.sample(batch, generator)
-            found = lesson.outcomes(actions.numpy())
+            found = lesson.outcomes(actions.cpu().numpy())
             told = teach(learner, actions, log_probs, found)
             assert evaluate.best is not None
             evaluate.note(told | found.figures() | {"best": evaluate.best.step_time})

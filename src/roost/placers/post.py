@@ -41,6 +41,7 @@ class Post:
     rate: float = 3.0
     clip: float = 0.2
     speed_prior: float = 1.0
+    heuristic: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
     refine: float = 0.2  # share of the budget
 
     @classmethod
@@ -61,6 +62,8 @@ class Post:
         from roost.policies.features import speed_prior
 
         prior = self.speed_prior * speed_prior(problem, lesson.groups.unit).astype(np.float64)
+        if self.heuristic > 0:
+            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic
         table = Softmaxes(prior, lesson.groups.allowed)
         rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
         samples: list[tuple[Array, Array]] = []

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from roost.policies._recurrence import recurrence, step
+from roost.policies._replay import Replay
 
 _CLOSED = -1e9  # a logit that is never drawn
 
@@ -58,6 +59,7 @@ class Seq2Seq(nn.Module):
             self.score = nn.Linear(hidden, 1, bias=False)
         elif attention == "dot":
             self.query = nn.Linear(hidden, 2 * hidden, bias=False)
+        self.replay = Replay(self._drawn)
         self._begin(spread)
 
     features: Tensor
@@ -132,15 +134,22 @@ class Seq2Seq(nn.Module):
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Actions [count, groups] drawn one group after the other, and the log-probabilities of all devices."""
-        noise = -torch.empty(self.num_groups, count, self.num_devices).exponential_(generator=generator).log()
+        drawn_here = torch.empty(self.num_groups, count, self.num_devices).exponential_(generator=generator)
+        noise = -drawn_here.log().to(self.fixed.device)  # drawn by the CPU, so that equal seeds draw the same
         if not self.autoregressive:
-            log_probs = self.log_probs(torch.zeros(count, self.num_groups, dtype=torch.long))
+            log_probs = self.log_probs(self.before.new_zeros(count, self.num_groups))
             return (log_probs.transpose(0, 1) + noise).argmax(dim=-1).t(), log_probs
+        actions, log_probs = self.replay(noise) if noise.is_cuda else self._drawn(noise)
+        return actions, log_probs
+
+    def _drawn(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """What `sample` gives, for noise [groups, count, devices] of a Gumbel distribution."""
+        count = noise.shape[1]
         states, given = self._encoded()
         hidden = given.new_zeros(count, len(self.recur))
         cell = torch.zeros_like(hidden)
-        action = torch.full((count,), self.num_devices)
-        used = torch.zeros(count, self.num_devices + 1, dtype=torch.bool)
+        action = self.before.new_full((count,), self.num_devices)
+        used = self.before.new_zeros(count, self.num_devices + 1, dtype=torch.bool)
         used[:, self.num_devices] = True
         drawn, seen = [], []
         for number in range(self.num_groups):
