@@ -27,8 +27,8 @@ PLACERS = {
     "seq2seq_refined": Seq2seq(network=SMALL),
     "spotlight_paper": Spotlight.paper(),
     "post_paper": Post.paper(),
-    "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic=4.0), refine=0.0),
-    "post_heuristic": Post(heuristic=4.0, refine=0.0),
+    "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic_prior=4.0), refine=0.0),
+    "post_heuristic": Post(heuristic_prior=4.0, refine=0.0),
 }
 
 
@@ -58,7 +58,9 @@ def test_it_learns_what_chance_does_not_find(name):
     assert learned <= 6.5  # 18 ops on three devices: 6 is the least
 
 
-@pytest.mark.parametrize("placer", [Spotlight(network=Network(hidden=8, heuristic=30.0)), Post(heuristic=30.0)])
+@pytest.mark.parametrize(
+    "placer", [Spotlight(network=Network(hidden=8, heuristic_prior=30.0)), Post(heuristic_prior=30.0)]
+)
 def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     problem = training_like(40, 3)
     heuristics = [search(problem, name, prove=False).best for name in ("single", "expert", "etf")]

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from roost.placers import Placer
     from roost.search.evaluate import Progress
 
+Variant = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Other settings of a placer that learns: paper, or heuristic to start from."),
+]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
@@ -72,9 +76,20 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
     return seconds, None if trials is None else min(_TRY_TRIALS, trials)
 
 
-def placer_with(name: str, weights: Path | None) -> str | Placer:
-    """The placer of a name, with weights where they are given; what is wrong with either is told at once."""
+def placer_with(name: str, weights: Path | None, variant: str | None = None) -> str | Placer:
+    """The placer of a name, with weights or other settings where given; what is wrong with them is told at once."""
     found = catalog.find("placers", name)
+    if variant is not None and weights is not None:
+        raise InputError(f"--variant {variant} and --weights {weights}: weights have their own settings; give one")
+    if variant is not None:
+        from roost.placers import VARIANTS
+
+        able = [each for each in VARIANTS if hasattr(found, each)]
+        if variant not in able:
+            known = f"has {', '.join(able)}" if able else "has none"
+            raise InputError(f"--variant {variant}: placer {name!r} {known}")
+        other: Placer = getattr(found, variant)()
+        return other
     if weights is None:
         return name
     import dataclasses
@@ -89,8 +104,8 @@ def placer_with(name: str, weights: Path | None) -> str | Placer:
 class Watch:
     """How a search goes: what `on_trial` is called with, and the live line made of it."""
 
-    def __init__(self, what: str, out: Console, first: str = "") -> None:
-        self.what, self.out, self.first = what, out, first
+    def __init__(self, what: str, out: Console, first: str = "", baseline: Trial | None = None) -> None:
+        self.what, self.out, self.first, self.baseline = what, out, first, baseline
         self.last: Progress | None = None
         self.told = self.heard = time.monotonic()
         self.waiting = _console.Waiting(f"{what}: preparing", COMPILING)
@@ -102,7 +117,7 @@ class Watch:
         self.last, self.heard = progress, time.monotonic()
         if not self.out.is_terminal and self.heard - self.told >= _PIPE_SECONDS:
             self.told = self.heard
-            _console.note(f"{self.what}: {standing(progress)}")
+            _console.note(f"{self.what}: {standing(progress, baseline=self.baseline)}")
 
     def __rich__(self) -> Text:
         """The line as it is drawn, many times a second: the seconds go on between two trials."""
@@ -110,21 +125,21 @@ class Watch:
 
         if self.last is None:
             return self.waiting.__rich__()
-        line = f"{self.what}: {standing(self.last, time.monotonic() - self.heard)}"
+        line = f"{self.what}: {standing(self.last, time.monotonic() - self.heard, self.baseline)}"
         return Text(line, no_wrap=True, overflow="ellipsis")
 
 
 @contextmanager
-def watching(what: str, first: str = "") -> Iterator[Watch]:
+def watching(what: str, first: str = "", baseline: Trial | None = None) -> Iterator[Watch]:
     """Say on standard error how a search goes: a live line on a terminal, else a line now and then; `first` before."""
     out = _console.console(stderr=True)
-    watch = Watch(what, out, first)
+    watch = Watch(what, out, first, baseline)
     with out.status(watch):
         yield watch
 
 
-def standing(progress: Progress, since: float = 0.0) -> str:
-    """`3.2 s, 1,234 trials, best 513 ms by etf, bound 508 ms, gap 1.0%`."""
+def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = None) -> str:
+    """`3.2 s, 1,234 trials, best 513 ms by etf, 0.67 of expert, bound 508 ms, gap 1.0%`."""
     from roost.core.units import show_bytes, show_seconds
 
     best, bound = progress.best, progress.bound
@@ -132,6 +147,8 @@ def standing(progress: Progress, since: float = 0.0) -> str:
     if not best.feasible:
         return ", ".join([*words, f"nothing fits yet, the best try lacks {show_bytes(best.missing_bytes)}"])
     words.append(f"best {show_seconds(best.step_time)} by {best.placer}")
+    if baseline is not None and (share := ratio(best, baseline)) is not None:
+        words.append(f"{share:.2f} of {baseline.placer}")
     if bound is not None:
         words += [f"bound {show_seconds(bound.step_time)}", f"gap {show_gap(gap(best, bound))}"]
     return ", ".join(words)
@@ -173,6 +190,14 @@ def single_trial(problem: Problem, asked: dict[str, Trial] | None = None) -> Tri
     from roost.search.solve import search
 
     return search(problem, "single", prove=False).best
+
+
+def baseline(problem: Problem) -> Trial:
+    """What a search is to beat: the best of one device and of an expert's split. It costs a simulation each."""
+    from roost.search.solve import search
+
+    found = [search(problem, name, prove=False).best for name in ("single", "expert")]
+    return found[1] if found[1].better_than(found[0]) else found[0]
 
 
 def main_device(problem: Problem, trial: Trial) -> str:

@@ -15,15 +15,16 @@ import typer
 
 from roost import __version__, catalog
 from roost.cli import _console
+from roost.cli._metrics import METRICS, Metrics
 from roost.cli.place import _prepare
-from roost.errors import InputError, MissingExtra, UnknownName
+from roost.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from roost.core.arrays import Array
     from roost.core.graph import Graph
     from roost.core.problem import Problem
 
-WEIGHTS, CARD, METRICS, CHECKPOINT = "policy.safetensors", "card.json", "metrics.jsonl", "checkpoint.npz"
+WEIGHTS, CARD, CHECKPOINT = "policy.safetensors", "card.json", "checkpoint.npz"
 _SAVE_SECONDS = 10.0  # between two checkpoints
 _TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
@@ -185,26 +186,17 @@ class Checkpoint:
 @contextmanager
 def _watching(what: str, folder: Path, checkpoint: Checkpoint, tensorboard: bool) -> Iterator[Any]:
     """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it goes."""
-    import msgspec
     from rich.text import Text
 
-    checkpoint.metrics = folder / METRICS
-    if not checkpoint.path.exists():
-        checkpoint.metrics.unlink(missing_ok=True)
-    writer = _tensorboard(folder) if tensorboard else None
+    metrics = Metrics(folder, tensorboard, going_on=checkpoint.path.exists())
+    checkpoint.metrics = metrics.path
     out = _console.console(stderr=True)
-    told, number = time.monotonic(), 0
+    told = time.monotonic()
     with out.status(Text(f"{what}: making ready")) as status:
 
         def tell(figures: Mapping[str, float]) -> None:
-            nonlocal told, number
-            assert checkpoint.metrics is not None
-            with checkpoint.metrics.open("ab") as file:
-                file.write(msgspec.json.encode(dict(figures)) + b"\n")
-            for name, value in figures.items() if writer is not None else ():
-                assert writer is not None
-                writer.add_scalar(name, value, number)
-            number += 1
+            nonlocal told
+            metrics.add(figures)
             line = f"{what}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
             status.update(Text(line))
             if not out.is_terminal and time.monotonic() - told >= _TELL_SECONDS:
@@ -212,16 +204,7 @@ def _watching(what: str, folder: Path, checkpoint: Checkpoint, tensorboard: bool
                 _console.note(line)
 
         yield tell
-    if writer is not None:
-        writer.close()
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtra("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(folder / "events"))
+    metrics.close()
 
 
 def _write(folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]) -> dict[str, str]:

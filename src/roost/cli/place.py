@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roost.cli import _console, _exits, _problem, _search, _step
+from roost.cli._metrics import METRICS, Metrics
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def place(
             "--output", "-o", metavar="DIR", help="Write the placement, the result, its timeline and all trials here."
         ),
     ] = None,
+    variant: _search.Variant = None,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="With -o: write figures of placers that learn for TensorBoard too.")
+    ] = False,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     setting: _problem.Settings = None,
@@ -68,15 +73,17 @@ def place(
     is 3 where nothing fits; the best try is shown all the same, and not long looked for where that is proved.
     """
     _search.check_placer(placer)
-    chosen = _search.placer_with(placer, weights)
+    chosen = _search.placer_with(placer, weights, variant)
     _search.check_budget(seconds, trials)
     if output is not None:
         _prepare(output)
+    elif tensorboard:
+        raise InputError("--tensorboard needs a folder to write to; name it with -o")
     problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)
-    result = _search_for(problem, placer, chosen, seconds, trials, seed, output)
+    result = _search_for(problem, placer, chosen, seconds, trials, seed, output, tensorboard)
     from roost.simulator.compiled import simulate
 
     step = simulate(problem, result.best.placement, full=True)
@@ -106,7 +113,7 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"{str(folder)!r}: cannot be made: {reason}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{folder}: cannot be written to: Permission denied")
-    for path in (folder / name for name in FILES.values()):
+    for path in (folder / name for name in (*FILES.values(), METRICS)):
         if path.is_dir() or is_special(path):
             what = "a folder" if path.is_dir() else "no plain file"
             raise InputError(f"{path}: is {what}; move it away, or name another folder")
@@ -120,17 +127,23 @@ def _search_for(
     trials: int | None,
     seed: int,
     output: Path | None,
+    tensorboard: bool,
 ) -> Result:
     from roost.search.solve import search
 
     journal = None if output is None else output / JOURNAL
-    first = ""
+    metrics, first = None, ""
     if journal is not None and journal.is_file() and (size := journal.stat().st_size):
         from roost.core.units import show_bytes
 
         first = f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again"
-    with _search.watching(name, first) as tell:
-        result = search(problem, placer, seconds, trials, seed, tell, journal)
+    if output is not None:
+        metrics = Metrics(output, tensorboard, going_on=bool(first))
+    note = None if metrics is None else metrics.add
+    with _search.watching(name, first, _search.baseline(problem)) as tell:
+        result = search(problem, placer, seconds, trials, seed, tell, journal, on_note=note)
+    if metrics is not None:
+        metrics.close()
     if result.ended == "interrupted":
         _console.note("interrupted: this is the best so far")
     return result
@@ -175,6 +188,8 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
     result.save(path["result"])
     step.save(path["timeline"])
     write_trace(step, path["trace"], problem.graph)
+    if (folder / METRICS).exists():  # of placers that learn
+        path["metrics"] = folder / METRICS
     names = ", ".join(each.name for each in path.values())
     _console.note(f"wrote {names} to {folder}; open the trace in ui.perfetto.dev")
     return {kind: str(each) for kind, each in path.items()}

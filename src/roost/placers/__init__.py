@@ -18,6 +18,10 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
 
+# Class methods that make a placer with other settings, where it has them: as its paper says as far as that is known, or
+# with the best heuristic as its first trials and as a prior.
+VARIANTS = ("paper", "heuristic")
+
 
 @dataclass(frozen=True, eq=False)
 class Round:

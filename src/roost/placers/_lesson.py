@@ -26,6 +26,7 @@ from roost.placers._starts import starting_points
 
 LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
 HEURISTICS = ("single", "expert", "etf", "rules")
+HEURISTIC_LOGIT = 5.0  # at first one group in fifty goes elsewhere, on four devices
 BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
 _FIRST = 64  # placements that are tried in both
 

@@ -32,7 +32,7 @@ class Network:
     tanh: float = 0.0
     spread: float = 0.0
     speed_prior: float = 1.0  # how much of the logarithm of a device's slowness is taken off its logit
-    heuristic: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
     twins: bool = True  # tell devices that are alike apart by the order of their first use
     train_on: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
 
@@ -46,8 +46,8 @@ class Network:
         problem, groups = lesson.problem, lesson.groups
         features = torch.from_numpy(group_features(problem, groups.unit))
         prior = self.speed_prior * speed_prior(problem, groups.unit)
-        if self.heuristic > 0:
-            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic
+        if self.heuristic_prior > 0:
+            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic_prior
         twins = lesson.twins if self.twins else [-1] * problem.cluster.num_devices
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))

@@ -23,7 +23,7 @@ from roost.errors import BudgetSpent
 from roost.learners.rewards import standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.placers import Evaluate
-from roost.placers._lesson import Lesson
+from roost.placers._lesson import HEURISTIC_LOGIT, Lesson
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,18 @@ class Post:
     rate: float = 3.0
     clip: float = 0.2
     speed_prior: float = 1.0
-    heuristic: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
     refine: float = 0.2  # share of the budget
 
     @classmethod
     def paper(cls) -> Post:
         """Nearest to what is known of the paper."""
         return cls(batch=12, refit_every=5, refit_step=1.0, mix=0.1, speed_prior=0.0, refine=0.0, order="rank")
+
+    @classmethod
+    def heuristic(cls) -> Post:
+        """From the best heuristic instead of from nothing."""
+        return cls(heuristic_prior=HEURISTIC_LOGIT)
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
@@ -62,8 +67,8 @@ class Post:
         from roost.policies.features import speed_prior
 
         prior = self.speed_prior * speed_prior(problem, lesson.groups.unit).astype(np.float64)
-        if self.heuristic > 0:
-            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic
+        if self.heuristic_prior > 0:
+            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic_prior
         table = Softmaxes(prior, lesson.groups.allowed)
         rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
         samples: list[tuple[Array, Array]] = []

@@ -24,7 +24,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._lesson import Lesson, Outcomes
+from roost.placers._lesson import HEURISTIC_LOGIT, Lesson, Outcomes
 from roost.placers._network import Network, learn
 
 if TYPE_CHECKING:
@@ -61,6 +61,11 @@ class Seq2seq:
             network=network, order="rank", batch=8, rate=0.1, entropy=0.0, standardise=False, failing_seconds=100.0,
             refine=0.0,
         )  # fmt: skip
+
+    @classmethod
+    def heuristic(cls) -> Seq2seq:
+        """From the best heuristic instead of from nothing."""
+        return cls(network=Network(heuristic_prior=HEURISTIC_LOGIT))
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)

@@ -21,7 +21,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._lesson import Lesson, Outcomes
+from roost.placers._lesson import HEURISTIC_LOGIT, Lesson, Outcomes
 from roost.placers._network import Network, learn
 
 if TYPE_CHECKING:
@@ -50,6 +50,11 @@ class Spotlight:
         """Nearest to what is known of the paper."""
         network = Network(attention="additive", aligned=False, speed_prior=0.0, twins=False, spread=1.0)
         return cls(network=network, batch=10, rate=1e-3, epochs=10, target_kl=0.02, refine=0.0, order="rank")
+
+    @classmethod
+    def heuristic(cls) -> Spotlight:
+        """From the best heuristic instead of from nothing."""
+        return cls(network=Network(heuristic_prior=HEURISTIC_LOGIT))
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)

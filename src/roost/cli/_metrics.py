@@ -1,0 +1,70 @@
+"""The figures of every update of something that learns: a line of JSON each, and TensorBoard's files where wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roost.errors import InputError, MissingExtra
+
+METRICS, EVENTS = "metrics.jsonl", "events"
+
+
+class Metrics:
+    """`metrics.jsonl` in a folder. Nothing is written before there is a figure."""
+
+    def __init__(self, folder: Path, tensorboard: bool = False, going_on: bool = False) -> None:
+        self.path = folder / METRICS
+        self.count = 0
+        self._writer = _tensorboard(folder / EVENTS) if tensorboard else None
+        self._overlaps = going_on  # figures that come again may be there
+        if not going_on:
+            self.path.unlink(missing_ok=True)
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Write one update down; its `trials`, if it has them, say where it belongs."""
+        import msgspec
+
+        if self._overlaps and "trials" in figures:
+            self._drop_from(figures["trials"])
+        self._overlaps = False
+        with self.path.open("ab") as file:
+            file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        for name, value in figures.items() if self._writer is not None else ():
+            assert self._writer is not None
+            self._writer.add_scalar(name, value, int(figures.get("trials", self.count)))
+        self.count += 1
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _drop_from(self, trials: float) -> None:
+        """What was written after the state that a search goes on from comes again; a line cut short goes too."""
+        import msgspec
+
+        from roost.core.files import write_bytes
+
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+        kept = []
+        for line in lines:
+            try:
+                before = msgspec.json.decode(line, type=dict[str, Any]).get("trials")
+            except msgspec.DecodeError:
+                if line.endswith(b"\n"):
+                    raise InputError(f"{self.path}: has a line that is none of ours; move the file away") from None
+                break
+            if not isinstance(before, int | float) or before >= trials:
+                break
+            kept.append(line)
+        if len(kept) < len(lines):
+            write_bytes(self.path, b"".join(kept))
+
+
+def _tensorboard(folder: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtra("tensorboard", "tensorboard") from None
+    return SummaryWriter(str(folder))
