@@ -45,7 +45,7 @@ def test_the_recurrence_is_that_of_the_cpu() -> None:
     inputs, weight = torch.randn(30, 5, 64), torch.randn(16, 64) * 0.2
     found = []
     for device in ("cpu", "cuda"):
-        x, w = inputs.to(device).requires_grad_(), weight.to(device).requires_grad_()
+        x, w = (each.clone().to(device).requires_grad_() for each in (inputs, weight))
         recurrence(x, w).square().sum().backward()
         found.append((x.grad.cpu(), w.grad.cpu()))
     for one, other in zip(*found, strict=True):

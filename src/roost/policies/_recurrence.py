@@ -6,6 +6,7 @@ one product at the end, and every factor that does not depend on later steps is 
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -29,7 +30,9 @@ def _on_gpu(inputs: Tensor, weight: Tensor) -> Tensor:
     start = inputs.new_zeros(1, inputs.shape[1], size)
     once = torch.eye(4 * size, device=weight.device, dtype=weight.dtype)
     weights = [once, weight.t()[order].contiguous()]
-    return torch.lstm(inputs[..., order], (start, start), weights, False, 1, 0.0, True, False, False)[0]
+    with warnings.catch_warnings():  # that these are copied together at each call: they are small, and new each time
+        warnings.filterwarnings("ignore", message="RNN module weights are not part")
+        return torch.lstm(inputs[..., order], (start, start), weights, False, 1, 0.0, True, False, False)[0]
 
 
 def step(inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:

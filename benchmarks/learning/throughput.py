@@ -1,0 +1,95 @@
+"""How many trials each learner makes in a second, at 100, 300 and 1,000 groups, and what part of that is simulating.
+
+    python benchmarks/learning/throughput.py [cpu] [cuda]    on one core, and with the policy on a GPU; prints rows
+
+A synthetic training graph of 3,000 ops on four devices, placements in rank order and in orders made for their devices.
+Learning only: nothing is refined. `lister` decides about finer units than groups; its row is for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Trial
+from roost.placers._groups import groups_of
+from roost.placers._network import Network
+from roost.placers.lister import Lister
+from roost.placers.placeto import SETTINGS, Placeto
+from roost.placers.post import Post
+from roost.placers.seq2seq import Seq2seq
+from roost.placers.spotlight import Spotlight
+from roost.search.local import Simulating
+from roost.search.solve import search
+from roost.testing.problems import training_like
+
+NUM_OPS, NUM_DEVICES, GROUPS = 3_000, 4, (100, 300, 1_000)
+TRIALS = {100: 960, 300: 480, 1_000: 256}
+PAPER_TRIALS = {100: 96, 300: 48, 1_000: 24}
+
+
+class Timed(Simulating):
+    """Counts the seconds of simulating."""
+
+    spent = 0.0
+
+    def trials(self, placements: Sequence[Placement]) -> list[Trial]:
+        began = time.process_time()
+        found = super().trials(placements)
+        self.spent += time.process_time() - began
+        return found
+
+
+def placers(groups: int, device: str) -> dict[str, tuple[Any, int]]:
+    """Learners for so many groups, with their policy on a device, and their trials."""
+    few, many = PAPER_TRIALS[groups], TRIALS[groups]
+    network = Network(train_on=device)
+    paper = replace(Seq2seq.paper(), num_groups=groups)
+    found: dict[str, tuple[Any, int]] = {
+        "seq2seq": (Seq2seq(num_groups=groups, order="rank", network=network, refine=0.0), many),
+        "seq2seq, orders made": (Seq2seq(num_groups=groups, order="listed", network=network, refine=0.0), many),
+        "seq2seq, paper": (replace(paper, network=replace(paper.network, train_on=device)), few),
+        "spotlight": (Spotlight(num_groups=groups, order="rank", network=network, refine=0.0), many),
+        "spotlight, orders made": (Spotlight(num_groups=groups, order="listed", network=network, refine=0.0), many),
+    }
+    tuned = replace(SETTINGS["tuned"], most_groups=groups, refine=None)
+    found["placeto"] = (Placeto(setting=tuned), many // 2)
+    if device == "cpu":
+        found["post"] = (Post(num_groups=groups, order="rank", refine=0.0), many)
+        found["post, orders made"] = (Post(num_groups=groups, order="listed", refine=0.0), many)
+        if groups == max(GROUPS):
+            found["lister"] = (Lister(), many)
+    return found
+
+
+def measured(problem: Problem, placer: Any, trials: int) -> dict[str, float]:
+    """Seconds of the second run: the first one compiles and captures."""
+    search(problem, placer, trials=min(trials, 64), prove=False)
+    source = Timed(problem, workers=1)
+    cpu, wall = time.process_time(), time.perf_counter()
+    result = search(problem, placer, trials=trials, prove=False, source=source)
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    return {"trials": result.num_trials, "cpu": cpu, "wall": wall, "simulating": source.spent}
+
+
+def main() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[0] if sys.argv[1:] == ["cuda"] else cores[-1]})
+    problem = training_like(NUM_OPS, NUM_DEVICES)
+    for device in sys.argv[1:] or ["cpu"]:
+        for groups in GROUPS:
+            for name, (placer, trials) in placers(groups, device).items():
+                found = measured(problem, placer, trials)
+                row = {"placer": name, "groups": groups_of(problem, groups).num_units, "policy": device, **found}
+                print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
