@@ -9,8 +9,9 @@ INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
 
+# Files of tests go to as many processes as there are cores.
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: .venv/.ready-dev
 	$(BIN)/ruff check .

@@ -1,9 +1,12 @@
 """Learned placers beside searches at equal trials: best step time by number of trials, on the models of the papers.
 
     python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each run
-    python benchmarks/learning/curves.py page                                    the page made from them
+    python benchmarks/learning/curves.py classic                                 the baselines of the first paper
+    python benchmarks/learning/curves.py page                                    the page and the plot made from them
 
-Each run has one core. Rows that are there already are not run again.
+Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows that are there already
+are not run again. Searches in compiled loops say where they stand only now and then, and plan for the trials they get:
+their curve is one search for each of its points. The plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import multiprocessing
 import os
 import platform
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search
 
+POLICY = os.environ.get("POLICY", "cpu")  # where networks learn; workers know it from their environment
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS, CLUSTERS, SEEDS = ("rnnlm", "nmt", "inception_v3"), ("k80x2", "k80x4"), range(5)
@@ -68,9 +73,18 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, no entropy bonus": (Spotlight(entropy=0.0), 5_000, 3, False),
     "spotlight, target 0.03": (Spotlight(target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
-    "spotlight, paper": (Spotlight.paper(), 1_000, 1, False),
-    "seq2seq, paper": (Seq2seq.paper(), 1_000, 1, False),
+    "spotlight, paper": (Spotlight.paper(), 5_000, 3, False),
+    "seq2seq, paper": (Seq2seq.paper(), 20_000, 3, False),
 }
+SEARCHES = ("descent, random start", "descent", "annealing", "genetic", "auto")
+# The same searches for as long as a learner takes: name -> placer, seconds.
+TIMED: dict[str, tuple[Any, float]] = {
+    "descent, 40 s": (Descent(threads=1), 40.0),
+    "annealing, 40 s": (Annealing(threads=1), 40.0),
+    "genetic, 40 s": (Genetic(), 40.0),
+    "random, 40 s": (Random(num_samples=None), 40.0),
+}
+CPU_POINTS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
 def rows_file() -> Path:
@@ -85,29 +99,36 @@ def rows() -> list[dict[str, Any]]:
 def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
     """One search, with its best step time at each checkpoint."""
     name, model, cluster, seed = job
-    placer, trials, _, _ = RUNS[name]
+    placer, trials, seconds = (*RUNS[name][:2], None) if name in RUNS else (TIMED[name][0], None, TIMED[name][1])
+    if hasattr(placer, "network"):
+        placer = replace(placer, network=replace(placer.network, train_on=POLICY))
     problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
     curve: dict[int, float] = {}
-    seen: list[tuple[int, float]] = []
+    seen: list[tuple[int, float, float]] = []  # trials, CPU seconds and the best step time, where it gets better
     notes: list[Any] = []
 
     def watch(progress: Any) -> None:
-        if progress.best.feasible and (not seen or progress.best.step_time < seen[-1][1]):
-            seen.append((progress.num_trials, progress.best.step_time))
+        if progress.best.feasible and (not seen or progress.best.step_time < seen[-1][2]):
+            seen.append((progress.num_trials, time.process_time() - begin, progress.best.step_time))
 
     search(problem, placer, trials=40, prove=False)  # compiled by now
     begin = time.process_time()
-    result = search(problem, placer, trials=trials, seed=seed, prove=False, on_trial=watch, on_note=notes.append)
+    result = search(
+        problem, placer, seconds, trials, seed, prove=False, on_trial=watch, on_note=notes.append, workers=1
+    )
     spent = time.process_time() - begin
-    for point in CHECKPOINTS:
-        if point <= trials:
-            curve[point] = min((step for count, step in seen if count <= point), default=float("inf"))
+    for point in (p for p in CHECKPOINTS if trials is not None and p <= trials):
+        curve[point] = min((step for count, _, step in seen if count <= point), default=float("inf"))
+        if name in SEARCHES and point != trials:
+            alone = search(problem, placer, None, point, seed, prove=False, workers=1).best
+            curve[point] = alone.step_time if alone.feasible else float("inf")
     return {
         "placer": name, "model": model, "cluster": cluster, "seed": seed, "trials": result.num_trials, "cpu": spent,
         "best": result.best.step_time if result.best.feasible else float("inf"), "curve": curve,
         "order": result.best.placement.order,
         "learned": notes[-1]["best"] if notes and "best" in notes[-1] else None,
-        "learned_trials": notes[-1]["trials"] if notes else None,
+        "learned_trials": notes[-1]["trials"] if notes else None, "policy": POLICY,
+        "by_cpu": {p: min((step for _, spent, step in seen if spent <= p), default=float("inf")) for p in CPU_POINTS},
     }  # fmt: skip
 
 
@@ -117,9 +138,10 @@ def _worker(cores: Any) -> None:
 
 def run_all(workers: int, only: list[str]) -> None:
     done = {(r["placer"], r["model"], r["cluster"], r["seed"]) for r in rows()}
+    runs = {name: (count, everywhere) for name, (_, _, count, everywhere) in RUNS.items()}
     jobs = [
         (name, model, cluster, seed)
-        for name, (_, _, count, everywhere) in RUNS.items()
+        for name, (count, everywhere) in (runs | dict.fromkeys(TIMED, (3, True))).items()
         for seed in range(count)
         for model in MODELS
         for cluster in (CLUSTERS if everywhere else ("k80x4",))
@@ -165,23 +187,31 @@ def main() -> None:
         run_classic()
     else:
         rows_file().with_suffix(".md").write_text(page())
+        plot(rows_file().with_suffix(".svg"))
 
 
 def page() -> str:
     found = rows()
-    best: dict[tuple[str, str], float] = {}
-    for row in found:
-        key = (row["model"], row["cluster"])
-        best[key] = min(best.get(key, float("inf")), row["best"])
+    best = _best(found)
     lines = [
         "# Learned placers on the models of the papers\n",
         "Simulated on presets; from scratch, on groups by parameter (docs/decisions/0008); one core each, five seeds, "
         "`python benchmarks/learning/curves.py run`. Times are medians in seconds; in brackets worst over best seed.\n",
         *_page_table(found),
-        *_page_curves(found, best),
+        *_page_curves(found, best, "curve", CHECKPOINTS),
+        *_page_curves(found, best, "by_cpu", CPU_POINTS),
+        f"![best so far by trials and by CPU seconds]({rows_file().with_suffix('.svg').name})\n",
         *_page_ablation(found, best),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _best(found: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
+    best: dict[tuple[str, str], float] = {}
+    for row in found:
+        key = (row["model"], row["cluster"])
+        best[key] = min(best.get(key, float("inf")), row["best"])
+    return best
 
 
 def _median(found: list[dict[str, Any]], name: str, key: tuple[str, str], figure: str = "best") -> list[float]:
@@ -226,29 +256,65 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
-def _page_curves(found: list[dict[str, Any]], best: dict[tuple[str, str], float]) -> list[str]:
+def _over_best(found: list[dict[str, Any]], best: dict[tuple[str, str], float], name: str, by: str, at: Any) -> float:
+    """Geometric mean over the six problems of the median best so far over the best ever seen; NaN where one lacks."""
+    ratios = []
+    for key, least in best.items():
+        curves = [r.get(by, {}) for r in found if r["placer"] == name and (r["model"], r["cluster"]) == key]
+        values = [curve.get(str(at), float("nan")) for curve in curves]
+        ratios.append(float(np.median(values)) / least if values else float("nan"))
+    return float(np.exp(np.mean(np.log(ratios))))
+
+
+SAID = {"curve": "number of trials", "by_cpu": "CPU seconds, on one core"}
+
+
+def _page_curves(
+    found: list[dict[str, Any]], best: dict[tuple[str, str], float], by: str, points: tuple[float, ...]
+) -> list[str]:
     lines = [
-        "## Best so far by number of trials, over the best ever seen here (geometric mean over the six, median seed)\n",
-        "| placer | " + " | ".join(f"{point:,}" for point in CHECKPOINTS) + " |",
-        "|---|" + "---|" * len(CHECKPOINTS),
+        f"## Best so far by {SAID[by]}, over the best ever seen here (geometric mean over the six, median seed)\n",
+        "| placer | " + " | ".join(f"{point:,}" for point in points) + " |",
+        "|---|" + "---|" * len(points),
     ]
-    for name, (_, _, _, everywhere) in RUNS.items():
-        if not everywhere or not any(r["placer"] == name for r in found):
-            continue
-        cells = []
-        for point in CHECKPOINTS:
-            ratios = []
-            for key, least in best.items():
-                values = [
-                    r["curve"][str(point)] if str(point) in r["curve"] else float("nan")
-                    for r in found
-                    if r["placer"] == name and (r["model"], r["cluster"]) == key
-                ]
-                ratios.append(float(np.median(values)) / least if values else float("nan"))
-            mean = float(np.exp(np.mean(np.log(ratios))))
-            cells.append(f"{mean:.3f}" if np.isfinite(mean) else "")
+    for name, values in _all_curves(found, best, by, points).items():
+        cells = [f"{value:.3f}" if np.isfinite(value) else "" for value in values]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _all_curves(
+    found: list[dict[str, Any]], best: dict[tuple[str, str], float], by: str, points: tuple[float, ...]
+) -> dict[str, list[float]]:
+    everywhere = [name for name, run in RUNS.items() if run[3]]
+    names = everywhere if by == "curve" else [*(name for name in everywhere if f"{name}, 40 s" not in TIMED), *TIMED]
+    curves = {name: [_over_best(found, best, name, by, point) for point in points] for name in names}
+    return {name: values for name, values in curves.items() if np.isfinite(values).any()}
+
+
+def plot(path: Path) -> None:
+    """The two tables of curves as one picture."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    import matplotlib.pyplot as plt
+
+    found = rows()
+    best = _best(found)
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    for panel, by, points in zip(panels, ("curve", "by_cpu"), (CHECKPOINTS, CPU_POINTS), strict=True):
+        for name, values in _all_curves(found, best, by, points).items():
+            learned = name.partition(",")[0] in ("seq2seq", "spotlight", "post", "placeto")
+            style = "-" if learned and "heuristic" not in name else ":" if learned else "--"
+            panel.plot(points, values, style, label=name, linewidth=2 if learned else 1.2)
+        panel.set_xscale("log")
+        panel.set_ylim(1.0, 1.6)
+        panel.set_xlabel(SAID[by])
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    panels[0].set_ylabel("step time over the best seen")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
 
 
 def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], float]) -> list[str]:
