@@ -302,18 +302,22 @@ def plot(path: Path) -> None:
     found = rows()
     best = _best(found)
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    lines: dict[str, Any] = {}
     for panel, by, points in zip(panels, ("curve", "by_cpu"), (CHECKPOINTS, CPU_POINTS), strict=True):
         for name, values in _all_curves(found, best, by, points).items():
             learned = name.partition(",")[0] in ("seq2seq", "spotlight", "post", "placeto")
             style = "-" if learned and "heuristic" not in name else ":" if learned else "--"
-            panel.plot(points, values, style, label=name, linewidth=2 if learned else 1.2)
+            plain = name.removesuffix(", 40 s")
+            color = lines[plain].get_color() if plain in lines else None
+            (drawn,) = panel.plot(points, values, style, color=color, linewidth=2 if learned else 1.2)
+            lines.setdefault(plain, drawn)
         panel.set_xscale("log")
         panel.set_ylim(1.0, 1.6)
         panel.set_xlabel(SAID[by])
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
     panels[0].set_ylabel("step time over the best seen")
-    figure.tight_layout()
+    figure.legend(lines.values(), lines.keys(), loc="lower center", ncol=5, fontsize=8)
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -1,6 +1,7 @@
 """How many trials each learner makes in a second, at 100, 300 and 1,000 groups, and what part of that is simulating.
 
-    python benchmarks/learning/throughput.py [cpu] [cuda]    on one core, and with the policy on a GPU; prints rows
+    python benchmarks/learning/throughput.py run MACHINE [cpu] [cuda]    rows: on one core, and with the policy on a GPU
+    python benchmarks/learning/throughput.py page                        the page made from them
 
 A synthetic training graph of 3,000 ops on four devices, placements in rank order and in orders made for their devices.
 Learning only: nothing is refined. `lister` decides about finer units than groups; its row is for all of them.
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from roost.core.placement import Placement
@@ -33,6 +35,9 @@ from roost.testing.problems import training_like
 NUM_OPS, NUM_DEVICES, GROUPS = 3_000, 4, (100, 300, 1_000)
 TRIALS = {100: 960, 300: 480, 1_000: 256}
 PAPER_TRIALS = {100: 96, 300: 48, 1_000: 24}
+
+
+ROWS = Path(os.environ.get("ROWS", Path(__file__).parents[1] / "results" / "learning_throughput_202611.jsonl"))
 
 
 class Timed(Simulating):
@@ -79,16 +84,56 @@ def measured(problem: Problem, placer: Any, trials: int) -> dict[str, float]:
     return {"trials": result.num_trials, "cpu": cpu, "wall": wall, "simulating": source.spent}
 
 
-def main() -> None:
+def run(machine: str, devices: list[str]) -> None:
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[0] if sys.argv[1:] == ["cuda"] else cores[-1]})
+    os.sched_setaffinity(0, {cores[0] if devices == ["cuda"] else cores[-1]})
     problem = training_like(NUM_OPS, NUM_DEVICES)
-    for device in sys.argv[1:] or ["cpu"]:
+    for device in devices:
         for groups in GROUPS:
             for name, (placer, trials) in placers(groups, device).items():
-                found = measured(problem, placer, trials)
-                row = {"placer": name, "groups": groups_of(problem, groups).num_units, "policy": device, **found}
+                row = {"machine": machine, "placer": name, "groups": groups_of(problem, groups).num_units}
+                row |= {"policy": device, **measured(problem, placer, trials)}
                 print(json.dumps(row), flush=True)
+                with ROWS.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+def page() -> str:
+    rows = [json.loads(line) for line in ROWS.read_text().splitlines()]
+    lines = [
+        "# Throughput of the learners\n",
+        "Trials in a second of one core and, in brackets, the share of it in the simulator; a graph of "
+        f"{NUM_OPS:,} ops made up to look like training, on {NUM_DEVICES} devices, "
+        "`python benchmarks/learning/throughput.py run MACHINE cpu cuda`. With the policy on a GPU a core waits, "
+        "so that its seconds are those of the clock. `orders made`: each placement is tried in an order made for its "
+        "devices, as the defaults do where that is better; making the order counts as learning, laying it out as "
+        "simulating.\n",
+    ]
+    for machine in dict.fromkeys(row["machine"] for row in rows):
+        lines += [f"## {machine}\n", "| placer | policy on | " + " | ".join(f"{g:,} groups" for g in GROUPS) + " |"]
+        lines.append("|---|---|" + "---|" * len(GROUPS))
+        here = [row for row in rows if row["machine"] == machine]
+        for name, policy in dict.fromkeys((row["placer"], row["policy"]) for row in here):
+            cells = []
+            for groups in GROUPS:
+                found = [r for r in here if (r["placer"], r["policy"], r["groups"]) == (name, policy, groups)]
+                cells.append(
+                    f"{found[-1]['trials'] / found[-1]['cpu']:,.0f} ({found[-1]['simulating'] / found[-1]['cpu']:.0%})"
+                    if found
+                    else ""
+                )
+            lines.append(f"| {name} | {policy} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["page"]:
+        ROWS.with_suffix(".md").write_text(page())
+    elif sys.argv[1:2] == ["run"] and len(sys.argv) > 2:
+        run(sys.argv[2], sys.argv[3:] or ["cpu"])
+    else:
+        sys.exit(__doc__)
 
 
 if __name__ == "__main__":
