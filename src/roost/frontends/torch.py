@@ -70,6 +70,34 @@ def capture(
 
 def describe(program: Program, name: str, optimizer: str | None = None) -> tuple[Graph, Coverage]:
     """The graph of a traced program, and how well its costs are known."""
+    found = described(program, name, optimizer)
+    return found.graph, found.coverage
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What an op of the phase `update` does: writes the new value of a resident."""
+
+    resident: str  # the op of the resident
+    states: tuple[str, ...]  # ops of what the optimizer keeps for it
+    value: fx.Node  # its gradient, or its new value where it is a buffer
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """The graph of a traced program, and which node of the program each op is."""
+
+    program: Program
+    graph: Graph
+    coverage: Coverage
+    op_of: Mapping[fx.Node, str]  # node -> the op whose output it is, or looks into
+    maker: Mapping[str, fx.Node]  # op -> the node that makes its output; not of updates and of what they keep
+    updates: Mapping[str, Update]  # op -> what it does
+    optimizer: str | None
+
+
+def described(program: Program, name: str, optimizer: str | None = None) -> Described:
+    """As `describe`, for who wants to run it too."""
     description = _Description(program, name)
     description.add_placeholders()
     for node in program.module.graph.nodes:
@@ -80,7 +108,8 @@ def describe(program: Program, name: str, optimizer: str | None = None) -> tuple
     if optimizer is not None:
         description.add_updates(optimizer)
     description.add_new_values()
-    return description.builder.freeze(), description.count.coverage()
+    graph, coverage = description.builder.freeze(), description.count.coverage()
+    return Described(program, graph, coverage, description.op_of, description.made_by, description.updates, optimizer)
 
 
 class _Description:
@@ -91,6 +120,8 @@ class _Description:
         self.builder = GraphBuilder(name)
         self.op_of: dict[Any, str] = {}  # node -> the op whose output it is, or looks into
         self.maker: dict[int, str] = {}  # storage -> the op that made it
+        self.made_by: dict[str, fx.Node] = {}  # op -> its node
+        self.updates: dict[str, Update] = {}
         self.taken: set[str] = set()
         self.count = Count()
 
@@ -113,6 +144,7 @@ class _Description:
         op = self._unused(node.name)
         self.builder.parameter(op, _storage_bytes(value), dtype=_dtype(value))
         self.op_of[node] = op
+        self.made_by[op] = node
 
     def add_op(self, node: fx.Node) -> None:
         from roost.frontends import _flop
@@ -158,6 +190,7 @@ class _Description:
         )
         if several:
             self.op_of[node] = op  # its outputs are made by the getitems that follow
+            self.made_by[op] = node
         else:
             self._made(node, op)
 
@@ -186,8 +219,10 @@ class _Description:
                 for state in states
             ]
             touched = size * (1 + len(kept))
+            op = self._unused(f"{name}:update")
+            self.updates[op] = Update(self.op_of[sizes[name]], tuple(kept), gradient)
             self.builder.add(
-                self._unused(f"{name}:update"),
+                op,
                 optimizer,
                 [self.op_of[sizes[name]], *kept, self.op_of[gradient]],
                 flop=flop * value.numel(),
@@ -203,8 +238,10 @@ class _Description:
         holders = dict(zip(self.program.residents, self.program.placeholders, strict=False))
         for name, node in self.program.new_values.items():
             size = _storage_bytes(holders[name].meta["val"])
+            op = self._unused(f"{name}:update")
+            self.updates[op] = Update(self.op_of[holders[name]], (), node)
             self.builder.add(
-                self._unused(f"{name}:update"),
+                op,
                 "copy",
                 dict.fromkeys([self.op_of[holders[name]], self.op_of[node]]),
                 bytes_read=size,
@@ -216,6 +253,7 @@ class _Description:
 
     def _made(self, node: fx.Node, op: str) -> None:
         self.op_of[node] = op
+        self.made_by[op] = node
         value: Any = node.meta.get("val")
         if hasattr(value, "untyped_storage"):
             self.maker[_storage(value)] = op

@@ -1,0 +1,1 @@
+"""Graph x Placement -> the running model."""

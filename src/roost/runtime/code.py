@@ -1,0 +1,287 @@
+"""A placed step as one straight function of Python for each device.
+
+What a device does is known beforehand: which ops it runs in which order, what it receives and sends, when it asks for
+the next parameter, when a tensor is read for the last time. All of that is written out as source and compiled; at run
+time nothing is decided. Names in the source are numbers of ours; nothing of the model's own text gets into it.
+
+A view is made anew on each device that looks at one: only what the view looks into is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+from roost.core.graph import UPDATE
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.frontends.torch import Described
+from roost.runtime._in_place import reused
+from roost.runtime._lines import Line, Ref, refs
+from roost.runtime.chance import is_random
+from roost.simulator.order import dispatch_order
+from roost.simulator.reference import Copy, plan_fetches
+
+aten = torch.ops.aten
+
+
+class Hands(Protocol):
+    """What the code of a device calls, apart from ops of PyTorch. Ops are named by their number."""
+
+    def torch_device(self, device: int) -> torch.device: ...
+    def resident(self, op: int) -> Tensor:
+        """A parameter at home."""
+
+    def given(self, op: int, device: int) -> Callable[[], Any]:
+        """An input of the step."""
+
+    def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]: ...
+    def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]: ...
+    def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:
+        """Ask for a copy of a parameter that lives elsewhere."""
+
+    def fetched(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
+        """Wait for it."""
+
+    def read_at_home(self, parameter: int) -> Callable[[], None]:
+        """Tell that no op at its home reads the old value of a parameter any more."""
+
+    def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
+        """Write new values of a parameter and its states in place, each once so many copies of the old were taken."""
+
+    def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
+        """Send the new value of a parameter home, to be written there after so many reads of the old one."""
+
+    def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]: ...
+    def result(self, number: int) -> Callable[[Any], None]: ...
+
+
+class Code:
+    """The functions of all devices for one placement."""
+
+    def __init__(self, step: Described, problem: Problem, placement: Placement, hands: Hands) -> None:
+        if placement.order == "fifo":
+            raise InputError("a placement in fifo order cannot be run: devices follow one order; take program or rank")
+        self.step, self.problem, self.placement, self.hands = step, problem, placement, hands
+        graph = step.graph
+        self.device: list[int] = placement.device.tolist()
+        self.number = {name: number for number, name in enumerate(graph.op_names)}
+        self.order: list[int] = dispatch_order(problem, placement).tolist()
+        self.place = {op: place for place, op in enumerate(self.order)}
+        self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
+        self.is_parameter, self.is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
+        self.copies, self.window = plan_fetches(problem, placement, self.order)
+        self.results: dict[int, list[int]] = {}  # op -> which results look into its output
+        for number, node in enumerate(step.program.results):
+            self.results.setdefault(self.number[step.op_of[node]], []).append(number)
+
+    def function(self, device: int) -> tuple[Callable[[], None], list[int]]:
+        """What a device runs in a step, and for each line of its source the op it belongs to."""
+        lines = _Writer(self, device).written()
+        return _compiled(lines, f"<step of {self.problem.cluster.device_names[device]}>")
+
+    def copies_of(self, parameter: int) -> int:
+        return sum(copy.parameter == parameter for row in self.copies for copy in row)
+
+    def last_read_at_home(self, parameter: int) -> int | None:
+        """The last op at its home that reads a parameter, updates aside."""
+        home = self.device[parameter]
+        there = [op for op in self.consumers[parameter] if self.device[op] == home and not self.is_update[op]]
+        return max(there, key=self.place.__getitem__, default=None)
+
+
+class _Writer:
+    """Writes the lines of one device."""
+
+    def __init__(self, code: Code, device: int) -> None:
+        self.code, self.device, self.lines = code, device, list[Line]()
+        self.names: dict[Any, str] = {}  # node, or copy -> name
+        self.node_number = {node: number for number, node in enumerate(code.step.program.module.graph.nodes)}
+        self.copy_of = {
+            (op, copy.parameter): number for number, copy in enumerate(code.copies[device]) for op in copy.users
+        }
+        self.sent: set[str] = set()  # names whose tensor somebody else may still be reading
+        self.temporary = 0
+
+    def written(self) -> list[Line]:
+        code, device = self.code, self.device
+        mine = [op for op in code.order if code.device[op] == device]
+        asks = self._asks({op: place for place, op in enumerate(mine)})
+        self._ask(asks.get(-1, ()), -1)
+        leaving = self._leaving()
+        for place, op in enumerate(mine):
+            self._op(op)
+            for parameter in leaving.get(op, ()):
+                self._call(op, code.hands.read_at_home(parameter))
+            self._ask(asks.get(place, ()), op)
+        self._results_of_parameters()
+        return reused(self.lines, self.sent)
+
+    def _asks(self, place: Mapping[int, int]) -> dict[int, list[int]]:
+        """After which place in the order of this device each copy is asked for; -1 at the start."""
+        found: dict[int, list[int]] = {}
+        at = -1
+        for number, copy in enumerate(self.code.copies[self.device]):
+            at = max([at, *(place[user] for old in copy.replaces for user in old.users)])
+            found.setdefault(at, []).append(number)
+        return found
+
+    def _ask(self, numbers: Iterable[int], op: int) -> None:
+        for number in numbers:
+            copy = self.code.copies[self.device][number]
+            self._call(copy.users[0] if op < 0 else op, self.code.hands.fetching(self.device, number, copy))
+
+    def _leaving(self) -> dict[int, list[int]]:
+        """Op -> parameters at home here that it is the last to read, where their new value comes from elsewhere."""
+        code, found = self.code, dict[int, list[int]]()
+        for update in (op for op, yes in enumerate(code.is_update) if yes and code.device[op] != self.device):
+            for parameter in (p for p in code.inputs[update] if code.is_parameter[p]):
+                if code.device[parameter] == self.device and (last := code.last_read_at_home(parameter)) is not None:
+                    found.setdefault(last, []).append(parameter)
+        return found
+
+    def _op(self, op: int) -> None:
+        code, name = self.code, self.code.step.graph.op_names[op]
+        if code.is_update[op]:
+            self._update(op)
+            return
+        node = code.step.maker[name]
+        if node.op == "placeholder":
+            self.sent.add(self._define(op, node, code.hands.given(op, self.device), ()))
+        else:
+            self._run(op, node)
+        for target in sorted({code.device[consumer] for consumer in code.consumers[op]} - {self.device}):
+            self._call(op, code.hands.sending(op, self.device, target), Ref(self.names[node]))
+            self.sent.add(self.names[node])
+        for number in code.results.get(op, ()):
+            self._call(op, code.hands.result(number), self._value(code.step.program.results[number], op))
+            self.sent.add(self.names[node])
+
+    def _results_of_parameters(self) -> None:
+        """What the model returns may look into a parameter, or a constant."""
+        code = self.code
+        for op, numbers in code.results.items():
+            if code.is_parameter[op] and code.device[op] == self.device:
+                for number in numbers:
+                    self._call(op, code.hands.result(number), self._value(code.step.program.results[number], op))
+
+    def _run(self, op: int, node: fx.Node) -> str:
+        """A call as it is in the program, on values of this device."""
+        target: Any = node.target
+        if is_random(target):
+            target = self.code.hands.drawing(target, op, self.device)
+        elif target in (aten.view.default, aten._unsafe_view.default):
+            target = aten.reshape.default  # kernels of another device may lay out their outputs in another way
+        args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
+        return self._define(op, node, target, args, kwargs)
+
+    def _update(self, op: int) -> None:
+        code, step = self.code, self.code.step
+        update = step.updates[step.graph.op_names[op]]
+        touched = [code.number[update.resident], *(code.number[state] for state in update.states)]
+        holds = [self._held(parameter, op) for parameter in touched]
+        reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
+        self._call(op, code.hands.updating(op, touched, reads), holds[0], self._value(update.value, op), *holds[1:])
+        for parameter, held in zip(touched, holds, strict=True):
+            if code.device[parameter] != self.device:
+                before = code.copies_of(parameter) + (code.last_read_at_home(parameter) is not None)
+                self._call(op, code.hands.going_home(parameter, self.device, before), held)
+
+    def _values(self, value: Any, op: int) -> Any:
+        """Arguments of the program as arguments here."""
+        if isinstance(value, fx.Node):
+            return self._value(value, op)
+        if isinstance(value, tuple | list):
+            return type(value)(self._values(each, op) for each in value)
+        if isinstance(value, dict):
+            return {key: self._values(each, op) for key, each in value.items()}
+        return self.code.hands.torch_device(self.device) if isinstance(value, torch.device) else value
+
+    def _value(self, node: fx.Node, op: int) -> Any:
+        """A tensor of the program as this device has it: at home, received, fetched, or a view of such."""
+        code, step = self.code, self.code.step
+        if node in self.names:
+            return Ref(self.names[node])
+        owner = code.number[step.op_of[node]]
+        if step.maker[step.op_of[node]] is not node:
+            return Ref(self._view(node, op, keep=not code.is_parameter[owner]))
+        if code.is_parameter[owner]:
+            return self._held(owner, op)
+        assert code.device[owner] != self.device, "what is made here comes before what reads it"
+        receive = code.hands.receiving(owner, code.device[owner], self.device)
+        return Ref(self._define(op, node, receive, ()))
+
+    def _view(self, node: fx.Node, op: int, keep: bool) -> str:
+        """Looks into what is here; kept for later, unless what it looks into may be gone by then."""
+        name = self._run(op, node)
+        if not keep:
+            del self.names[node]
+        return name
+
+    def _held(self, parameter: int, op: int) -> Any:
+        """A parameter as an op reads it: itself at home, or the copy that was fetched for this op."""
+        code = self.code
+        if code.device[parameter] == self.device:
+            return code.hands.resident(parameter)
+        number = self.copy_of[op, parameter]
+        if ("copy", number) not in self.names:
+            copy = code.copies[self.device][number]
+            name = self.names["copy", number] = f"c{number}"
+            self.lines.append(Line(op, code.hands.fetched(self.device, number, copy), (), name=name))
+            self.sent.add(name)  # an update writes into it, and nobody else may
+        return Ref(self.names["copy", number])
+
+    def _define(
+        self, op: int, node: fx.Node, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        self.temporary += 1
+        name = self.names[node] = f"v{self.node_number[node]}_{self.temporary}"
+        self.lines.append(Line(op, call, args, kwargs or {}, name, node))
+        return name
+
+    def _call(self, op: int, call: Any, *args: Any) -> None:
+        self.lines.append(Line(op, call, args))
+
+
+def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[int]]:
+    """The lines as a function; each name is dropped after the last line that reads it."""
+    last: dict[str, int] = {}
+    for number, line in enumerate(lines):
+        for name in line.read | ({line.name} if line.name else set()):
+            last[name] = number
+    dropped: dict[int, list[str]] = {}
+    for name, number in last.items():
+        dropped.setdefault(number, []).append(name)
+    constants: dict[str, Any] = {}
+    known: dict[int, str] = {}
+
+    def said(value: Any) -> str:
+        if isinstance(value, Ref):
+            return value.name
+        if value is None or isinstance(value, bool | int):
+            return repr(value)
+        if isinstance(value, tuple | list) and list(refs(value)):
+            inside = ", ".join(map(said, value))
+            return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
+        if id(value) not in known:
+            known[id(value)] = f"k{len(known)}"
+            constants[known[id(value)]] = value
+        return known[id(value)]
+
+    source, ops = ["def step():"], [-1]
+    for number, line in enumerate(lines):
+        args = [*map(said, line.args), *(f"{key}={said(value)}" for key, value in line.kwargs.items())]
+        source.append(f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})")
+        ops.append(line.op)
+        if number in dropped:
+            source.append(f"    {' = '.join(sorted(dropped[number]))} = None")
+            ops.append(line.op)
+    source.append("    return")
+    ops.append(-1)
+    exec(compile("\n".join(source), title, "exec"), constants)  # our own text: numbers, names made of numbers
+    found: Callable[[], None] = constants["step"]
+    return found, ops

@@ -1,0 +1,95 @@
+"""What runs side by side: a thread for each device, and one for each way between two devices.
+
+A device of the kind `cpu` is a thread with cores of its own, so that several of them are several devices in earnest.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Ended(Exception):
+    """Somebody else failed: nothing more will come."""
+
+
+class Box:
+    """One value from one thread to another, once in each step."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[Any] = SimpleQueue()
+
+    def put(self, value: Any) -> None:
+        self._queue.put(value)
+
+    def take(self) -> Any:
+        value = self._queue.get()
+        if value is Ended:
+            raise Ended
+        return value
+
+    def end(self) -> None:
+        self._queue.put(Ended)
+
+
+class Reads:
+    """How often the old value of a parameter was read in this step; whoever writes the new one waits for that."""
+
+    def __init__(self) -> None:
+        self._count = threading.Semaphore(0)
+        self._ended = False
+
+    def add(self) -> None:
+        self._count.release()
+
+    def wait(self, count: int) -> None:
+        for _ in range(count):
+            self._count.acquire()
+            if self._ended:
+                raise Ended
+
+    def end(self) -> None:
+        self._ended = True
+        self._count.release(1_000_000)
+
+
+class Worker:
+    """A thread that does what it is given, one thing after the other, and tells when it failed."""
+
+    def __init__(self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._failed, self._cores = failed, cores
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def give(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def close(self) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        if self._cores:
+            os.sched_setaffinity(0, self._cores)  # of this thread
+            torch.set_num_threads(len(self._cores))
+        with torch.no_grad():
+            while (work := self._work.get()) is not None:
+                try:
+                    work()
+                except Ended:
+                    pass
+                except BaseException as error:
+                    self._failed(error)
+                del work  # what it holds may be large
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """The same tensor in memory of another device of the kind `cpu`."""
+    return tensor.clone()
