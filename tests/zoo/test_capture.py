@@ -11,8 +11,9 @@ import roost
 from roost import zoo
 from roost.core.graph import PHASES
 from roost.frontends._trace import trace
-from roost.frontends.torch import describe
+from roost.frontends.torch import described
 from roost.testing.numerics import compare_with_eager
+from roost.testing.runs import any_placement, differences, run_steps, virtual_problem
 
 # Where the captured step does not run the very kernels of the model, and by how much they then differ.
 CLOSE = {
@@ -36,7 +37,7 @@ def step(request):
     """A model, its inputs, and its training step, traced once for all tests."""
     model, inputs = small(request.param, train=True)
     program = trace(model, inputs, train=True)
-    return request.param, model, inputs, program, describe(program, request.param, "adam")[0]
+    return request.param, model, inputs, program, described(program, request.param, "adam")
 
 
 def test_a_training_step_gives_loss_gradients_and_buffers_of_the_model(step):
@@ -50,7 +51,8 @@ def test_a_training_step_gives_loss_gradients_and_buffers_of_the_model(step):
 
 @pytest.mark.filterwarnings("ignore:TF32")
 def test_flop_are_those_that_pytorch_counts(step):
-    name, model, inputs, _, graph = step
+    name, model, inputs, _, found = step
+    graph = found.graph
     train = name not in GROUPED
     # On the meta device attention is counted as the two products it is, forward and backward.
     with torch.device("meta"):
@@ -72,12 +74,21 @@ def test_flop_are_those_that_pytorch_counts(step):
 
 
 def test_a_step_can_be_placed_and_simulated(step):
-    graph = step[-1]
+    graph = step[-1].graph
     problem = roost.estimate(graph, roost.cluster("a100x4"))
     timeline = roost.simulate(problem, roost.Placement(np.full(graph.num_ops, 1)))
     assert timeline.feasible
     assert timeline.step_time > 0
     assert timeline.num_transfers == 0
+
+
+def test_a_step_runs_on_two_devices_with_the_numbers_of_one(step):
+    _, model, inputs, _, found = step
+    problem = virtual_problem(found)
+    alone = run_steps(found, problem, roost.Placement(np.zeros(found.graph.num_ops, int)), model, inputs)
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        assert not differences(run_steps(found, problem, any_placement(problem, rng), model, inputs), alone)
 
 
 @pytest.mark.parametrize("name", zoo.names())

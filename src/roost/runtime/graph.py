@@ -104,8 +104,7 @@ class GraphRuntime:
         return self
 
     def __exit__(self, *details: object) -> None:
-        if self._error is None:
-            self.close()
+        self.close()
 
     # ------------------------------------------------------------------ inside
 

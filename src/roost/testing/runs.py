@@ -1,0 +1,60 @@
+"""Whether a placed step gives the numbers of the same step on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.costs import Costs
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.frontends.torch import Described
+from roost.runtime.graph import GraphRuntime
+from roost.runtime.optimizers import Optimizer
+from roost.testing.numerics import distance
+
+
+def virtual_problem(step: Described, num_devices: int = 2) -> Problem:
+    """A captured step on several devices that are threads of this machine; every op takes as long as any other."""
+    devices = tuple(Device(f"cpu:{number}", "cpu", 2**60) for number in range(num_devices))
+    seconds = np.where(step.graph.is_parameter, 0.0, 1e-3)[:, None].repeat(num_devices, axis=1)
+    return Problem(step.graph, Cluster("threads", devices, (Link("*", "*", 1e10),)), Costs(seconds))
+
+
+def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
+    """A random device for each op, groups kept together, some of the parameters away from where they are read."""
+    graph = problem.graph
+    device = rng.integers(0, problem.cluster.num_devices, graph.num_ops)
+    members = np.flatnonzero(graph.group >= 0)
+    device[members] = device[problem.group_leader[graph.group[members]]]
+    window = int(rng.integers(0, 1 + int(graph.output_bytes[graph.is_parameter].sum())))
+    return problem.placement(device, str(rng.choice(["program", "rank"])), prefetch_bytes=window)
+
+
+def residents_of(model: nn.Module) -> dict[str, Tensor]:
+    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    return {name: value.detach() for name, value in found.items()}
+
+
+def run_steps(
+    step: Described, problem: Problem, placement: Placement, model: nn.Module, inputs: tuple[Any, ...], count: int = 2
+) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:
+    """What some steps in a row return, and all residents after them."""
+    with GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=0.01)) as run:
+        returned = [[value.clone() for value in run.step(*inputs)] for _ in range(count)]
+        return returned, {name: value.clone() for name, value in run.residents().items()}
+
+
+def differences(one: tuple[Any, Any], other: tuple[Any, Any]) -> dict[str, float]:
+    """What differs between two runs, and by how much."""
+    found = {
+        f"result {number} of step {step}": distance(mine, theirs)
+        for step, (ours, others) in enumerate(zip(one[0], other[0], strict=True))
+        for number, (mine, theirs) in enumerate(zip(ours, others, strict=True))
+    }
+    found |= {name: distance(value, other[1][name]) for name, value in one[1].items()}
+    return {name: value for name, value in found.items() if value > 0.0}

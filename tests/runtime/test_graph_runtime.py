@@ -1,0 +1,140 @@
+"""The graph runtime: placed steps have the numbers of eager PyTorch, whatever the placement, and failures are told."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import roost
+from roost.errors import ExecutionError, InputError
+from roost.frontends._trace import trace
+from roost.frontends.torch import described
+from roost.runtime.graph import GraphRuntime
+from roost.runtime.optimizers import Optimizer
+from roost.testing.numerics import distance
+from roost.testing.runs import any_placement, differences, residents_of, run_steps, virtual_problem
+
+
+class Small(nn.Module):
+    """Tied weights, a buffer that changes, a view that crosses, and dropout where it is wanted."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.inner = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(6, 11, bias=False)
+        self.out.weight = self.embed.weight
+
+    def forward(self, words, labels):
+        hidden = self.norm(self.embed(words).flatten(0, 1))
+        left, right = self.dropout(torch.relu(self.inner(hidden))).chunk(2, dim=1)
+        hidden = torch.cat([left * right, left + right], dim=1) + hidden
+        return nn.functional.cross_entropy(self.out(hidden), labels.flatten())
+
+
+def made(optimizer="sgd", dropout=0.0):
+    torch.manual_seed(0)
+    model = Small(dropout).train()
+    inputs = (torch.randint(11, (3, 4)), torch.randint(11, (3, 4)))
+    return model, inputs, described(trace(model, inputs, train=True), "small", optimizer)
+
+
+def on_one(step):
+    return roost.Placement(np.zeros(step.graph.num_ops, int))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, foreach=False),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, foreach=False),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, foreach=False),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_in_a_row_are_those_of_eager_pytorch(optimizer):
+    model, inputs, step = made(optimizer)
+    problem = virtual_problem(step)
+    found = run_steps(step, problem, any_placement(problem, np.random.default_rng(1)), model, inputs, count=4)
+    eager = copy.deepcopy(model)
+    taken = OPTIMIZERS[optimizer](eager.parameters())
+    for returned in found[0]:
+        taken.zero_grad()
+        loss = eager(*inputs)
+        loss.backward()
+        taken.step()
+        assert distance(returned[0], loss) == 0.0
+    values = residents_of(eager)
+    assert {name: d for name in found[1] if (d := distance(found[1][name], values[name])) > 0.0} == {}
+
+
+@pytest.mark.parametrize("num_devices", [2, 3])
+def test_any_placement_has_the_same_numbers(num_devices):
+    model, inputs, step = made("adam", dropout=0.5)
+    problem = virtual_problem(step, num_devices)
+    alone = run_steps(step, problem, on_one(step), model, inputs, count=3)
+    assert alone[0][0][0] != alone[0][1][0]  # each step draws anew
+    rng = np.random.default_rng(2)
+    for _ in range(15):
+        placement = any_placement(problem, rng)
+        assert not differences(run_steps(step, problem, placement, model, inputs, count=3), alone)
+
+
+def test_inference_runs_too():
+    torch.manual_seed(0)
+    model, inputs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).eval(), (torch.randn(4, 5),)
+    step = described(trace(model, inputs), "net")
+    problem = virtual_problem(step)
+    with GraphRuntime(step, problem, any_placement(problem, np.random.default_rng(3)), residents_of(model)) as run:
+        for scale in (1.0, 2.0):
+            torch.testing.assert_close(run.step(inputs[0] * scale)[0], model(inputs[0] * scale), rtol=0, atol=0)
+
+
+def test_the_weights_of_the_model_are_left_alone():
+    model, inputs, step = made()
+    before = {name: value.clone() for name, value in residents_of(model).items()}
+    run_steps(step, virtual_problem(step), on_one(step), model, inputs)
+    assert all(torch.equal(value, before[name]) for name, value in residents_of(model).items())
+
+
+def test_an_op_that_fails_is_named_and_nobody_waits_for_ever():
+    model, inputs, step = made()
+    problem = virtual_problem(step)
+    run = GraphRuntime(step, problem, any_placement(problem, np.random.default_rng(4)), residents_of(model))
+    with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cpu:\d: ") as found:
+        run.step(torch.full((3, 4), 99), inputs[1])
+    assert found.value.op == "embedding"
+    with pytest.raises(InputError, match="has failed before"):
+        run.step(*inputs)
+    run.close()
+
+
+def test_what_cannot_be_run_is_refused():
+    model, inputs, step = made()
+    problem = virtual_problem(step)
+    with (
+        pytest.raises(InputError, match="takes 2 tensors, not 1"),
+        GraphRuntime(step, problem, on_one(step), residents_of(model)) as run,
+    ):
+        run.step(inputs[0])
+    with pytest.raises(InputError, match="fifo"):
+        GraphRuntime(step, problem, roost.Placement(np.zeros(step.graph.num_ops, int), "fifo"), residents_of(model))
+    some = {name: value for name, value in residents_of(model).items() if name != "inner.bias"}
+    with pytest.raises(InputError, match=r"lacks 'inner\.bias'"):
+        GraphRuntime(step, problem, on_one(step), some)
+    other = virtual_problem(made("adam")[2])
+    with pytest.raises(InputError, match="the captured step is"):
+        GraphRuntime(step, other, roost.Placement(np.zeros(other.graph.num_ops, int)), residents_of(model))
+
+
+def test_gradients_are_added_up_in_place():
+    model, _, step = made()
+    problem = virtual_problem(step)
+    with GraphRuntime(step, problem, on_one(step), residents_of(model), Optimizer()) as run:
+        names = run._functions[0][0].__globals__
+        called = {str(value) for key, value in names.items() if key.startswith("k")}
+        assert any(name.startswith("aten.add_.") for name in called)
