@@ -68,6 +68,15 @@ def main() -> None:
     (ROOT / "docs" / "zoo.md").write_text(page(found))
 
 
+FAMILIES = """
+## Families
+
+Random models of one kind, after Placeto, to learn on some and place others: `cifar10` (convolutional cells, wired at random),
+`ptb` (recurrent cells), `nmt` (translation). `roost.zoo.member("cifar10", 24, seed=0)` is the graph of the 25th; `roost learn`
+takes the first 24 of seed 0 unless told otherwise, so those from 24 on are unseen.
+"""
+
+
 def page(found: dict[str, dict]) -> str:  # type: ignore[type-arg]
     # ruff: noqa: E501
     lines = [
@@ -92,7 +101,7 @@ def page(found: dict[str, dict]) -> str:  # type: ignore[type-arg]
                 f"| {name} | {row['parameters'] / 1e6:,.1f} M | {way} | {facts['ops']} | {facts['edges']} "
                 f"| {facts['groups']} | {facts['flop'] / 1e9:,.1f} G | {facts['seconds']} | {facts['megabytes']} |"
             )
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, FAMILIES])
 
 
 if __name__ == "__main__":

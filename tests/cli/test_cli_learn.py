@@ -102,7 +102,7 @@ def test_a_checkpoint_that_is_none_is_refused(tmp_path):
         ({"--family": "cifar"}, "did you mean 'cifar10'"),
         ({"--on": "k80x3"}, "k80x"),
         ({"--on": ","}, "names no cluster"),
-        ({"--placer": "heft"}, "has nothing to learn; those that have: "),
+        ({"--placer": "heft"}, "learns nothing over a family; those that do: "),
         ({"--graphs": 0}, "--graphs 0"),
         ({"--seconds": 0}, "--seconds 0"),
         ({"--seed": -1}, "--seed -1"),
@@ -124,3 +124,16 @@ def test_weights_that_are_none_are_refused(refused, files):
     )
     assert "free.json" in said
     assert "no safetensors file" in said
+
+
+def test_a_finished_course_is_not_run_again(roost, graphs, tmp_path):
+    folder = prepared(tmp_path / "out", graphs)
+    assert roost(*command(folder)).exit_code == 0
+    before = (folder / WEIGHTS).stat().st_mtime_ns
+    again = roost(*command(folder, "--json"))
+    assert again.exit_code == 0
+    assert "has the weights that this command makes" in again.stderr
+    assert json.loads(again.stdout)["family"] == "ptb"
+    assert (folder / WEIGHTS).stat().st_mtime_ns == before
+    assert roost(*command(folder, "--seed", 1)).exit_code == 0
+    assert (folder / WEIGHTS).stat().st_mtime_ns > before

@@ -82,7 +82,7 @@ def test_tensorboard_needs_a_folder(refused, files: Path) -> None:
     ("placer", "variant", "said"),
     [
         ("post", "best", "--variant best: placer 'post' has paper, heuristic"),
-        ("heft", "paper", "--variant paper: placer 'heft' has none"),
+        ("heft", "paper", "--variant paper: placer 'heft' has none; seq2seq, spotlight, post and placeto have"),
     ],
 )
 def test_a_variant_that_is_none(refused, files: Path, placer: str, variant: str, said: str) -> None:

@@ -17,7 +17,10 @@ class Metrics:
     def __init__(self, folder: Path, tensorboard: bool = False, going_on: bool = False) -> None:
         self.path = folder / METRICS
         self.count = 0
-        self._writer = _tensorboard(folder / EVENTS) if tensorboard else None
+        self._events = folder / EVENTS if tensorboard else None
+        self._writer: Any = None
+        if tensorboard:
+            _tensorboard()
         self._overlaps = going_on  # figures that come again may be there
         if not going_on:
             self.path.unlink(missing_ok=True)
@@ -31,8 +34,9 @@ class Metrics:
         self._overlaps = False
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        if self._events is not None and self._writer is None:
+            self._writer = _tensorboard()(str(self._events))
         for name, value in figures.items() if self._writer is not None else ():
-            assert self._writer is not None
             self._writer.add_scalar(name, value, int(figures.get("trials", self.count)))
         self.count += 1
 
@@ -62,9 +66,10 @@ class Metrics:
             write_bytes(self.path, b"".join(kept))
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard() -> Any:
+    """The class that writes for TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", "tensorboard") from None
-    return SummaryWriter(str(folder))
+    return SummaryWriter

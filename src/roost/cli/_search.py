@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 Variant = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Other settings of a placer that learns: paper, or heuristic to start from."),
+    typer.Option(
+        metavar="NAME",
+        help="Other settings of a placer that learns: paper (as published), heuristic (begins at the best simple one).",
+    ),
 ]
 Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
 
@@ -86,7 +89,7 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
 
         able = [each for each in VARIANTS if hasattr(found, each)]
         if variant not in able:
-            known = f"has {', '.join(able)}" if able else "has none"
+            known = f"has {', '.join(able)}" if able else "has none; seq2seq, spotlight, post and placeto have"
             raise InputError(f"--variant {variant}: placer {name!r} {known}")
         other: Placer = getattr(found, variant)()
         return other
@@ -96,7 +99,7 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
 
     fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
     if "weights" not in {field.name for field in fields}:
-        raise InputError(f"--weights {weights}: placer {name!r} takes no weights; --placer lister does")
+        raise InputError(f"--weights {weights}: placer {name!r} takes no weights; lister and placeto do")
     made: Placer = found(weights=str(weights))
     return made
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from roost.core.trial import Bound, Result, Trial
     from roost.errors import Infeasible
 
+_MANY = 100_000  # trials, from which on they are shown in thousands
 _SECONDS = 2.0  # for each placer and seed, where neither trials nor seconds are given
 
 
@@ -248,7 +249,7 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
             _search.show_ratio(row["ratio_to_single"]),
             row["order"],
             show_bytes(row["peak_memory"][row["fullest"]]),
-            f"{row['num_trials']:,}",
+            f"{row['num_trials']:,}" if row["num_trials"] < _MANY else f"{row['num_trials'] / 1000:,.0f}k",
             f"{row['seconds']:.2f}",
             _search.show_gap(row["gap"]),
         )

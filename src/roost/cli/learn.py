@@ -33,9 +33,14 @@ def learn(
     family: Annotated[str, typer.Option(metavar="NAME", help="A family of models: cifar10, nmt or ptb.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write the weights and the rest here.")],
     on: Annotated[str, typer.Option(metavar="CLUSTER,CLUSTER", help="Presets or cluster.toml files to learn for.")],
-    placer: Annotated[str, typer.Option(metavar="NAME", help="A placer that can learn: lister.")] = "lister",
+    placer: Annotated[
+        str, typer.Option(metavar="NAME", help="A placer that learns over a family: lister or placeto.")
+    ] = "lister",
     graphs: Annotated[int, typer.Option(metavar="N", help="Members of the family to learn on, the first ones.")] = 24,
-    seconds: Annotated[float, typer.Option(metavar="S", help="About so much work on one core of today.")] = 300.0,
+    seconds: Annotated[
+        float,
+        typer.Option(metavar="S", help="Seconds of learning, planned for one core; capturing the graphs comes before."),
+    ] = 300.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal weights.")] = 0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files too, for TensorBoard.")] = False,
     as_json: _console.AsJson = False,
@@ -62,6 +67,10 @@ def learn(
         "seed": seed,
         "roost": __version__,
     }
+    if (done := _finished(output, about)) is not None:
+        _console.note(f"{output} has the weights that this command makes; remove them to learn anew")
+        _console.show_json(done) if as_json else None
+        return
     problems = _problems(family, graphs, clusters, output)
     checkpoint = Checkpoint(output / CHECKPOINT, about)
     began = time.monotonic()
@@ -76,15 +85,33 @@ def learn(
     else:
         _console.show(
             f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on {', '.join(clusters)})",
-            f"use it with: roost place MODEL --on CLUSTER --placer {placer} --weights {files['weights']}",
+            "use it with:",
         )
+        _console.console().print(
+            f"roost place MODEL --on CLUSTER --placer {placer} --weights {files['weights']}",
+            soft_wrap=True,
+            highlight=False,
+        )
+
+
+def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The card of the same command, where it has come to its end."""
+    import msgspec
+
+    if not (folder / CARD).is_file() or not (folder / WEIGHTS).is_file() or (folder / CHECKPOINT).exists():
+        return None
+    try:
+        card = msgspec.json.decode((folder / CARD).read_bytes(), type=dict[str, Any])
+    except msgspec.DecodeError:
+        return None
+    return card if all(card.get(key) == value for key, value in about.items()) else None
 
 
 def _placer(name: str) -> Any:
     chosen = catalog.find("placers", name)()
     if not hasattr(chosen, "learn"):
         able = [each for each in catalog.names("placers") if _can_learn(each)]
-        raise InputError(f"--placer {name}: has nothing to learn; those that have: {', '.join(able)}")
+        raise InputError(f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}")
     return chosen
 
 

@@ -52,7 +52,10 @@ def place(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="DIR", help="Write the placement, the result, its timeline and all trials here."
+            "--output",
+            "-o",
+            metavar="DIR",
+            help="Write the placement, the result, its timeline, all trials and figures of learning here.",
         ),
     ] = None,
     variant: _search.Variant = None,
@@ -88,7 +91,7 @@ def place(
 
     step = simulate(problem, result.best.placement, full=True)
     single = _search.single_trial(problem, {result.placer: result.best, **result.baselines})
-    found = _facts(problem, result, single, step)
+    found = _facts(problem, result, single, step) | {"variant": variant}
     if output is not None:
         found["files"] = _write(output, problem, result, step)
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
@@ -265,7 +268,8 @@ def _report(found: dict[str, Any], problem: Problem, result: Result, single: Tri
     about = (
         f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
         f"{found['order']} order, {_console.plural(found['num_transfers'], 'transfer')}, costs: {found['costs']}",
-        f"{found['placer']}, seed {found['seed']}: {_console.plural(found['num_trials'], 'trial')} "
+        f"{found['placer']}{f' ({variant})' if (variant := found['variant']) else ''}, seed {found['seed']}: "
+        f"{_console.plural(found['num_trials'], 'trial')} "
         f"in {found['seconds']:.1f} s{by}",
     )
     yield Text("\n".join(about), "dim")

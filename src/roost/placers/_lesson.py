@@ -106,7 +106,7 @@ class Lesson:
         """
         if self._heuristic is not None:
             return self._heuristic
-        found = starting_points(self.problem, self.evaluate.named("heuristic"), HEURISTICS)[0]
+        found = starting_points(self.problem, self.evaluate.named("group_rules"), HEURISTICS)[0]
         work = np.where(np.isfinite(self.problem.op_time), self.problem.op_time, np.inf).min(axis=1)
         votes = np.zeros(self.groups.allowed.shape)
         np.add.at(votes, (self.groups.unit, np.asarray(found.device)), work + 1e-9 * max(1e-30, float(work.sum())))
@@ -167,7 +167,7 @@ class Lesson:
         self.evaluate([Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others])
         best = self.evaluate.best
         assert best is not None
-        Population(self.problem, self.evaluate, Heat(members=1), None).run([best.placement])
+        Population(self.problem, self.evaluate.named("annealing"), Heat(members=1), None).run([best.placement])
 
     def finish(self) -> Placement:
         """The best placement, after refining where there is something left for it."""

@@ -13,6 +13,7 @@ import fcntl
 import io
 import logging
 import os
+import re
 import stat
 import zipfile
 from collections import deque
@@ -349,7 +350,10 @@ def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
     for name in ("version", "problem", "placer", "settings", "seed", "roost", "code", "numpy", "numba"):
         was, now = getattr(found, name), getattr(wanted, name)
         if was != now:
-            raise InputError(f"{path}: {name}: this search has {now!r}, the file {was!r}; begin a new file")
+            told = f"this search has {now!r}, the file {was!r}"
+            if name == "settings":
+                told = f"this search has other ones, the file {_other(was, now)}"
+            raise InputError(f"{path}: {name}: {told}; begin a new file")
 
 
 @cache
@@ -414,3 +418,9 @@ def _state_from(path: Path, line: RoundLine) -> dict[str, Any]:
         except ValueError as error:
             raise InputError(f"{path}: state.{name}: {error}; begin a new file") from None
     return found
+
+
+def _other(was: str, now: str) -> str:
+    """The settings that differ between two texts of a placer: `order='rank', batch=8`, as the first has them."""
+    theirs, ours = (re.findall(r"\w+=[^=]*(?=, \w+=|\)+$)", text) for text in (was, now))
+    return ", ".join(part.rstrip(")") for part in theirs if part not in ours) or was[:100]
