@@ -29,8 +29,11 @@ class Metrics:
         if self._overlaps and "trials" in figures:
             self._drop_from(figures["trials"])
         self._overlaps = False
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         for name, value in figures.items() if self._writer is not None else ():
             assert self._writer is not None
             self._writer.add_scalar(name, value, int(figures.get("trials", self.count)))
@@ -51,7 +54,7 @@ class Metrics:
         for line in lines:
             try:
                 before = msgspec.json.decode(line, type=dict[str, Any]).get("trials")
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 if line.endswith(b"\n"):
                     raise InputError(f"{self.path}: has a line that is none of ours; move the file away") from None
                 break
