@@ -138,6 +138,22 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
         assert said(search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)) == said(whole)
 
 
+@pytest.mark.parametrize("name", ["spotlight", "post"])
+def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", 0.0)
+    problem, path = branches(), tmp_path / "trials.jsonl"
+    whole = search(problem, PLACERS[name], trials=150, seed=1, prove=False)
+    search(problem, PLACERS[name], trials=100, seed=1, journal=path, prove=False)
+    journal, kept = path.read_bytes(), path.with_name(f"trials.jsonl.{name}.npz")
+    with np.load(kept) as file:
+        state = dict(file)
+    one = "state.logits" if name == "post" else "state.weight.leave.weight"
+    for key, value in [(one, np.full_like(state[one], np.nan)), ("state.known", np.zeros(7)), ("state.stale", None)]:
+        path.write_bytes(journal)
+        np.savez(kept, **{each: array for each, array in (state | {key: value}).items() if array is not None})
+        assert said(search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)) == said(whole)
+
+
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
 def test_one_device_and_one_group_are_no_trouble(name):
     one = search(branches(num_devices=1), PLACERS[name], trials=50, prove=False)

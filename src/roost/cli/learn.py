@@ -164,12 +164,14 @@ class Checkpoint:
         import msgspec
         import numpy as np
 
+        from roost.core.arrays import state_digest
+
         if not self.path.exists():
             return None
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 state = {name: file[name] for name in file.files}
-            if str(state.pop("digest")) != _digest(state):
+            if str(state.pop("digest")) != state_digest(state):
                 raise ValueError("it is not as it was written")
             about = msgspec.json.decode(str(state.pop("about")), type=dict[str, Any])
             size = int(state.pop("metrics"))
@@ -195,28 +197,20 @@ class Checkpoint:
         import msgspec
         import numpy as np
 
+        from roost.core.arrays import state_digest
         from roost.core.files import write_bytes
 
         size = self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
         about = msgspec.json.encode(dict(self.about)).decode()
         whole = {**state, "about": np.array(about), "metrics": np.array(size)}
         buffer = io.BytesIO()
-        np.savez(buffer, digest=np.array(_digest(whole)), **whole)  # type: ignore[arg-type]
+        # A course that goes on from a damaged state would go anywhere, and the compiled loops check nothing.
+        np.savez(buffer, digest=np.array(state_digest(whole)), **whole)  # type: ignore[arg-type]
         write_bytes(self.path, buffer.getvalue())
         self.saved = time.monotonic()
 
     def done(self) -> None:
         self.path.unlink(missing_ok=True)
-
-
-def _digest(state: Mapping[str, Array]) -> str:
-    """Of a state: a course that goes on from a damaged one would go anywhere, and the compiled loops check nothing."""
-    import numpy as np
-
-    from roost.core.arrays import digest
-
-    arrays = ((name, np.ascontiguousarray(state[name])) for name in sorted(state))
-    return digest(part for name, array in arrays for part in (name, array.dtype.str, array.shape, array))
 
 
 @contextmanager
