@@ -1,5 +1,7 @@
 """The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -152,6 +154,14 @@ def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
         path.write_bytes(journal)
         np.savez(kept, **{each: array for each, array in (state | {key: value}).items() if array is not None})
         assert said(search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)) == said(whole)
+
+
+def test_a_pipe_in_place_of_a_state_is_not_waited_for(tmp_path):
+    problem, path = branches(), tmp_path / "trials.jsonl"
+    search(problem, PLACERS["post"], trials=60, seed=1, journal=path, prove=False)
+    os.mkfifo(tmp_path / "trials.jsonl.post.npz")
+    again = search(problem, PLACERS["post"], trials=90, seed=1, journal=path, prove=False)
+    assert said(again) == said(search(problem, PLACERS["post"], trials=90, seed=1, prove=False))
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])

@@ -70,4 +70,6 @@ def _tensorboard(folder: Path) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", "tensorboard") from None
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; TensorBoard's files go into a folder of that name: move it away")
     return SummaryWriter(str(folder))

@@ -30,7 +30,7 @@ import numpy as np
 from roost import __version__, catalog
 from roost.core import rows
 from roost.core.arrays import Array, digest, state_digest
-from roost.core.files import write_bytes
+from roost.core.files import is_special, write_bytes
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.rows import Count, Figure, File, PlacementFile
@@ -206,6 +206,8 @@ class Journal:
         journal leads to the same.
         """
         try:
+            if is_special(self._beside(placer)):
+                raise ValueError("it is no plain file")  # a pipe that nobody writes to would be waited for
             with self._beside(placer).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
             if str(found.pop("digest")) != state_digest(found):
