@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
@@ -85,15 +87,78 @@ def test_a_checkpoint_of_another_command_is_refused(tmp_path):
     first = Checkpoint(path, {"seed": 1}, seconds=0.0)
     first.save({"a": np.ones(2)})
     assert (Checkpoint(path, {"seed": 1}).load() or {})["a"].tolist() == [1.0, 1.0]
-    with pytest.raises(InputError, match="another command"):
+    with pytest.raises(InputError, match="another command: seed was 1, not 2"):
         Checkpoint(path, {"seed": 2}).load()
+    with pytest.raises(InputError, match="another command: its problems differ"):
+        Checkpoint(path, {"seed": 1, "problems": ["a" * 16] * 99}).load()
 
 
-def test_a_checkpoint_that_is_none_is_refused(tmp_path):
+def arrays(*given, **named):
+    buffer = io.BytesIO()
+    np.save(buffer, *given) if given else np.savez(buffer, **named)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data", [b"no", b"", arrays(np.ones(3)), arrays(about=np.array("{}"), metrics=np.array(0)), arrays(a=np.ones(2))]
+)
+def test_a_checkpoint_that_is_none_is_refused(tmp_path, data):
     path = tmp_path / CHECKPOINT
-    path.write_bytes(b"no")
+    path.write_bytes(data)
     with pytest.raises(InputError, match="no checkpoint of ours"):
         Checkpoint(path, {}).load()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"a": np.zeros(2)}, {"a": np.ones(1)}, {"a": np.ones(2, np.float32)}, {"a": None}, {"b": np.ones(1)},
+     {"metrics": np.array(-5)}, {"metrics": np.zeros(2, int)}, {"about": np.array("[]")}],
+)  # fmt: skip
+def test_a_checkpoint_that_was_changed_is_refused(tmp_path, changed):
+    path = tmp_path / CHECKPOINT
+    Checkpoint(path, {"seed": 1}, seconds=0.0).save({"a": np.ones(2)})
+    with np.load(path) as file:
+        found = dict(file) | changed
+    path.write_bytes(arrays(**{name: value for name, value in found.items() if value is not None}))
+    with pytest.raises(InputError, match="is not as it was written"):
+        Checkpoint(path, {"seed": 1}).load()
+
+
+def test_figures_that_are_gone_are_not_made_up(tmp_path):
+    metrics = tmp_path / METRICS
+    metrics.write_text("{}\n" * 9)
+    checkpoint = Checkpoint(tmp_path / CHECKPOINT, {}, seconds=0.0, metrics=metrics)
+    checkpoint.save({"a": np.ones(2)})
+    metrics.write_text("{}\n")
+    assert checkpoint.load()
+    assert metrics.read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, CHECKPOINT, METRICS, "card.json"])
+def test_what_is_in_the_way_is_told_before_any_work(refused, tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert f"{name}: is a folder; move it away" in refused(*command(tmp_path))
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_graphs_that_are_a_file_are_in_the_way(refused, tmp_path):
+    (tmp_path / "graphs").write_text("mine")
+    assert "graphs: is a file" in refused(*command(tmp_path))
+
+
+def test_a_graph_that_was_changed_makes_it_another_command(roost, refused, graphs, tmp_path, monkeypatch):
+    folder = prepared(tmp_path / "out", graphs)
+    monkeypatch.setattr(Checkpoint, "save", partialmethod(_save_and_end, Checkpoint.save))
+    assert roost(*command(folder)).exit_code == 130
+    first, second = sorted((folder / "graphs").iterdir())
+    first.write_bytes(second.read_bytes())
+    assert "is of another command: its problems differ" in refused(*command(folder))
+
+
+def _save_and_end(self, save, state):
+    self.saved = -1e9
+    save(self, state)
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(
@@ -105,7 +170,10 @@ def test_a_checkpoint_that_is_none_is_refused(tmp_path):
         ({"--placer": "heft"}, "learns nothing over a family; those that do: "),
         ({"--graphs": 0}, "--graphs 0"),
         ({"--seconds": 0}, "--seconds 0"),
+        ({"--seconds": "nan"}, "--seconds nan"),
+        ({"--seconds": 1e300}, "--seconds 1e+300"),
         ({"--seed": -1}, "--seed -1"),
+        ({"--seed": 2**63}, f"--seed {2**63}"),
     ],
 )
 def test_what_cannot_be_is_refused(refused, tmp_path, changed, said):

@@ -73,6 +73,19 @@ def test_tensorboard_gets_every_figure(roost, files: Path) -> None:
     assert best == [(line["trials"], pytest.approx(line["best"])) for line in written]
 
 
+def test_a_file_where_tensorboards_folder_goes(refused, files: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (files / "out").mkdir()
+    (files / "out" / "events").write_text("mine")
+    assert "events: is a file; " in refused(*args(files, files / "out", "--trials", 60, "--tensorboard"))
+
+
+def test_figures_that_cannot_be_written_name_their_file(tmp_path: Path) -> None:
+    metrics = Metrics(tmp_path / "gone")
+    with pytest.raises(InputError, match=r"gone/metrics.jsonl: cannot be written: No such file"):
+        metrics.add({"best": 1.0})
+
+
 def test_tensorboard_needs_a_folder(refused, files: Path) -> None:
     said = refused("place", files / "free.json", "--on", files / "mini.toml", "--tensorboard")
     assert said == "--tensorboard needs a folder to write to; name it with -o"

@@ -306,6 +306,9 @@ SOME = diamond()
         ({"problem": SOME, "max_edges": 2}, "edges; max_edges is 2"),
         ({"problem": SOME, "max_devices": 2}, "has 3 devices; max_devices is 2"),
         ({"problem": SOME, "memory_penalty": float("nan")}, "memory_penalty is nan"),
+        ({"problem": SOME, "memory_penalty": 10**400}, "memory_penalty is 10"),
+        ({"problem": SOME, "memory_penalty": 1e308}, "memory_penalty is 1e.308"),
+        ({"problem": SOME, "forbidden_penalty": True}, "forbidden_penalty is True"),
         ({"problem": SOME, "forbidden_penalty": -1}, "forbidden_penalty is -1"),
         ({"problem": SOME, "max_group": 3}, "did you mean 'max_groups'"),
     ],
@@ -329,6 +332,8 @@ def test_bad_calls_are_named():
     with pytest.raises(roost.InputError, match=r"seed is 1\.5"):
         env.reset(seed=1.5)
     for options, message in [
+        (3, "options is a int"),
+        ([], "options is a list"),
         ({"problme": 0}, "no option 'problme'"),
         ({"problem": 1}, "problems are 0 to 0"),
         ({"problem": "0"}, "option problem is '0'"),

@@ -140,6 +140,7 @@ def test_bad_calls_of_many_are_named():
         ([0.0, 1.0], "whole numbers, not float64"),
         ([0, 3], "action 1 is device 3; devices are 0 to 2"),
         ([-1, 0], "action 0 is device -1"),
+        ([[0], 1], "must be 2 devices"),
     ]:
         with pytest.raises(roost.InputError, match=message):
             env.step(actions)

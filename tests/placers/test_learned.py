@@ -1,5 +1,7 @@
 """The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Trial
+from roost.errors import InputError
 from roost.placers._groups import groups_of
 from roost.placers._lesson import named_by_use
 from roost.placers._network import Network
@@ -15,6 +18,7 @@ from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
 from roost.search import evaluate as evaluating
+from roost.search.budget import Budget
 from roost.search.local import Simulating
 from roost.search.solve import search
 from roost.testing.problems import nasty, training_like
@@ -136,6 +140,30 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
         assert said(search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)) == said(whole)
 
 
+@pytest.mark.parametrize("name", ["spotlight", "post"])
+def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", 0.0)
+    problem, path = branches(), tmp_path / "trials.jsonl"
+    whole = search(problem, PLACERS[name], trials=150, seed=1, prove=False)
+    search(problem, PLACERS[name], trials=100, seed=1, journal=path, prove=False)
+    journal, kept = path.read_bytes(), path.with_name(f"trials.jsonl.{name}.npz")
+    with np.load(kept) as file:
+        state = dict(file)
+    one = "state.logits" if name == "post" else "state.weight.leave.weight"
+    for key, value in [(one, np.full_like(state[one], np.nan)), ("state.known", np.zeros(7)), ("state.stale", None)]:
+        path.write_bytes(journal)
+        np.savez(kept, **{each: array for each, array in (state | {key: value}).items() if array is not None})
+        assert said(search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)) == said(whole)
+
+
+def test_a_pipe_in_place_of_a_state_is_not_waited_for(tmp_path):
+    problem, path = branches(), tmp_path / "trials.jsonl"
+    search(problem, PLACERS["post"], trials=60, seed=1, journal=path, prove=False)
+    os.mkfifo(tmp_path / "trials.jsonl.post.npz")
+    again = search(problem, PLACERS["post"], trials=90, seed=1, journal=path, prove=False)
+    assert said(again) == said(search(problem, PLACERS["post"], trials=90, seed=1, prove=False))
+
+
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
 def test_one_device_and_one_group_are_no_trouble(name):
     one = search(branches(num_devices=1), PLACERS[name], trials=50, prove=False)
@@ -165,6 +193,54 @@ def problem_placement(problem, device):
     from roost.placers._orders import placement_of
 
     return placement_of(problem, device, "rank")
+
+
+NUMBERS = {
+    "num_groups": (0, 1.5),
+    "batch": (0, 1, True),
+    "rate": (-1.0, 0.0, np.nan, np.inf),
+    "refine": (-0.1, 1, 2, np.nan),
+}
+WRONG = [
+    *((made, name, value) for made in (Seq2seq, Spotlight, Post) for name, some in NUMBERS.items() for value in some),
+    *((made, "order", value) for made in (Seq2seq, Spotlight, Post) for value in ("foo", "priority", None)),
+    *((Network, "hidden", value) for value in (0, -1, 2.5, "8")),
+    *((Network, "attention", value) for value in ("foo", None)),
+    *((Network, "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "1")),
+    *((Network, name, np.nan) for name in ("tanh", "spread", "speed_prior", "heuristic_prior")),
+    *((Network, name, -1.0) for name in ("tanh", "spread", "speed_prior", "heuristic_prior")),
+    *((Network, "train_on", value) for value in ("foo", "cpu:x", "", None, 3)),
+    (Network, "twins", "no"),
+    *((Spotlight, name, value) for name in ("epochs", "target_kl") for value in (0, -1, np.nan)),
+    *((Spotlight, "network", value) for value in (None, "dot")),
+    *((Spotlight, "entropy", value) for value in (-1.0, np.inf)),
+    *((Seq2seq, "failing_seconds", value) for value in (0.0, -1.0, np.nan)),
+    *((Seq2seq, name, value) for name in ("decay", "drop_failures_after") for value in (-1, np.nan)),
+    *((Post, name, value) for name in ("elite", "refit_step", "mix") for value in (-0.1, 1.1, np.nan)),
+    *((Post, name, value) for name in ("refit_every", "steps", "clip", "heuristic_prior") for value in (-1, np.nan)),
+]
+
+
+@pytest.mark.parametrize(("made", "name", "value"), WRONG)
+def test_settings_that_make_no_sense_are_refused_when_they_are_made(made, name, value):
+    with pytest.raises(InputError, match=f"^{name} is .*must be"):
+        made(**{name: value})
+
+
+def test_a_gpu_that_is_not_there_is_refused():
+    placer = Spotlight(network=Network(hidden=8, train_on="cuda:99"))
+    with pytest.raises(InputError, match=r"train_on is 'cuda:99', but PyTorch sees \d+ GPUs here; try auto"):
+        search(branches(), placer, trials=50, prove=False)
+
+
+@pytest.mark.parametrize("name", ["seq2seq_refined", "spotlight", "post"])
+@pytest.mark.parametrize("slow", [2, 5, 8])
+def test_however_late_it_is_there_is_one_placement(name, slow):
+    """The clock jumps past the end of the budget at one of its first readings: building a network may take so long."""
+    readings = iter(range(10**9))
+    budget = Budget(seconds=10.0, clock=lambda: 0.0 if next(readings) < slow else 20.0)
+    placer = PLACERS[name] if name != "post" else Post()
+    assert search(branches(), placer, budget=budget, prove=False).best.feasible
 
 
 class Broken(Simulating):

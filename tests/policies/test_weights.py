@@ -99,6 +99,17 @@ def test_a_header_that_is_no_table_is_refused(tmp_path, about):
         load_weights(path, "mine", SHAPES)
 
 
+@pytest.mark.parametrize("kind", ["BF16", "F8_E4M3"])
+def test_a_type_that_numpy_has_not_is_refused(tmp_path, kind):
+    size = {"BF16": 2}.get(kind, 1)
+    table = {"__metadata__": header(), "a": {"dtype": kind, "shape": [1], "data_offsets": [0, size]}}
+    text = json.dumps(table).encode()
+    path = tmp_path / "p.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
+    with pytest.raises(InputError, match=f"p.safetensors: has tensors of type '{kind}', not float32"):
+        load_weights(path, "mine", SHAPES)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="no such file"):
         load_weights(tmp_path / "none", "mine", SHAPES)

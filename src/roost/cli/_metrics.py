@@ -19,8 +19,12 @@ class Metrics:
         self.count = 0
         self._events = folder / EVENTS if tensorboard else None
         self._writer: Any = None
-        if tensorboard:
+        if self._events is not None:
             _tensorboard()
+            if self._events.exists() and not self._events.is_dir():
+                raise InputError(
+                    f"{self._events}: is a file; TensorBoard's files go into a folder so called: move it away"
+                )
         self._overlaps = going_on  # figures that come again may be there
         if not going_on:
             self.path.unlink(missing_ok=True)
@@ -32,8 +36,11 @@ class Metrics:
         if self._overlaps and "trials" in figures:
             self._drop_from(figures["trials"])
         self._overlaps = False
-        with self.path.open("ab") as file:
-            file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        try:
+            with self.path.open("ab") as file:
+                file.write(msgspec.json.encode(dict(figures)) + b"\n")
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
         if self._events is not None and self._writer is None:
             self._writer = _tensorboard()(str(self._events))
         for name, value in figures.items() if self._writer is not None else ():
@@ -55,7 +62,7 @@ class Metrics:
         for line in lines:
             try:
                 before = msgspec.json.decode(line, type=dict[str, Any]).get("trials")
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 if line.endswith(b"\n"):
                     raise InputError(f"{self.path}: has a line that is none of ours; move the file away") from None
                 break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import time
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
 
 WEIGHTS, CARD, CHECKPOINT = "policy.safetensors", "card.json", "checkpoint.npz"
+_MOST_SECONDS, _MOST_SEED = 1e9, 2**62
+_LONG = ("settings", "problems")  # too long to quote
+# What reading a file of arrays may raise that is damaged, or is something else.
+_UNREADABLE = (
+    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _SAVE_SECONDS = 10.0  # between two checkpoints
 _TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
@@ -53,10 +60,14 @@ def learn(
     """
     chosen = _placer(placer)
     clusters = _clusters(on)
-    if graphs < 1 or not 0 < seconds < float("inf") or seed < 0:
-        raise InputError(f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: above 0, above 0, and not below 0")
+    if graphs < 1 or not 0 < seconds <= _MOST_SECONDS or not 0 <= seed < _MOST_SEED:
+        raise InputError(
+            f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: at least 1, above 0 and at most "
+            f"{_MOST_SECONDS:g}, and from 0 to {_MOST_SEED - 1}"
+        )
     _check_family(family)
-    _prepare(output)
+    _prepare(output, (WEIGHTS, CARD, CHECKPOINT, METRICS))
+    problems = _problems(family, graphs, clusters, output)
     about = {
         "placer": placer,
         "settings": repr(chosen),
@@ -66,17 +77,17 @@ def learn(
         "seconds": seconds,
         "seed": seed,
         "roost": __version__,
+        "problems": [problem.digest for problem in problems],  # a cluster.toml, or a graph that is kept, may change
     }
     if (done := _finished(output, about)) is not None:
         _console.note(f"{output} has the weights that this command makes; remove them to learn anew")
         _console.show_json(done) if as_json else None
         return
-    problems = _problems(family, graphs, clusters, output)
     checkpoint = Checkpoint(output / CHECKPOINT, about)
     began = time.monotonic()
     with _watching(placer, output, checkpoint, tensorboard) as tell:
         tensors, more = chosen.learn(problems, seconds, seed, tell, checkpoint)
-    card = {**about, **more, "problems": [problem.digest for problem in problems]}
+    card = {**about, **more}
     files = _write(output, placer, tensors, card)
     checkpoint.done()
     found = {**card, "files": files, "took": time.monotonic() - began}
@@ -144,6 +155,8 @@ def _problems(family: str, count: int, clusters: list[str], output: Path) -> lis
     from roost.presets import cluster
 
     kept = output / "graphs"
+    if kept.exists() and not kept.is_dir():
+        raise InputError(f"{kept}: is a file; graphs are kept in a folder of that name: move it away")
     kept.mkdir(exist_ok=True)
     graphs = [_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz") for number in range(count)]
     return [estimate(graph, cluster(name)) for graph in graphs for name in clusters]
@@ -174,35 +187,52 @@ class Checkpoint:
     metrics: Path | None = None
 
     def load(self) -> dict[str, Array] | None:
-        """The state that was saved last, or None; raises InputError where it is of another command."""
+        """The state that was saved last, or None; raises InputError where it is damaged, or of another command."""
+        import msgspec
         import numpy as np
+
+        from roost.core.arrays import state_digest
 
         if not self.path.exists():
             return None
         try:
             with np.load(self.path, allow_pickle=False) as file:
                 state = {name: file[name] for name in file.files}
-            about, size = str(state.pop("about")), int(state.pop("metrics"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            if str(state.pop("digest")) != state_digest(state):
+                raise ValueError("it is not as it was written")
+            about = msgspec.json.decode(str(state.pop("about")), type=dict[str, Any])
+            size = int(state.pop("metrics"))
+        except _UNREADABLE as error:
             raise InputError(f"{self.path}: is no checkpoint of ours ({error}); remove it to begin anew") from None
-        if about != repr(self.about):
-            raise InputError(f"{self.path}: is of another command ({about}); remove it, or name another folder")
+        self._check(about)
         if self.metrics is not None and self.metrics.exists():
             with self.metrics.open("r+b") as out:
-                out.truncate(size)  # what came after the state will come again
+                out.truncate(min(size, self.metrics.stat().st_size))  # what came after the state will come again
         return state
+
+    def _check(self, found: Mapping[str, Any]) -> None:
+        for name in {**self.about, **found}:
+            was, now = found.get(name), self.about.get(name)
+            if was != now:
+                differs = f"{name} was {was!r}, not {now!r}" if name not in _LONG else f"its {name} differ"
+                raise InputError(f"{self.path}: is of another command: {differs}; remove it, or name another folder")
 
     def save(self, state: Mapping[str, Array]) -> None:
         """Write the state, whole or not at all, now and then."""
         if time.monotonic() < self.saved + self.seconds:
             return
+        import msgspec
         import numpy as np
 
+        from roost.core.arrays import state_digest
         from roost.core.files import write_bytes
 
         size = self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
+        about = msgspec.json.encode(dict(self.about)).decode()
+        whole = {**state, "about": np.array(about), "metrics": np.array(size)}
         buffer = io.BytesIO()
-        np.savez(buffer, about=np.array(repr(self.about)), metrics=np.array(size), **state)  # type: ignore[arg-type]
+        # A course that goes on from a damaged state would go anywhere, and the compiled loops check nothing.
+        np.savez(buffer, digest=np.array(state_digest(whole)), **whole)  # type: ignore[arg-type]
         write_bytes(self.path, buffer.getvalue())
         self.saved = time.monotonic()
 
@@ -230,8 +260,10 @@ def _watching(what: str, folder: Path, checkpoint: Checkpoint, tensorboard: bool
                 told = time.monotonic()
                 _console.note(line)
 
-        yield tell
-    metrics.close()
+        try:
+            yield tell
+        finally:
+            metrics.close()
 
 
 def _write(folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +103,7 @@ def place(
         raise typer.Exit(_exits.NOTHING_FITS)
 
 
-def _prepare(folder: Path) -> None:
+def _prepare(folder: Path, names: Iterable[str] = (*FILES.values(), METRICS)) -> None:
     """The folder to write to, before any time is spent on what goes into it."""
     from roost.core.files import is_special
 
@@ -116,7 +116,7 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"{str(folder)!r}: cannot be made: {reason}") from None
     if not os.access(folder, os.W_OK | os.X_OK):
         raise InputError(f"{folder}: cannot be written to: Permission denied")
-    for path in (folder / name for name in (*FILES.values(), METRICS)):
+    for path in (folder / name for name in names):
         if path.is_dir() or is_special(path):
             what = "a folder" if path.is_dir() else "no plain file"
             raise InputError(f"{path}: is {what}; move it away, or name another folder")

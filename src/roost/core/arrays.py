@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -64,3 +64,9 @@ def digest(parts: Iterable[object]) -> str:
         sha.update(f"{len(data)}:".encode())
         sha.update(data)
     return sha.hexdigest()[:16]
+
+
+def state_digest(state: Mapping[str, Any]) -> str:
+    """Of named arrays, whatever their order: differs when any name, type, shape or value does."""
+    arrays = ((name, np.asarray(state[name])) for name in sorted(state))
+    return digest(part for name, array in arrays for part in (name, array.dtype.str, array.shape, array))

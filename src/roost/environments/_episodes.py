@@ -76,7 +76,9 @@ class Episodes:
         self, rows: Sequence[int], rngs: Sequence[np.random.Generator], options: Mapping[str, Any] | None = None
     ) -> None:
         """New episodes in these rows, drawn with a generator each."""
-        options = options or {}
+        options = {} if options is None else options
+        if not isinstance(options, Mapping):
+            raise InputError(f"options is a {type(options).__name__}; it must be a table such as {{'problem': 0}}")
         for key in options:
             if key not in _OPTIONS:
                 raise InputError(f"reset has no option {key!r}; known: {', '.join(_OPTIONS)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from os import PathLike
@@ -21,6 +20,7 @@ MOVE_BY_MOVE = "move_by_move"
 MODES = (GROUP_BY_GROUP, MOVE_BY_MOVE)
 STARTS = ("random", "single")
 _ORDERS = ("program", "rank", "fifo")
+_MOST_PENALTY = 1e9  # beyond, the differences that are rewarded are lost in roundings, or are no numbers
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Settings:
                 raise InputError(f"{what} is {value!r}; it must be a whole number, at least 1")
         for what in ("memory_penalty", "forbidden_penalty"):
             value = getattr(self, what)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-                raise InputError(f"{what} is {value!r}; it must be a number, finite and not negative")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_PENALTY:
+                raise InputError(f"{what} is {value!r}; it must be a number from 0 to {_MOST_PENALTY:g}")
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Settings:

@@ -109,7 +109,11 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
             self._episodes.begin(rows.tolist(), [self._rngs[row] for row in rows.tolist()])
 
     def _checked(self, actions: Any) -> Array:
-        found, count = np.asarray(actions), self._episodes.sizes.devices
+        count = self._episodes.sizes.devices
+        try:
+            found = np.asarray(actions)
+        except ValueError:  # rows of unequal length
+            raise InputError(f"actions must be {self.num_envs} devices, whole numbers, not {actions!r}") from None
         if found.shape != (self.num_envs,) or found.dtype.kind not in "iu":
             raise InputError(
                 f"actions must be {self.num_envs} devices, whole numbers, not {found.dtype} {list(found.shape)}"

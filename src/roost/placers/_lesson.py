@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import pairwise
 from math import isinf
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import in_orders, listed_order, reordered
 from roost.placers._population import Heat, Population
+from roost.placers._settings import check_choice, check_number, check_whole
 from roost.placers._starts import starting_points
 
 LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
@@ -29,6 +31,11 @@ HEURISTICS = ("single", "expert", "etf", "rules")
 HEURISTIC_LOGIT = 5.0  # at first one group in fifty goes elsewhere, on four devices
 BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
 _FIRST = 64  # placements that are tried in both
+
+_ORDERS = (BEST, LISTED, "program", "rank", "fifo")
+_MOST_REFINE = 0.99  # something must be left to learn with
+RATES = (1e-12, 1e3)  # of learning: below, nothing changes; above, weights soon are no numbers
+FAR = 1e6  # a logit, or a weight, beyond which nothing is gained and roundings spoil all
 
 _STALE, _EXHAUSTED = 10, 20  # batches in a row with next to nothing new, and with nothing: begin again, or end
 _FEW = 40  # trials: too few to learn from or to refine with
@@ -48,6 +55,15 @@ class Outcomes:
             "failed": float(self.failed.mean()),
             "new": self.num_new / len(self.seconds),
         }
+
+
+def check_lesson(settings: Any, least_batch: int = 2) -> None:
+    """Raise InputError for settings of a lesson that cannot be."""
+    check_whole(settings, 1, "num_groups")
+    check_choice(settings, "order", _ORDERS)
+    check_whole(settings, least_batch, "batch")
+    check_number(settings, *RATES, "rate")
+    check_number(settings, 0.0, _MOST_REFINE, "refine")
 
 
 class Lesson:
@@ -70,8 +86,10 @@ class Lesson:
     @property
     def left(self) -> float:
         """The share of what is there for learning that is left: above 0 as long as it goes on."""
+        if self.evaluate.best is None:
+            return 1.0  # however late it is: one placement is a better answer than none
         shares = [
-            now / whole
+            now / whole if whole > 0 else 0.0
             for now, whole in (
                 (self.evaluate.trials_left, self._trials),
                 (self.evaluate.seconds_left, self._seconds),

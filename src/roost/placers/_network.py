@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.errors import InputError
+from roost.learners.hardware import check_name
 from roost.learners.threads import one_thread
-from roost.placers._lesson import Lesson, Outcomes
+from roost.placers._lesson import FAR, Lesson, Outcomes
+from roost.placers._settings import check_choice, check_number, check_whole
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +39,15 @@ class Network:
     twins: bool = True  # tell devices that are alike apart by the order of their first use
     train_on: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
 
+    def __post_init__(self) -> None:
+        check_whole(self, 1, "hidden")
+        check_choice(self, "attention", ("none", "dot", "additive"))
+        for name in ("autoregressive", "aligned", "twins"):
+            check_choice(self, name, (True, False))
+        check_number(self, 1 / FAR, FAR, "temperature")
+        check_number(self, 0.0, FAR, "tanh", "spread", "speed_prior", "heuristic_prior")
+        check_name(self.train_on)
+
     def build(self, lesson: Lesson, generator: torch.Generator) -> Seq2Seq:
         import torch
 
@@ -56,6 +68,11 @@ class Network:
                 self.autoregressive, self.aligned, self.temperature, self.tanh, self.spread,
             )  # fmt: skip
         return policy.to(torch_device(self.train_on))
+
+
+def check_network(network: Network) -> None:
+    if not isinstance(network, Network):
+        raise InputError(f"network is a {type(network).__name__}; it must be a Network")
 
 
 class Learner(Protocol):

@@ -23,7 +23,8 @@ from roost.errors import BudgetSpent
 from roost.learners.rewards import standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.placers import Evaluate
-from roost.placers._lesson import HEURISTIC_LOGIT, Lesson
+from roost.placers._lesson import FAR, HEURISTIC_LOGIT, Lesson, check_lesson
+from roost.placers._settings import check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,13 @@ class Post:
     speed_prior: float = 1.0
     heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
     refine: float = 0.2  # share of the budget
+
+    def __post_init__(self) -> None:
+        check_lesson(self)
+        check_whole(self, 1, "refit_every")
+        check_whole(self, 0, "steps")
+        check_number(self, 0.0, 1.0, "elite", "refit_step", "mix")
+        check_number(self, 0.0, FAR, "clip", "speed_prior", "heuristic_prior")
 
     @classmethod
     def paper(cls) -> Post:

@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from roost.core.cluster import MOST_SECONDS
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._lesson import HEURISTIC_LOGIT, Lesson, Outcomes
-from roost.placers._network import Network, learn
+from roost.placers._lesson import FAR, HEURISTIC_LOGIT, Lesson, Outcomes, check_lesson
+from roost.placers._network import Network, check_network, learn
+from roost.placers._settings import check_choice, check_number, check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +51,16 @@ class Seq2seq:
     failing_seconds: float | None = None  # what a placement counts that fails; by how much is missing where None
     drop_failures_after: int = 5000  # updates
     refine: float = 0.2  # share of the budget
+
+    def __post_init__(self) -> None:
+        check_choice(self, "standardise", (True, False))
+        check_lesson(self, least_batch=2 if self.standardise else 1)
+        check_network(self.network)
+        check_number(self, 0.0, 1.0, "decay")
+        check_number(self, 0.0, FAR, "entropy")
+        check_whole(self, 0, "drop_failures_after")
+        if self.failing_seconds is not None:
+            check_number(self, 1e-12, MOST_SECONDS, "failing_seconds")
 
     @classmethod
     def paper(cls) -> Seq2seq:

@@ -21,8 +21,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._lesson import HEURISTIC_LOGIT, Lesson, Outcomes
-from roost.placers._network import Network, learn
+from roost.placers._lesson import FAR, HEURISTIC_LOGIT, Lesson, Outcomes, check_lesson
+from roost.placers._network import Network, check_network, learn
+from roost.placers._settings import check_number, check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,6 +45,13 @@ class Spotlight:
     target_kl: float = 0.01
     entropy: float = 0.01
     refine: float = 0.2  # share of the budget
+
+    def __post_init__(self) -> None:
+        check_lesson(self)
+        check_network(self.network)
+        check_whole(self, 1, "epochs")
+        check_number(self, 1 / FAR, FAR, "target_kl")
+        check_number(self, 0.0, FAR, "entropy")
 
     @classmethod
     def paper(cls) -> Spotlight:

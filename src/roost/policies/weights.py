@@ -52,6 +52,8 @@ def load_weights(
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: is no safetensors file ({error}); --weights takes what roost learn wrote") from None
+    except KeyError as error:  # a type that NumPy has not, such as BF16
+        raise InputError(f"{path}: has tensors of type {error}, not float32; {_AGAIN}") from None
     card = _checked_header(path, policy, header)
     for name, shape in shapes.items():
         if name not in tensors:

@@ -16,6 +16,7 @@ import os
 import re
 import stat
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ import numpy as np
 
 from roost import __version__, catalog
 from roost.core import rows
-from roost.core.arrays import Array, digest
-from roost.core.files import write_bytes
+from roost.core.arrays import Array, digest, state_digest
+from roost.core.files import is_special, write_bytes
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.rows import Count, Figure, File, PlacementFile
@@ -41,6 +42,10 @@ from roost.placers import Round
 log = logging.getLogger(__name__)
 
 _CODE = ("core", "transforms", "simulator", "bounds", "policies", "learners", "placers", "search")
+# What reading a file of arrays may raise that is damaged, or is something else.
+_UNREADABLE = (
+    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 _STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
 
 
@@ -190,8 +195,9 @@ class Journal:
     def keep(self, placer: str, count: int, state: Mapping[str, Array]) -> None:
         """Write the state that a placer is in after so many trials, beside the journal."""
         arrays = {f"state.{name}": np.asarray(value) for name, value in state.items()}
+        whole = {"head": np.array(self._head), "count": np.array(count), **arrays}
         buffer = io.BytesIO()
-        np.savez(buffer, head=np.array(self._head), count=np.array(count), **arrays)  # type: ignore[arg-type]
+        np.savez(buffer, digest=np.array(state_digest(whole)), **whole)  # type: ignore[arg-type]
         write_bytes(self._beside(placer), buffer.getvalue())
 
     def kept(self, placer: str, most: float) -> Kept | None:
@@ -201,12 +207,16 @@ class Journal:
         journal leads to the same.
         """
         try:
+            if is_special(self._beside(placer)):
+                raise ValueError("it is no plain file")  # a pipe that nobody writes to would be waited for
             with self._beside(placer).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
                 found = {name: file[name] for name in file.files}
+            if str(found.pop("digest")) != state_digest(found):
+                raise ValueError("it is not as it was written")
             head, count = str(found.pop("head")), int(found.pop("count"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
+        except _UNREADABLE as error:
             log.warning("%s: cannot be read, and is not used: %s", self._beside(placer), error)
             return None
         own = [line for line in self._lines if line.placer == placer][:count]
