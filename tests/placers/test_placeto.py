@@ -175,8 +175,8 @@ def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
     for at in range(groups):
         plain = sights[0].devices(one, at, place[:, 0])
         again = sights[1].devices(other, at, new[place[:, 0]])
-        np.testing.assert_allclose(again, plain[:, order], rtol=1e-5, atol=1e-6)
-        assert plain.shape == (4, 3, len(DEVICE))
+        np.testing.assert_allclose(again, plain[..., order], rtol=1e-5, atol=1e-6)
+        assert plain.shape == (len(DEVICE), 4, 3)
 
 
 class Kept:

@@ -22,6 +22,7 @@ from roost.placers._orders import listed_order, placement_of
 from roost.placers._sight import Moment, Sight
 from roost.placers._timed_groups import group_times
 from roost.placers._units import Units
+from roost.policies.gnn import GraphMaps
 
 Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # For one group and the moments of all episodes: log-probabilities [episodes, devices].
@@ -38,7 +39,7 @@ class Seen:
     step: int  # of the episode
     moment: Moment
     done: Array  # [groups] whether the episode was there
-    devices: Array  # [episodes, devices, features]
+    devices: Array  # [features, episodes, devices]
     allowed: Array  # [devices]
 
 
@@ -60,7 +61,7 @@ class Rules:
     """How episodes go."""
 
     episodes: int  # side by side
-    order: str  # topological or random
+    order: str  # of the visits: topological, reversed or random
     judged: str  # order in which a placement is tried: rank, program, fifo, or listed, which is made for its devices
     trial_every: int | None  # steps between two trials; None: one at the end of the episode
     undo: bool  # the moves since the last trial, where they make things worse
@@ -83,6 +84,7 @@ class Episodes:
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
         self.num_greedy = 0  # episodes that take the likeliest device
+        self.maps: GraphMaps | None = None  # where the learner keeps those of the graph
 
     @property
     def num_steps(self) -> int:
@@ -105,8 +107,11 @@ class Episodes:
     def _new_visits(self, rng: np.random.Generator) -> None:
         self.step = 0
         self.previous = self.place[:, self.sight.order[-1]].copy()
+        self.visits = self.sight.order
         if self.rules.order == "random":
             self.visits = rng.permutation(self.num_steps)
+        elif self.rules.order == "reversed":
+            self.visits = self.visits[::-1]
 
     def restart(self, rng: np.random.Generator) -> None:
         """Begin the next episodes."""
@@ -236,18 +241,7 @@ class Episodes:
 
     def resume(self, state: Mapping[str, Array], rules: Rules) -> None:
         self.rules = rules
-        for name in (
-            "place",
-            "outcome",
-            "starts",
-            "first",
-            "best",
-            "best_outcome",
-            "start",
-            "finish",
-            "previous",
-            "visits",
-        ):
+        for name in _KEPT:
             setattr(self, name, np.array(state[name]))
         self.tried = self.place
         self.step = int(state["counts"][0])

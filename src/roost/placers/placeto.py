@@ -48,7 +48,7 @@ class Settings:
     start: str = "random"  # or "best": of what `starts` find
     starts: tuple[str, ...] = ("single", "expert", "scotch")
     restart: str = "start"  # of an episode: at the "start" of the run, the "best" so far, or "go_on"
-    order: str = "topological"  # or random
+    order: str = "topological"  # of the visits; or reversed, or random
     judged: str = "rank"  # order that placements are tried in; "listed": one that is made for their devices
     trial_every: int | None = 1  # steps; None: one trial at the end of an episode
     undo: bool = False  # the moves since the last trial, where they make the placement worse
@@ -72,14 +72,15 @@ class Settings:
     rate: tuple[float, float] = (1e-3, 1e-4)  # at the beginning, and after `horizon`
     entropy: tuple[float, float] = (1.0, 0.0)
     horizon: int = 5000  # trials, where the budget does not say how many there will be
-    refine: Settings | None = (
-        None  # for every second policy, where those that repeat themselves are followed by new ones
-    )
+    train_on: str = "cpu"  # cuda, cuda:N, or auto: a GPU where there is one
+    # For every second policy, where those that repeat themselves are followed by new ones.
+    refine: Settings | None = None
 
     def __post_init__(self) -> None:
         allowed = {
-            "start": ("random", "best"), "restart": ("start", "best", "go_on"), "order": ("topological", "random"),
-            "rewards": ("improvement", "terminal"), "embed": ("step", "update"),
+            "start": ("random", "best"), "restart": ("start", "best", "go_on"),
+            "order": ("topological", "reversed", "random"), "rewards": ("improvement", "terminal"),
+            "embed": ("step", "update"),
         }  # fmt: skip
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
