@@ -78,6 +78,7 @@ class Update:
     passes: int = 1  # over what was tried
     clip: float = 0.2  # of the ratio to the policy that tried it; used from the second pass on
     most_norm: float = 1.25  # of the gradient
+    most_kl: float = np.inf  # how far it may go from the policy that tried it; no further pass is made beyond
 
     def apply(
         self,
@@ -103,9 +104,12 @@ class Update:
                 share = taken.numel() / tried.chosen.numel()
                 loss = -(gain.mean() + entropy_weight * entropy) * share
                 loss.backward()  # type: ignore[no-untyped-call]
-                kl = (mine.before - taken.detach()).mean()
+                log_ratio = taken.detach() - mine.before
+                kl = (log_ratio.exp() - 1 - log_ratio).mean()  # never below 0, and right on average
                 sums.append(torch.stack([loss.detach(), entropy.detach() * share, kl * share]))
             told = torch.stack(sums).sum(dim=0)
+            if not float(told[2]) <= self.most_kl:
+                break
             norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.most_norm))
             if np.isfinite(norm):
                 optimizer.step()

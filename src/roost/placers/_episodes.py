@@ -81,6 +81,7 @@ class Episodes:
         self.baseline = StepBaseline(self.sight.num_groups, rounds)
         self.problem = problem
         self.memo: dict[bytes, Array] = {}
+        self.looked: dict[bytes, tuple[Array, Array]] = {}  # when groups run in the placements seen last
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
         self.num_greedy = 0  # episodes that take the likeliest device
@@ -123,7 +124,7 @@ class Episodes:
 
     def renew(self, rules: Rules, rng: np.random.Generator) -> None:
         """Begin episodes at the best placement so far, by other rules."""
-        self.rules = rules
+        self.rules, self.looked = rules, {}
         self.place, self.outcome = (np.tile(x, (rules.episodes, 1)) for x in (self.best, self.best_outcome))
         self._go(rng)
 
@@ -222,10 +223,11 @@ class Episodes:
 
     def _look(self) -> None:
         """See when the groups of each placement run."""
-        cached: dict[bytes, tuple[Array, Array]] = {}
-        for p in self.place:
-            if p.tobytes() not in cached:
-                cached[p.tobytes()] = group_times(self.units, self.placement(p))
+        before, cached = self.looked, dict[bytes, tuple[Array, Array]]()
+        for key, p in ((p.tobytes(), p) for p in self.place):
+            if key not in cached:
+                cached[key] = before[key] if key in before else group_times(self.units, self.placement(p))
+        self.looked = cached
         both = [cached[p.tobytes()] for p in self.place]
         self.start, self.finish = (np.stack(part) for part in zip(*both, strict=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isinf
 
 import numpy as np
@@ -26,7 +27,7 @@ _PART = 20_000  # groups, times devices, times rows, embedded at a time where th
 _COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
 _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
 _MOST_REPEATS = 3  # rounds in which it may do so
-_GREEDY_ROUNDS = 2  # of a policy that was trained before: one of its episodes always takes the likeliest device
+_SAMPLED = 16  # episodes side by side of a policy that was trained before
 _NOTHING_NEW, _FORGET = 0.05, 0.1  # share of new trials below which it ends, and how fast old rounds are forgotten
 
 
@@ -39,7 +40,6 @@ class Learner:
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
         self.num_rounds = self.num_trials = 0
         self.fresh = 1.0  # share of new trials in the last rounds
-        self.knows = False  # whether its weights were learned before
         self._new_phase(0)
 
     def _new_phase(self, phase: int) -> None:
@@ -54,7 +54,7 @@ class Learner:
         shape = Shape(features, len(DEVICE), *parts)
         self.policy = GraphPolicy(shape, (self.seed + phase) % 2**62).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
-        self.update = Update(settings.passes, settings.clip, settings.most_norm)
+        self.update = Update(settings.passes, settings.clip, settings.most_norm, settings.most_kl)
 
     @property
     def rules(self) -> Rules:
@@ -94,9 +94,7 @@ class Learner:
         rng = self._rng(self.num_rounds)
         if episodes.step >= episodes.num_steps:
             episodes.restart(rng)
-        episodes.num_greedy = int(self.knows and self.num_rounds < _GREEDY_ROUNDS)
-        with torch.no_grad():
-            record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
+        record = self._run(episodes, rng, self.settings.steps or episodes.num_steps)
         self.num_rounds += 1
         self.num_trials += record.new_trials
         share = record.new_trials / (len(record.reward) * len(record.chosen[0]))
@@ -105,6 +103,24 @@ class Learner:
         told = self._learn(episodes, record)
         mean, best = episodes.outcome[:, 1].mean(), episodes.best_outcome[1]
         return {**told, "reward": float(np.mean(record.reward)), "mean": float(mean), "best": float(best)}
+
+    def sample(self, episodes: Episodes, count: int) -> None:
+        """So many episodes of a policy that was trained before, from a random placement, without learning.
+
+        A few at a time, which go on from the best so far; one of them always takes the likeliest device.
+        """
+        rng = self._rng(-1)
+        episodes.begin(anywhere(episodes.units, rng, 1), rng)
+        episodes.num_greedy = 1
+        for first in range(0, count, _SAMPLED):
+            episodes.renew(replace(self.rules, episodes=min(_SAMPLED, count - first)), rng)
+            self.num_trials += self._run(episodes, rng, episodes.num_steps).new_trials
+        episodes.num_greedy = 0
+        episodes.renew(self.rules, rng)
+
+    def _run(self, episodes: Episodes, rng: np.random.Generator, num_steps: int) -> Record:
+        with torch.no_grad():
+            return episodes.run(self._chooser(episodes), rng, num_steps)
 
     def state(self) -> dict[str, Array]:
         """All that it takes to go on from here."""

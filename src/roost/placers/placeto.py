@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from roost.core.arrays import Array
@@ -69,6 +70,7 @@ class Settings:
     passes: int = 1  # over what was tried; from 2 on with a clipped ratio
     clip: float = 0.2
     most_norm: float = 1.25  # of a gradient
+    most_kl: float = inf  # from the policy that tried it: beyond, no further pass is made
     rate: tuple[float, float] = (1e-3, 1e-4)  # at the beginning, and after `horizon`
     entropy: tuple[float, float] = (1.0, 0.0)
     horizon: int = 5000  # trials, where the budget does not say how many there will be
@@ -106,7 +108,10 @@ class Placeto:
     """Learns until the budget is spent, from nothing or from weights in a file."""
 
     setting: str | Settings = "tuned"  # tuned, paper, or any other
-    weights: str | None = None
+    weights: str | None = None  # a file that `roost learn` wrote
+    samples: int = 64  # episodes before it begins to learn, where it has weights
+    tune: bool = True  # whether it then goes on learning, until the budget is spent
+    baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
 
     def __post_init__(self) -> None:
         if isinstance(self.setting, str) and self.setting not in SETTINGS:
@@ -129,10 +134,13 @@ class Placeto:
             if state is not None:
                 learner.resume(state)
                 episodes.resume(state, learner.rules)
+            elif self.weights is not None:
+                learner.sample(episodes, self.samples)
             else:
                 learner.begin(episodes, starts)
             while (
-                not (learner.is_done or episodes.has_tried_all)
+                (self.tune or self.weights is None)
+                and not (learner.is_done or episodes.has_tried_all)
                 and evaluate.seconds_left > 0
                 and evaluate.trials_left >= 1
             ):
@@ -148,7 +156,6 @@ class Placeto:
         assert self.weights is not None
         tensors, _ = load_weights(self.weights, "placeto", learner.shapes)
         learner.load(tensors)
-        learner.knows = True
         return learner
 
     def learn(
@@ -178,9 +185,10 @@ class Placeto:
 
     def _starts(self, problem: Problem, evaluate: Evaluate) -> list[Placement]:
         """Where the episodes begin, besides random placements."""
-        if self.settings.start == "random":
-            return []
+        names = self.settings.starts if self.settings.start == "best" else ()
+        if self.weights is not None:
+            names = tuple(dict.fromkeys((*self.baselines, *names)))
         from roost.placers._starts import ask, distinct
 
-        found = [trial for name in self.settings.starts for trial in ask(name, problem, evaluate.named(name))]
+        found = [trial for name in names for trial in ask(name, problem, evaluate.named(name))]
         return [trial.placement for trial in distinct(found)]
