@@ -40,6 +40,8 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "no pools": {"pools": False},
     "no messages, no pools": {"messages": False, "pools": False},
     "learns nothing": {"rate": (0.0, 0.0)},
+    "with features of devices": {"device_features": True},
+    "features of devices, no messages, no pools": {"device_features": True, "messages": False, "pools": False},
 }
 VARIANTS: dict[str, Settings] = {
     f"{name}, {said}": replace(base, **changes)
@@ -89,7 +91,7 @@ def main() -> None:
     parser.add_argument("graphs", type=Path, nargs="+", help="graph files, such as roost capture writes")
     parser.add_argument("--on", default="k80x4", metavar="CLUSTER")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="", help="beginning of the names of variants")
+    parser.add_argument("--only", default="", help="how names of variants begin, separated by ;")
     parser.add_argument("-o", "--output", type=Path, default=ROWS)
     given = parser.parse_args()
     problems = [merged(roost.estimate(roost.load(path), given.on), NUM_GROUPS) for path in given.graphs]
@@ -109,7 +111,7 @@ def main() -> None:
             for problem in problems:
                 for name in VARIANTS:
                     key = (problem.graph.name, problem.cluster.name, name, seed)
-                    if name.startswith(given.only) and key not in done:
+                    if name.startswith(tuple(given.only.split(";"))) and key not in done:
                         found = row(problem, name, seed)
                         write(found)
                         print(*key, *(round(found[k], 4) for k in ("best", "last_ends", "cpu")), flush=True)

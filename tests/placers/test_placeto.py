@@ -225,12 +225,54 @@ def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path)
         search(problem, Placeto(SMALL, str(path)), trials=60, prove=False)
 
 
+def test_weights_are_used_without_learning_where_that_is_wished_for(tmp_path: Path) -> None:
+    problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
+    save_weights(path, "placeto", {n: a + 0.1 for n, a in Learner(SMALL, 3, 100).tensors.items()}, {})
+    told: list[Mapping[str, float]] = []
+    placer = Placeto(SMALL, str(path), samples=20, tune=False)
+    result = search(problem, placer, trials=500, prove=False, on_note=told.append)
+    assert set(result.baselines) == {"single", "expert"}
+    assert result.num_trials <= 21 + sum(
+        search(problem, n, trials=99, prove=False).num_trials for n in result.baselines
+    )
+    assert result.best.step_time <= min(trial.step_time for trial in result.baselines.values())
+    assert not told
+    search(problem, replace(placer, tune=True), trials=100, prove=False, on_note=told.append)
+    assert told
+
+
+@pytest.mark.parametrize("order", ["topological", "reversed", "random"])
+def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
+    problem = training_like(60, 3)
+    learner = Learner(replace(SMALL, order=order), 0, 100)
+    episodes = learner.episodes(problem, simulated(problem))
+    learner.begin(episodes)
+    uniform = np.log(np.full((8, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
+    record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
+    visited, usual = [seen.at for seen in record.seen], episodes.sight.order.tolist()
+    assert sorted(visited) == sorted(usual)
+    assert (visited == usual, visited == usual[::-1]) == (order == "topological", order == "reversed")
+
+
+def test_only_the_tuned_policy_is_shown_features_of_devices() -> None:
+    problem = training_like(60, 3)
+    for setting, shown in ((SMALL_PAPER, False), (SMALL, True)):
+        learner = Learner(setting, 0, 100)
+        episodes = learner.episodes(problem, simulated(problem))
+        learner.begin(episodes)
+        uniform = np.log(np.full((setting.episodes, problem.cluster.num_devices), 0.2))
+        record = episodes.run(lambda seen, logs=uniform: logs, np.random.default_rng(0), 2)
+        assert record.seen[1].devices.any() == shown
+
+
 @pytest.mark.parametrize("wrong", [{"order": "upside down"}, {"episodes": 0}, {"rewards": "none"}])
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         replace(SETTINGS["tuned"], **wrong)
     with pytest.raises(InputError, match="paper"):
         Placeto("best")
+    with pytest.raises(InputError, match="train_on"):
+        found(tiny_problem("one_op"), replace(SMALL, train_on="abacus"))
 
 
 def test_the_best_of_other_placers_is_where_it_begins() -> None:

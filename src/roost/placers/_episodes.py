@@ -19,7 +19,7 @@ from roost.learners.episodes import StepBaseline
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import listed_order, placement_of
-from roost.placers._sight import Moment, Sight
+from roost.placers._sight import DEVICE, Moment, Sight
 from roost.placers._timed_groups import group_times
 from roost.placers._units import Units
 from roost.policies.gnn import GraphMaps
@@ -70,6 +70,7 @@ class Rules:
     restart: str  # of an episode: "start" of the run, "best" so far, or "go_on" from where the last ended
     penalty: float  # step times for as many bytes over as the devices have on average
     times_every: int  # steps between two looks at when groups run
+    device_features: bool  # whether the policy is shown them; else they are all 0
 
 
 class Episodes:
@@ -177,7 +178,9 @@ class Episodes:
         moment = Moment(self.place, self.start, self.finish, self.outcome[:, 2:])
         done = np.zeros(self.num_steps, dtype=bool)
         done[self.visits[: self.step]] = True
-        devices = self.sight.devices(moment, at, self.previous)
+        devices = np.zeros((len(DEVICE), len(self.place), self.sight.num_devices), dtype=np.float32)
+        if self.rules.device_features:
+            devices = self.sight.devices(moment, at, self.previous)
         return Seen(at, self.step, moment, done, devices, self.units.allowed[at])
 
     def value(self, outcome: Array) -> Array:

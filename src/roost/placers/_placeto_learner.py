@@ -61,7 +61,7 @@ class Learner:
         s = self.settings
         return Rules(
             s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty,
-            s.times_every,
+            s.times_every, s.device_features,
         )  # fmt: skip
 
     def episodes(self, problem: Problem, judge: Judge) -> Episodes:

@@ -3,9 +3,10 @@
 An episode visits every group once, in topological order, and puts it on a device; every placement on the way is a
 trial, and the reward of a step is by how much the penalised step time falls.
 
-Differs in: devices are scored by their features with one shared network, so that a policy runs on any number of any
-devices; messages and pools are means. The released code has one return only that runs (the best still to come); here it
-is the paper's. Parameters that several groups read are groups, fetched once a step where they live elsewhere.
+Differs in: devices are scored one by one with one shared network, each from an embedding that says which groups are
+there, so that a policy runs on any number of any devices; messages and pools are means. The released code has one
+return only that runs (the best still to come); here it is the paper's. Parameters that several groups read are groups,
+fetched once a step where they live elsewhere.
 
 `setting="paper"` is otherwise as published: the network is run anew at every step on features of the whole placement (8
 rounds of messages, 8 episodes side by side), every step is a trial, one update at the end of each episode with returns
@@ -16,7 +17,7 @@ Adam from 1e-3 to 1e-4, entropy weight from 1 to 0, gradient norm 1.25.
 an order made for its devices; all 32 episodes begin at the best placement so far; rewards are of the logarithm of the
 step time, normalised over the episodes; four passes with a clipped ratio (PPO) over each round; rate 1e-2 to 3e-3,
 entropy weight 0.02 to 0. Groups are embedded once for each update from what does not change; what the placement changes
-is in the features of devices, with start times as of the beginning of the episode. A placement tried before is no new
+is in features of the devices, with start times as of the beginning of the episode. A placement tried before is no new
 trial. A policy that repeats itself is followed by a new one; every second of these tries every step, as the paper does,
 undoes what makes things worse, and learns from the reward of each step alone.
 """
@@ -61,6 +62,7 @@ class Settings:
     baseline_rounds: int = 10
     normalise: bool = False  # advantages
     embed: str = "step"  # or "update": once for all steps between two updates, from features that do not change
+    device_features: bool = False  # what a device would mean for the group, given to the head beside the embedding
     times_every: int = 1  # steps between two looks at when the groups run
     rounds: int = 8  # of messages
     messages: bool = True
@@ -94,7 +96,8 @@ class Settings:
 
 _TUNED = Settings(
     episodes=32, judged="listed", trial_every=None, restart="best", remember=True, relative=True, normalise=True,
-    embed="update", times_every=1000, rounds=4, width=16, passes=4, rate=(1e-2, 3e-3), entropy=(0.02, 0.0),
+    embed="update", device_features=True, times_every=1000, rounds=4, width=16, passes=4, rate=(1e-2, 3e-3),
+    entropy=(0.02, 0.0),
 )  # fmt: skip
 _REFINE = replace(
     _TUNED, episodes=4, steps=16, trial_every=1, undo=True, discount=0.0, times_every=8, rate=(1e-3, 1e-3),
