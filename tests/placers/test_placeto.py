@@ -16,10 +16,10 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result, Trial
 from roost.errors import InputError
-from roost.placers._episodes import anywhere
 from roost.placers._placeto_course import simulated
+from roost.placers._placeto_episodes import anywhere
+from roost.placers._placeto_features import DEVICE, Moment, Sight
 from roost.placers._placeto_learner import Learner
-from roost.placers._sight import DEVICE, Moment, Sight
 from roost.placers._units import Units
 from roost.placers.placeto import SETTINGS, Placeto, Settings
 from roost.policies.weights import save_weights

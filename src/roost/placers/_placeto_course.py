@@ -12,7 +12,7 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers._episodes import Episodes, Judge, anywhere
+from roost.placers._placeto_episodes import Episodes, Judge, anywhere
 from roost.placers._placeto_learner import Learner
 from roost.placers.placeto import Settings
 from roost.simulator.compiled import Simulator

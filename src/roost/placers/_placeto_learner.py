@@ -15,15 +15,13 @@ from roost.core.problem import Problem
 from roost.learners._optimizer import state_arrays, take_up
 from roost.learners.episodes import Tried, Update, normalised, returns
 from roost.learners.hardware import torch_device
-from roost.placers._episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
-from roost.placers._sight import DEVICE, FIXED, MOVING, Moment
+from roost.placers._placeto_episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
+from roost.placers._placeto_features import DEVICE, FIXED, MOVING, Moment
 from roost.placers.placeto import Settings
 from roost.policies.gnn import GraphMaps, GraphPolicy, Shape
 
-_PART = 20_000  # groups, times devices, times rows, embedded at a time where the network is run at every step: more
-# than fits into a cache takes longer
-
-
+# Groups, times devices, times rows, embedded at a time where the network is run at every step: what fits into a cache.
+_PART = 20_000
 _COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
 _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
 _MOST_REPEATS = 3  # rounds in which it may do so

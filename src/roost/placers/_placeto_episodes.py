@@ -19,8 +19,8 @@ from roost.learners.episodes import StepBaseline
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import listed_order, placement_of
-from roost.placers._sight import DEVICE, Moment, Sight
-from roost.placers._timed_groups import group_times
+from roost.placers._placeto_features import DEVICE, Moment, Sight
+from roost.placers._placeto_times import group_times
 from roost.placers._units import Units
 from roost.policies.gnn import GraphMaps
 
