@@ -16,10 +16,10 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result, Trial
 from roost.errors import InputError
-from roost.placers._episodes import anywhere
 from roost.placers._placeto_course import simulated
+from roost.placers._placeto_episodes import anywhere
+from roost.placers._placeto_features import DEVICE, Moment, Sight
 from roost.placers._placeto_learner import Learner
-from roost.placers._sight import DEVICE, Moment, Sight
 from roost.placers._units import Units
 from roost.placers.placeto import SETTINGS, Placeto, Settings
 from roost.policies.weights import save_weights
@@ -175,8 +175,8 @@ def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
     for at in range(groups):
         plain = sights[0].devices(one, at, place[:, 0])
         again = sights[1].devices(other, at, new[place[:, 0]])
-        np.testing.assert_allclose(again, plain[:, order], rtol=1e-5, atol=1e-6)
-        assert plain.shape == (4, 3, len(DEVICE))
+        np.testing.assert_allclose(again, plain[..., order], rtol=1e-5, atol=1e-6)
+        assert plain.shape == (len(DEVICE), 4, 3)
 
 
 class Kept:
@@ -225,12 +225,54 @@ def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path)
         search(problem, Placeto(SMALL, str(path)), trials=60, prove=False)
 
 
+def test_weights_are_used_without_learning_where_that_is_wished_for(tmp_path: Path) -> None:
+    problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
+    save_weights(path, "placeto", {n: a + 0.1 for n, a in Learner(SMALL, 3, 100).tensors.items()}, {})
+    told: list[Mapping[str, float]] = []
+    placer = Placeto(SMALL, str(path), samples=20, tune=False)
+    result = search(problem, placer, trials=500, prove=False, on_note=told.append)
+    assert set(result.baselines) == {"single", "expert"}
+    assert result.num_trials <= 21 + sum(
+        search(problem, n, trials=99, prove=False).num_trials for n in result.baselines
+    )
+    assert result.best.step_time <= min(trial.step_time for trial in result.baselines.values())
+    assert not told
+    search(problem, replace(placer, tune=True), trials=100, prove=False, on_note=told.append)
+    assert told
+
+
+@pytest.mark.parametrize("order", ["topological", "reversed", "random"])
+def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
+    problem = training_like(60, 3)
+    learner = Learner(replace(SMALL, order=order), 0, 100)
+    episodes = learner.episodes(problem, simulated(problem))
+    learner.begin(episodes)
+    uniform = np.log(np.full((8, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
+    record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
+    visited, usual = [seen.at for seen in record.seen], episodes.sight.order.tolist()
+    assert sorted(visited) == sorted(usual)
+    assert (visited == usual, visited == usual[::-1]) == (order == "topological", order == "reversed")
+
+
+def test_only_the_tuned_policy_is_shown_features_of_devices() -> None:
+    problem = training_like(60, 3)
+    for setting, shown in ((SMALL_PAPER, False), (SMALL, True)):
+        learner = Learner(setting, 0, 100)
+        episodes = learner.episodes(problem, simulated(problem))
+        learner.begin(episodes)
+        uniform = np.log(np.full((setting.episodes, problem.cluster.num_devices), 0.2))
+        record = episodes.run(lambda seen, logs=uniform: logs, np.random.default_rng(0), 2)
+        assert record.seen[1].devices.any() == shown
+
+
 @pytest.mark.parametrize("wrong", [{"order": "upside down"}, {"episodes": 0}, {"rewards": "none"}])
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(wrong))):
         replace(SETTINGS["tuned"], **wrong)
     with pytest.raises(InputError, match="paper"):
         Placeto("best")
+    with pytest.raises(InputError, match="train_on"):
+        found(tiny_problem("one_op"), replace(SMALL, train_on="abacus"))
 
 
 def test_the_best_of_other_placers_is_where_it_begins() -> None:

@@ -32,14 +32,14 @@ def log_probs(policy: GraphPolicy, source: np.ndarray, target: np.ndarray, group
               devices: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:  # fmt: skip
     maps = GraphMaps.of(reach_of(source, target), source, target)
     context = policy.contexts_at(maps, policy.embed(maps, groups), at)
-    return policy.log_probs(context[:, None], devices, allowed).detach()
+    return policy.log_probs(context[..., None], devices, allowed).detach()
 
 
 @pytest.fixture
 def given() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    groups = torch.randn(GROUPS, BATCH, 5, generator=generator)
-    devices = torch.randn(BATCH, DEVICES, 6, generator=generator)
+    groups = torch.randn(5, BATCH, GROUPS, generator=generator)
+    devices = torch.randn(6, BATCH, DEVICES, generator=generator)
     allowed = torch.tensor([[True] * 4, [True, False, True, True], [False, True, True, False]])
     return groups, torch.tensor([3, 0, 6]), devices, allowed
 
@@ -48,7 +48,7 @@ def test_devices_in_another_order_have_their_probabilities_in_that_order(given) 
     groups, at, devices, allowed = given
     order = torch.tensor([2, 0, 3, 1])
     plain = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices, allowed)
-    turned = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices[:, order], allowed[:, order])
+    turned = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices[..., order], allowed[:, order])
     torch.testing.assert_close(turned, plain[:, order])
     assert plain[0].std() > 1e-3  # or any order would do
 
@@ -57,7 +57,7 @@ def test_groups_with_other_numbers_have_the_same_probabilities(given) -> None:
     groups, at, devices, allowed = given
     new = np.array([4, 2, 6, 0, 5, 1, 3])  # number of each group
     moved = torch.empty_like(groups)
-    moved[torch.from_numpy(new)] = groups
+    moved[..., torch.from_numpy(new)] = groups
     plain = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices, allowed)
     again = log_probs(policy_of(), new[SOURCE], new[TARGET], moved, torch.from_numpy(new)[at], devices, allowed)
     torch.testing.assert_close(again, plain)
@@ -68,7 +68,7 @@ def test_groups_with_other_numbers_have_the_same_probabilities(given) -> None:
 def test_a_device_that_is_not_allowed_changes_nothing(given) -> None:
     groups, at, devices, allowed = given
     plain = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices, allowed)
-    fewer = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices[:, 1:3], allowed[:, 1:3])
+    fewer = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices[..., 1:3], allowed[:, 1:3])
     torch.testing.assert_close(fewer[2], plain[2, 1:3])
     assert torch.isinf(plain[2, 0])
 
@@ -78,7 +78,7 @@ def test_all_contexts_at_once_are_those_of_each_group(given) -> None:
     policy, maps = policy_of(), GraphMaps.of(reach_of(SOURCE, TARGET), SOURCE, TARGET)
     embedded = policy.embed(maps, groups)
     torch.testing.assert_close(
-        policy.contexts_at(maps, embedded, at), policy.contexts(maps, embedded)[at, torch.arange(BATCH)]
+        policy.contexts_at(maps, embedded, at), policy.contexts(maps, embedded)[:, torch.arange(BATCH), at]
     )
 
 
@@ -86,7 +86,7 @@ def test_all_contexts_at_once_are_those_of_each_group(given) -> None:
 def test_without_a_part_a_group_far_away_is_still_heard_by_the_other(part: str, far: int, given) -> None:
     groups, _, devices, allowed = given
     changed = groups.clone()
-    changed[far] += 1.0
+    changed[..., far] += 1.0
     at = torch.tensor([0, 0, 0])
     for parts, heard in (({}, True), ({"messages": False, "pools": False}, False), ({part: False}, part == "messages")):
         policy = policy_of(**parts)

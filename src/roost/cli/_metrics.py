@@ -23,7 +23,7 @@ class Metrics:
             _tensorboard()
             if self._events.exists() and not self._events.is_dir():
                 raise InputError(
-                    f"{self._events}: is a file; TensorBoard's files go into a folder so called: move it away"
+                    f"{self._events}: is a file; TensorBoard needs a folder there; move it away"
                 )
         self._overlaps = going_on  # figures that come again may be there
         if not going_on:

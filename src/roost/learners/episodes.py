@@ -6,7 +6,7 @@ proximal policy optimisation (Schulman et al. 2017).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,6 +52,25 @@ def normalised(advantage: Array, most: float = 3.0) -> Array:
     return np.asarray(np.clip((advantage - advantage.mean()) / spread, -most, most))
 
 
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What was done, and how good it was, at steps of episodes that go on side by side."""
+
+    chosen: Tensor  # [steps, episodes] device
+    before: Tensor  # [steps, episodes] log-probability that it had
+    advantage: Tensor  # [steps, episodes]
+
+    @staticmethod
+    def of(chosen: Array, before: Array, advantage: Array) -> Tried:
+        return Tried(torch.from_numpy(chosen), _float(before), _float(advantage))
+
+    def to(self, device: torch.device) -> Tried:
+        return Tried(self.chosen.to(device), self.before.to(device), self.advantage.to(device))
+
+    def part(self, steps: slice) -> Tried:
+        return Tried(self.chosen[steps], self.before[steps], self.advantage[steps])
+
+
 @dataclass(frozen=True)
 class Update:
     """One update of a policy."""
@@ -59,48 +78,48 @@ class Update:
     passes: int = 1  # over what was tried
     clip: float = 0.2  # of the ratio to the policy that tried it; used from the second pass on
     most_norm: float = 1.25  # of the gradient
+    most_kl: float = np.inf  # how far it may go from the policy that tried it; no further pass is made beyond
 
     def apply(
         self,
         optimizer: torch.optim.Optimizer,
-        score: Callable[[Array], Tensor],
-        parts: Iterable[Array],
-        chosen: Array,
-        before: Array,
-        advantage: Array,
+        score: Callable[[slice], Tensor],
+        parts: Sequence[slice],
+        tried: Tried,
         entropy_weight: float,
     ) -> dict[str, float]:
-        """Improve a policy. `score` gives log-probabilities [rows, devices] of some of the rows; parts are rows.
-
-        `chosen`, `before` and `advantage` [rows] are the devices, their log-probabilities then, and how good they were.
-        """
-        parts, parameters = list(parts), [p for group in optimizer.param_groups for p in group["params"]]
-        told: dict[str, float] = {}
-        for number in range(self.passes):
+        """Improve a policy; `score` gives log-probabilities [steps, episodes, devices] for each part of the steps."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        told = torch.zeros(3)
+        norm = 0.0
+        for _ in range(self.passes):
             optimizer.zero_grad()
-            told = {"loss": 0.0, "entropy": 0.0, "kl": 0.0}
-            for rows in parts:
-                share = len(rows) / len(chosen)
-                logs = score(rows)
-                taken = logs.gather(1, torch.from_numpy(chosen[rows])[:, None])[:, 0]
-                gain = self._gain(taken, _float(before[rows]), _float(advantage[rows]), number)
-                entropy = -(logs.exp() * logs.clamp(min=-50.0)).sum(dim=1).mean()
+            sums = []
+            for part in parts:
+                logs = score(part)
+                mine = tried.part(part)
+                taken = logs.gather(-1, mine.chosen[..., None])[..., 0]
+                gain = self._gain(taken, mine)
+                entropy = -(logs.exp() * logs.clamp(min=-50.0)).sum(dim=-1).mean()
+                share = taken.numel() / tried.chosen.numel()
                 loss = -(gain.mean() + entropy_weight * entropy) * share
                 loss.backward()  # type: ignore[no-untyped-call]
-                told["loss"] += loss.item()
-                told["entropy"] += entropy.item() * share
-                told["kl"] += (_float(before[rows]) - taken.detach()).mean().item() * share
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self.most_norm)
-            told["norm"] = norm.item()
-            if np.isfinite(told["norm"]):
+                log_ratio = taken.detach() - mine.before
+                kl = (log_ratio.exp() - 1 - log_ratio).mean()  # never below 0, and right on average
+                sums.append(torch.stack([loss.detach(), entropy.detach() * share, kl * share]))
+            told = torch.stack(sums).sum(dim=0)
+            if not float(told[2]) <= self.most_kl:
+                break
+            norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.most_norm))
+            if np.isfinite(norm):
                 optimizer.step()
-        return told
+        return dict(zip(("loss", "entropy", "kl"), told.tolist(), strict=True)) | {"norm": norm}
 
-    def _gain(self, taken: Tensor, before: Tensor, advantage: Tensor, number: int) -> Tensor:
+    def _gain(self, taken: Tensor, tried: Tried) -> Tensor:
         if self.passes == 1:
-            return taken * advantage
-        ratio = (taken - before).exp()
-        return torch.minimum(ratio * advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * advantage)
+            return taken * tried.advantage
+        ratio = (taken - tried.before).exp()
+        return torch.minimum(ratio * tried.advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * tried.advantage)
 
 
 def _float(array: Array) -> Tensor:

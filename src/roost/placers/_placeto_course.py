@@ -12,13 +12,15 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers._episodes import Episodes, Judge, anywhere
+from roost.placers._placeto_episodes import Episodes, Judge, anywhere
 from roost.placers._placeto_learner import Learner
 from roost.placers.placeto import Settings
 from roost.simulator.compiled import Simulator
 
-_STEP_SECONDS = 1.5e-3  # of a step of all episodes, learning included, on a core of today
+_STEP_SECONDS = 1e-3  # of a step of all episodes, learning included, on a core of today
 _OP_SECONDS = 1e-6  # of simulating an op once, under an order of its own
+_EPISODES = 16  # side by side, at most
+_RATE, _MOST_KL = (3e-3, 1e-3), 0.03  # at the rate of one problem, a policy of many broke down and did not recover
 _AFRESH = 0.5  # of the rounds begin at a random placement; the others where the last on that problem ended
 
 
@@ -34,7 +36,8 @@ class Course:
         on_note: Callable[[Mapping[str, float]], object],
     ) -> None:
         # Nothing is remembered: there are many problems, and trials cost little here.
-        settings = replace(settings, remember=False, refine=None, episodes=min(16, settings.episodes))
+        few = min(_EPISODES, settings.episodes)
+        settings = replace(settings, remember=False, refine=None, episodes=few, rate=_RATE, most_kl=_MOST_KL)
         self.learner, self.on_note, self.done = Learner(settings, seed, inf), on_note, 0
         self.walks = [self.learner.episodes(problem, simulated(problem)) for problem in problems]
         self.reached: list[Array | None] = [None] * len(problems)

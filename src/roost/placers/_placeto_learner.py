@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import isinf
 
 import numpy as np
@@ -11,19 +12,20 @@ import torch
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.learners.episodes import Update, normalised, returns
-from roost.placers._episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
-from roost.placers._sight import DEVICE, FIXED, MOVING, Moment
+from roost.learners._optimizer import state_arrays, take_up
+from roost.learners.episodes import Tried, Update, normalised, returns
+from roost.learners.hardware import torch_device
+from roost.placers._placeto_episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
+from roost.placers._placeto_features import DEVICE, FIXED, MOVING, Moment
 from roost.placers.placeto import Settings
-from roost.policies.gnn import GraphPolicy, Shape
+from roost.policies.gnn import GraphMaps, GraphPolicy, Shape
 
-_PART = 200_000  # groups, times devices, times rows, that are embedded at a time when the network is run at every step
-
-
+# Groups, times devices, times rows, embedded at a time where the network is run at every step: what fits into a cache.
+_PART = 20_000
 _COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
 _FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
 _MOST_REPEATS = 3  # rounds in which it may do so
-_GREEDY_ROUNDS = 2  # of a policy that was trained before: one of its episodes always takes the likeliest device
+_SAMPLED = 16  # episodes side by side of a policy that was trained before
 _NOTHING_NEW, _FORGET = 0.05, 0.1  # share of new trials below which it ends, and how fast old rounds are forgotten
 
 
@@ -32,10 +34,10 @@ class Learner:
 
     def __init__(self, settings: Settings, seed: int, trials: float) -> None:
         self.first, self.seed = settings, seed
+        self.device = torch_device(settings.train_on)
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
         self.num_rounds = self.num_trials = 0
         self.fresh = 1.0  # share of new trials in the last rounds
-        self.knows = False  # whether its weights were learned before
         self._new_phase(0)
 
     def _new_phase(self, phase: int) -> None:
@@ -47,16 +49,17 @@ class Learner:
         self.settings = settings
         features = len(MOVING) if settings.embed == "step" else len(FIXED)
         parts = (settings.width, settings.hidden, settings.rounds, settings.messages, settings.pools)
-        self.policy = GraphPolicy(Shape(features, len(DEVICE), *parts), (self.seed + phase) % 2**62)
+        shape = Shape(features, len(DEVICE), *parts)
+        self.policy = GraphPolicy(shape, (self.seed + phase) % 2**62).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
-        self.update = Update(settings.passes, settings.clip, settings.most_norm)
+        self.update = Update(settings.passes, settings.clip, settings.most_norm, settings.most_kl)
 
     @property
     def rules(self) -> Rules:
         s = self.settings
         return Rules(
             s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty,
-            s.times_every,
+            s.times_every, s.device_features,
         )  # fmt: skip
 
     def episodes(self, problem: Problem, judge: Judge) -> Episodes:
@@ -89,23 +92,37 @@ class Learner:
         rng = self._rng(self.num_rounds)
         if episodes.step >= episodes.num_steps:
             episodes.restart(rng)
-        episodes.num_greedy = int(self.knows and self.num_rounds < _GREEDY_ROUNDS)
-        with torch.no_grad():
-            record = episodes.run(self._chooser(episodes), rng, self.settings.steps or episodes.num_steps)
+        record = self._run(episodes, rng, self.settings.steps or episodes.num_steps)
         self.num_rounds += 1
         self.num_trials += record.new_trials
         share = record.new_trials / (len(record.reward) * len(record.chosen[0]))
         self.fresh += _FORGET * (share - self.fresh)
         self.repeats = self.repeats + 1 if share < _FEW_NEW else 0
         told = self._learn(episodes, record)
-        reward = np.stack(record.reward)
-        return {**told, "reward": float(reward.mean()), "best": float(episodes.best_outcome[1])}
+        mean, best = episodes.outcome[:, 1].mean(), episodes.best_outcome[1]
+        return {**told, "reward": float(np.mean(record.reward)), "mean": float(mean), "best": float(best)}
+
+    def sample(self, episodes: Episodes, count: int) -> None:
+        """So many episodes of a policy that was trained before, from a random placement, without learning.
+
+        A few at a time, which go on from the best so far; one of them always takes the likeliest device.
+        """
+        rng = self._rng(-1)
+        episodes.begin(anywhere(episodes.units, rng, 1), rng)
+        episodes.num_greedy = 1
+        for first in range(0, count, _SAMPLED):
+            episodes.renew(replace(self.rules, episodes=min(_SAMPLED, count - first)), rng)
+            self.num_trials += self._run(episodes, rng, episodes.num_steps).new_trials
+        episodes.num_greedy = 0
+        episodes.renew(self.rules, rng)
+
+    def _run(self, episodes: Episodes, rng: np.random.Generator, num_steps: int) -> Record:
+        with torch.no_grad():
+            return episodes.run(self._chooser(episodes), rng, num_steps)
 
     def state(self) -> dict[str, Array]:
         """All that it takes to go on from here."""
-        found = {f"weight.{name}": array for name, array in self.tensors.items()}
-        for number, moments in self.optimizer.state_dict()["state"].items():
-            found |= {f"adam.{number}.{name}": tensor.numpy().copy() for name, tensor in moments.items()}
+        found = state_arrays(self.policy, self.optimizer)
         numbers = [self.seed, self.phase, *(getattr(self, name) for name in _COUNTS)]
         found["fresh"] = np.array(self.fresh)
         found["learned"] = np.array(numbers, dtype=np.int64)
@@ -117,13 +134,7 @@ class Learner:
         self.fresh = float(state["fresh"])
         for count, value in zip(_COUNTS, numbers, strict=True):
             setattr(self, count, value)
-        self.load({n.removeprefix("weight."): a for n, a in state.items() if n.startswith("weight.")})
-        moments: dict[int, dict[str, torch.Tensor]] = {}
-        for name, array in state.items():
-            if name.startswith("adam."):
-                _, number, kind = name.split(".")
-                moments.setdefault(int(number), {})[kind] = torch.from_numpy(np.array(array))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": moments})
+        take_up(self.policy, self.optimizer, state)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -132,7 +143,7 @@ class Learner:
 
     @property
     def tensors(self) -> dict[str, Array]:
-        return {name: tensor.detach().numpy().copy() for name, tensor in self.policy.named_parameters()}
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.policy.named_parameters()}
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take weights by name."""
@@ -146,72 +157,69 @@ class Learner:
         done = min(1.0, self.num_trials / self.horizon)
         return ends[0] + done * (ends[1] - ends[0])
 
+    def _tensor(self, array: Array) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _maps(self, episodes: Episodes) -> GraphMaps:
+        """Of the graph, on the device of the policy."""
+        if episodes.maps is None:
+            episodes.maps = episodes.sight.maps.to(self.device)
+        return episodes.maps
+
     def _chooser(self, episodes: Episodes) -> Choose:
-        policy = self.policy
-        if self.settings.embed == "update":
-            contexts = self._fixed_contexts(episodes)
+        if self.settings.embed == "step":
+            return lambda seen: self._anew(episodes, [seen])[0].cpu().numpy()
+        contexts, policy = self._contexts(episodes), self.policy
+        allowed = self._tensor(episodes.units.allowed)
 
-            def choose(seen: Seen) -> Array:
-                allowed = torch.from_numpy(np.broadcast_to(seen.allowed, seen.devices.shape[:2]).copy())
-                return policy.log_probs(contexts[seen.at][None], torch.from_numpy(seen.devices), allowed).numpy()
+        def choose(seen: Seen) -> Array:
+            logs = policy.log_probs(contexts[:, seen.at, None, None], self._tensor(seen.devices), allowed[seen.at])
+            return logs.cpu().numpy()
 
-            return choose
+        return choose
 
-        def choose_anew(seen: Seen) -> Array:
-            return self._anew(episodes, [seen], np.zeros(len(seen.devices), int), np.arange(len(seen.devices))).numpy()
+    def _contexts(self, episodes: Episodes) -> torch.Tensor:
+        """[hidden, groups] from what does not change."""
+        maps = self._maps(episodes)
+        embedded = self.policy.embed(maps, self._tensor(episodes.sight.fixed)[:, None])
+        return self.policy.contexts(maps, embedded)[:, 0]
 
-        return choose_anew
-
-    def _fixed_contexts(self, episodes: Episodes) -> torch.Tensor:
-        """[groups, 1, context] from what does not change."""
-        sight = episodes.sight
-        embedded = self.policy.embed(sight.maps, torch.from_numpy(sight.fixed)[:, None])
-        return self.policy.contexts(sight.maps, embedded)
-
-    def _anew(self, episodes: Episodes, seen: list[Seen], step: Array, row: Array) -> torch.Tensor:
-        """Log-probabilities [rows, devices] for some episodes at some steps, from features of the whole placement."""
-        sight = episodes.sight
-        at = np.array([seen[s].at for s in step])
-        moment = Moment(
-            *(
-                np.stack([getattr(seen[s].moment, name)[r] for s, r in zip(step, row, strict=True)])
-                for name in ("place", "start", "finish", "peak")
-            )
-        )
-        done = np.stack([seen[s].done for s in step])
-        features = torch.from_numpy(sight.moving(moment, at, done))  # [groups, rows, devices, features]
-        groups, count, devices, _ = features.shape
-        embedded = self.policy.embed(sight.maps, features.reshape(groups, count * devices, -1))
-        each = torch.from_numpy(np.repeat(at, devices))
-        context = self.policy.contexts_at(sight.maps, embedded, each).view(count, devices, -1)
-        allowed = torch.from_numpy(np.stack([seen[s].allowed for s in step]))
-        of_devices = torch.from_numpy(np.stack([seen[s].devices[r] for s, r in zip(step, row, strict=True)]))
-        return self.policy.log_probs(context, of_devices, allowed)
+    def _anew(self, episodes: Episodes, seen: Sequence[Seen]) -> torch.Tensor:
+        """Log-probabilities [steps, episodes, devices], from features of the whole placement at each step."""
+        maps, sight = self._maps(episodes), episodes.sight
+        steps, rows = len(seen), len(seen[0].moment.place)
+        at = np.repeat([each.at for each in seen], rows)
+        done = np.repeat([each.done for each in seen], rows, axis=0)
+        features = sight.moving(Moment.joined([each.moment for each in seen]), at, done)
+        embedded = self.policy.embed(maps, self._tensor(features).flatten(1, 2))
+        context = self.policy.contexts_at(maps, embedded, self._tensor(np.repeat(at, sight.num_devices)))
+        of_devices = self._tensor(np.stack([each.devices for each in seen], axis=1))
+        allowed = self._tensor(np.stack([each.allowed for each in seen]))[:, None].expand(of_devices.shape[1:])
+        return self.policy.log_probs(context.view(-1, steps, rows, sight.num_devices), of_devices, allowed)
 
     def _learn(self, episodes: Episodes, record: Record) -> dict[str, float]:
         s = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self._share(s.rate)
         advantage = self._advantage(episodes, record)
-        step, row = np.divmod(np.arange(advantage.size), advantage.shape[1])
+        steps, rows = advantage.shape
         if s.embed == "step":
-            size = max(1, _PART // (episodes.num_steps * episodes.sight.num_devices))
-            parts = np.split(np.arange(advantage.size), range(size, advantage.size, size))
+            size = max(1, _PART // (episodes.num_steps * episodes.sight.num_devices * rows))
+            parts = [slice(first, first + size) for first in range(0, steps, size)]
 
-            def score(rows: Array) -> torch.Tensor:
-                return self._anew(episodes, record.seen, step[rows], row[rows])
+            def score(part: slice) -> torch.Tensor:
+                return self._anew(episodes, record.seen[part])
         else:
-            parts = [np.arange(advantage.size)]
-            at = np.array([seen.at for seen in record.seen])[step]
-            of_devices = torch.from_numpy(np.concatenate([seen.devices for seen in record.seen]))
-            allowed = torch.from_numpy(episodes.units.allowed[at])
+            parts = [slice(0, steps)]
+            at = self._tensor(np.array([seen.at for seen in record.seen]))
+            of_devices = self._tensor(np.stack([seen.devices for seen in record.seen], axis=1))
+            allowed = self._tensor(episodes.units.allowed)[at, None].expand(of_devices.shape[1:])
 
-            def score(rows: Array) -> torch.Tensor:
-                contexts = self._fixed_contexts(episodes)[torch.from_numpy(at[rows])]
-                return self.policy.log_probs(contexts, of_devices[rows], allowed[rows])
+            def score(part: slice) -> torch.Tensor:
+                return self.policy.log_probs(self._contexts(episodes)[:, at, None, None], of_devices, allowed)
 
-        chosen, logs = np.concatenate(record.chosen), np.concatenate(record.logs)
-        return self.update.apply(self.optimizer, score, parts, chosen, logs, advantage.ravel(), self._share(s.entropy))
+        tried = Tried.of(np.stack(record.chosen), np.stack(record.logs), advantage).to(self.device)
+        return self.update.apply(self.optimizer, score, parts, tried, self._share(s.entropy))
 
     def _advantage(self, episodes: Episodes, record: Record) -> Array:  # [steps, episodes]
         s = self.settings

@@ -3,9 +3,10 @@
 An episode visits every group once, in topological order, and puts it on a device; every placement on the way is a
 trial, and the reward of a step is by how much the penalised step time falls.
 
-Differs in: devices are scored by their features with one shared network, so that a policy runs on any number of any
-devices; messages and pools are means. The released code has one return only that runs (the best still to come); here it
-is the paper's. Parameters that several groups read are groups, fetched once a step where they live elsewhere.
+Differs in: devices are scored one by one with one shared network, each from an embedding that says which groups are
+there, so that a policy runs on any number of any devices; messages and pools are means. The released code has one
+return only that runs (the best still to come); here it is the paper's. Parameters that several groups read are groups,
+fetched once a step where they live elsewhere.
 
 `setting="paper"` is otherwise as published: the network is run anew at every step on features of the whole placement (8
 rounds of messages, 8 episodes side by side), every step is a trial, one update at the end of each episode with returns
@@ -16,7 +17,7 @@ Adam from 1e-3 to 1e-4, entropy weight from 1 to 0, gradient norm 1.25.
 an order made for its devices; all 32 episodes begin at the best placement so far; rewards are of the logarithm of the
 step time, normalised over the episodes; four passes with a clipped ratio (PPO) over each round; rate 1e-2 to 3e-3,
 entropy weight 0.02 to 0. Groups are embedded once for each update from what does not change; what the placement changes
-is in the features of devices, with start times as of the beginning of the episode. A placement tried before is no new
+is in features of the devices, with start times as of the beginning of the episode. A placement tried before is no new
 trial. A policy that repeats itself is followed by a new one; every second of these tries every step, as the paper does,
 undoes what makes things worse, and learns from the reward of each step alone.
 """
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from roost.core.arrays import Array
@@ -48,7 +50,7 @@ class Settings:
     start: str = "random"  # or "best": of what `starts` find
     starts: tuple[str, ...] = ("single", "expert", "scotch")
     restart: str = "start"  # of an episode: at the "start" of the run, the "best" so far, or "go_on"
-    order: str = "topological"  # or random
+    order: str = "topological"  # of the visits; or reversed, or random
     judged: str = "rank"  # order that placements are tried in; "listed": one that is made for their devices
     trial_every: int | None = 1  # steps; None: one trial at the end of an episode
     undo: bool = False  # the moves since the last trial, where they make the placement worse
@@ -60,6 +62,7 @@ class Settings:
     baseline_rounds: int = 10
     normalise: bool = False  # advantages
     embed: str = "step"  # or "update": once for all steps between two updates, from features that do not change
+    device_features: bool = False  # what a device would mean for the group, given to the head beside the embedding
     times_every: int = 1  # steps between two looks at when the groups run
     rounds: int = 8  # of messages
     messages: bool = True
@@ -69,17 +72,19 @@ class Settings:
     passes: int = 1  # over what was tried; from 2 on with a clipped ratio
     clip: float = 0.2
     most_norm: float = 1.25  # of a gradient
+    most_kl: float = inf  # from the policy that tried it: beyond, no further pass is made
     rate: tuple[float, float] = (1e-3, 1e-4)  # at the beginning, and after `horizon`
     entropy: tuple[float, float] = (1.0, 0.0)
     horizon: int = 5000  # trials, where the budget does not say how many there will be
-    refine: Settings | None = (
-        None  # for every second policy, where those that repeat themselves are followed by new ones
-    )
+    train_on: str = "cpu"  # cuda, cuda:N, or auto: a GPU where there is one
+    # For every second policy, where those that repeat themselves are followed by new ones.
+    refine: Settings | None = None
 
     def __post_init__(self) -> None:
         allowed = {
-            "start": ("random", "best"), "restart": ("start", "best", "go_on"), "order": ("topological", "random"),
-            "rewards": ("improvement", "terminal"), "embed": ("step", "update"),
+            "start": ("random", "best"), "restart": ("start", "best", "go_on"),
+            "order": ("topological", "reversed", "random"), "rewards": ("improvement", "terminal"),
+            "embed": ("step", "update"),
         }  # fmt: skip
         for name, choices in allowed.items():
             if getattr(self, name) not in choices:
@@ -91,7 +96,8 @@ class Settings:
 
 _TUNED = Settings(
     episodes=32, judged="listed", trial_every=None, restart="best", remember=True, relative=True, normalise=True,
-    embed="update", times_every=1000, rounds=4, width=16, passes=4, rate=(1e-2, 3e-3), entropy=(0.02, 0.0),
+    embed="update", device_features=True, times_every=1000, rounds=4, width=16, passes=4, rate=(1e-2, 3e-3),
+    entropy=(0.02, 0.0),
 )  # fmt: skip
 _REFINE = replace(
     _TUNED, episodes=4, steps=16, trial_every=1, undo=True, discount=0.0, times_every=8, rate=(1e-3, 1e-3),
@@ -105,7 +111,10 @@ class Placeto:
     """Learns until the budget is spent, from nothing or from weights in a file."""
 
     setting: str | Settings = "tuned"  # tuned, paper, or any other
-    weights: str | None = None
+    weights: str | None = None  # a file that `roost learn` wrote
+    samples: int = 64  # episodes before it begins to learn, where it has weights
+    tune: bool = True  # whether it then goes on learning, until the budget is spent
+    baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
 
     def __post_init__(self) -> None:
         if isinstance(self.setting, str) and self.setting not in SETTINGS:
@@ -128,10 +137,13 @@ class Placeto:
             if state is not None:
                 learner.resume(state)
                 episodes.resume(state, learner.rules)
+            elif self.weights is not None:
+                learner.sample(episodes, self.samples)
             else:
                 learner.begin(episodes, starts)
             while (
-                not (learner.is_done or episodes.has_tried_all)
+                (self.tune or self.weights is None)
+                and not (learner.is_done or episodes.has_tried_all)
                 and evaluate.seconds_left > 0
                 and evaluate.trials_left >= 1
             ):
@@ -147,7 +159,6 @@ class Placeto:
         assert self.weights is not None
         tensors, _ = load_weights(self.weights, "placeto", learner.shapes)
         learner.load(tensors)
-        learner.knows = True
         return learner
 
     def learn(
@@ -177,9 +188,10 @@ class Placeto:
 
     def _starts(self, problem: Problem, evaluate: Evaluate) -> list[Placement]:
         """Where the episodes begin, besides random placements."""
-        if self.settings.start == "random":
-            return []
+        names = self.settings.starts if self.settings.start == "best" else ()
+        if self.weights is not None:
+            names = tuple(dict.fromkeys((*self.baselines, *names)))
         from roost.placers._starts import ask, distinct
 
-        found = [trial for name in self.settings.starts for trial in ask(name, problem, evaluate.named(name))]
+        found = [trial for name in names for trial in ask(name, problem, evaluate.named(name))]
         return [trial.placement for trial in distinct(found)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,8 +36,11 @@ class Moment:
     finish: Array  # [batch, groups] seconds
     peak: Array  # [batch, devices] bytes
 
-    def __getitem__(self, rows: Array) -> Moment:
-        return Moment(self.place[rows], self.start[rows], self.finish[rows], self.peak[rows])
+    @staticmethod
+    def joined(moments: Sequence[Moment]) -> Moment:
+        """All of their placements."""
+        fields = ("place", "start", "finish", "peak")
+        return Moment(*(np.concatenate([getattr(moment, name) for moment in moments]) for name in fields))
 
 
 class Sight:
@@ -86,7 +90,7 @@ class Sight:
         return GraphMaps.of(self.reach, self.source, self.target)
 
     @cached_property
-    def _weights(self) -> Array:
+    def _shares(self) -> Array:
         """[groups, 7, groups] what is looked up of others: how the bytes and the neighbours of a row are shared out."""
         joined = self.inputs + self.outputs
         step = joined / np.maximum(1e-9, joined.sum(axis=1, keepdims=True))
@@ -100,7 +104,7 @@ class Sight:
         return np.asarray(rows / np.maximum(1e-12, rows.sum(axis=2, keepdims=True)))
 
     @cached_property
-    def fixed(self) -> Array:  # [groups, FIXED] f4
+    def fixed(self) -> Array:  # [FIXED, groups] f4
         units, count = self.units, self.num_groups
         depth = self._depths(self.source, self.target)
         height = self._depths(self.target, self.source)
@@ -110,7 +114,7 @@ class Sight:
             _scaled(size[1]), self.position / count, depth, height, np.log1p(size[2]),
             np.log1p(np.bincount(self.source, minlength=count)),
         ]  # fmt: skip
-        return np.stack(columns, axis=1).astype(np.float32)
+        return np.stack(columns).astype(np.float32)
 
     def _depths(self, before: Array, after: Array) -> Array:
         """[groups] edges on the longest way from a beginning, as a share of the longest."""
@@ -125,91 +129,117 @@ class Sight:
         return np.asarray(found / max(1.0, found.max()))
 
     def moving(self, moment: Moment, at: Array, done: Array) -> Array:
-        """[groups, batch, devices, MOVING] f4; `at` [batch] is the current group, `done` [batch, groups] who was it."""
+        """[MOVING, batch, devices, groups] f4; `at` [batch] is the current group, `done` [batch, groups] who was it."""
         batch, groups, rows = len(at), self.num_groups, np.arange(len(at))
-        found = np.zeros((groups, batch, self.num_devices, len(MOVING)), dtype=np.float32)
-        here = self._here(moment.place)
-        now = (here * self.time).sum(axis=2)  # [batch, groups]
+        found = np.zeros((len(MOVING), batch, self.num_devices, groups), dtype=np.float32)
+        now = self.time[np.arange(groups), moment.place]  # [batch, groups]
         start = moment.start - moment.start[rows, at][:, None]
-        largest = np.maximum(1e-12, np.abs(start).max(axis=1, keepdims=True))
         size = self.outputs.sum(axis=1)
-        found[..., 0] = (now / np.maximum(1e-12, now.max(axis=1, keepdims=True))).T[..., None]
-        found[..., 1] = (size / max(1e-12, size.max()))[:, None, None]
-        found[..., 2] = (start / largest).T[..., None]
-        found[at, rows, :, 3] = 1.0
-        found[..., 4] = done.T[..., None]
-        found[..., 5] = here.transpose(1, 0, 2)
-        fastest = np.maximum(1e-12, self.time.min(axis=1, keepdims=True))
-        found[..., 6] = np.log(np.maximum(self.time, 1e-12) / fastest).clip(-3, 3)[:, None, :]
+        found[0] = (now / np.maximum(1e-12, now.max(axis=1, keepdims=True)))[:, None]
+        found[1] = size / max(1e-12, size.max())
+        found[2] = (start / np.maximum(1e-12, np.abs(start).max(axis=1, keepdims=True)))[:, None]
+        found[3, rows, :, at] = 1.0
+        found[4] = done[:, None]
+        found[5] = moment.place[:, None] == np.arange(self.num_devices)[:, None]
+        found[6] = self._slowness.T
         return found
 
     def devices(self, moment: Moment, at: int, previous: Array) -> Array:
-        """[batch, devices, DEVICE] f4 for one group, in placements where each was last at a device [batch]."""
-        place, group_time = moment.place, self.time[at]
-        here = self._here(place)
-        current = here[:, at]
-        busy = here * self.time
-        load = busy.sum(axis=1) - current * group_time  # [batch, devices] of all other groups
-        parts = self._weights[at] @ here  # [batch, 7, devices]
-        held = [side[at] @ here for side in (self.inputs, self.outputs)]  # [batch, devices] bytes
-        transfer = self._transfer(*held)
-        peak = moment.peak / self.memory
-        after = peak + (1.0 - current) * (self.need[at] / self.memory)
-        fastest = max(1e-12, float(group_time.min()))
-        balanced = max(self.balanced, 1e-12)
-        columns = [
-            current, np.broadcast_to(np.log(np.maximum(group_time, 1e-12) / fastest).clip(-3, 3), current.shape),
-            np.broadcast_to(self._speed, current.shape), load / balanced, (load + group_time) / balanced,
-            here.mean(axis=1), *parts.transpose(1, 0, 2), self._overlap(moment, at, busy),
-            self._stretched(transfer), self._stretched(transfer - transfer.min(axis=1, keepdims=True)),
-            self._ready(moment, at), peak.clip(0, 3), after.clip(0, 3), _one_hot(previous, self.num_devices),
-        ]  # fmt: skip
-        return np.stack([np.asarray(c, dtype=np.float32) for c in columns], axis=2)
+        """[DEVICE, batch, devices] f4 for one group, in placements where each was last at a device [batch]."""
+        here = (moment.place[:, None] == self._numbers[:, None]).astype(np.float32)  # [batch, devices, groups]
+        group_time, balanced = self.time[at], max(self.balanced, 1e-12)
+        found = np.empty((len(DEVICE), *here.shape[:2]), dtype=np.float32)
+        current = found[0] = here[:, :, at]
+        found[1], found[2] = self._slowness[at], self._speed
+        found[3] = (here * self._loads).sum(axis=2) - current * (group_time / balanced)  # of all other groups
+        found[4] = found[3] + group_time / balanced
+        found[5] = here.mean(axis=2)
+        found[6:13] = (here @ self._shares[at].T).transpose(2, 0, 1)
+        found[13] = self._overlap(moment, at, here)
+        found[14] = self._transfer(found[6] * self._read[at], found[7] * self._written[at])
+        found[15] = found[14] - found[14].min(axis=1, keepdims=True)
+        found[16] = self._late(moment, at)
+        found[14:17] = np.log1p(found[14:17] * (_STRETCH / balanced))
+        found[17] = moment.peak / self.memory
+        found[18] = found[17] + (1.0 - current) * (self.need[at] / self.memory)
+        np.minimum(found[17:19], 3.0, out=found[17:19])
+        found[19] = previous[:, None] == self._numbers
+        return found
+
+    @cached_property
+    def _numbers(self) -> Array:  # [devices]
+        return np.arange(self.num_devices)
+
+    @cached_property
+    def _loads(self) -> Array:  # [devices, groups] seconds there, beside a balanced step
+        return np.asarray(self.time.T / max(self.balanced, 1e-12), dtype=np.float32)
+
+    @cached_property
+    def _read(self) -> Array:  # [groups] bytes
+        return np.asarray(self.inputs.sum(axis=1))
+
+    @cached_property
+    def _written(self) -> Array:  # [groups] bytes
+        return np.asarray(self.outputs.sum(axis=1))
+
+    @cached_property
+    def _slowness(self) -> Array:  # [groups, devices] beside the fastest device for the group
+        fastest = np.maximum(1e-12, self.time.min(axis=1, keepdims=True))
+        return np.asarray(np.log(np.maximum(self.time, 1e-12) / fastest).clip(-3, 3))
 
     @cached_property
     def _speed(self) -> Array:  # [devices] of all the work, beside the fastest device
         total = np.maximum(1e-12, self.units.time.sum(axis=0))
         return np.asarray(np.log(total / total.min()).clip(0, 5))
 
-    def _here(self, place: Array) -> Array:  # [batch, groups, devices]
-        return _one_hot(place, self.num_devices)
+    @cached_property
+    def _links(self) -> tuple[Array, Array]:
+        """[devices, devices] seconds for each byte, and for each message.
+
+        Links that are not there are infinitely slow: none is used by a placement that can be run.
+        """
+        cluster = self.units.problem.cluster
+        both = (np.where(np.isfinite(x), x, 0.0) for x in (cluster.seconds_per_byte, cluster.latency))
+        pace, latency = (x * ~np.eye(self.num_devices, dtype=bool) for x in both)
+        return pace, latency
+
+    @cached_property
+    def _before(self) -> list[Array]:
+        """For each group those that it reads."""
+        return [self.source[self.target == at] for at in range(self.num_groups)]
 
     def _stretched(self, seconds: Array) -> Array:
         return np.asarray(np.log1p(_STRETCH * seconds / max(self.balanced, 1e-12)))
 
     def _transfer(self, read: Array, written: Array) -> Array:
         """[batch, devices] seconds on the links for a group there, from bytes that others have where they are."""
-        cluster = self.units.problem.cluster
-        pace, latency = cluster.seconds_per_byte, cluster.latency
-        # Links that are not there are infinitely slow: none is used by a placement that can be run.
-        pace, latency = (np.where(np.isfinite(x), x, 0.0) for x in (pace, latency))
+        pace, latency = self._links
         return np.asarray(read @ pace + written @ pace.T + (read > 0) @ latency + (written > 0) @ latency.T)
 
-    def _overlap(self, moment: Moment, at: int, busy: Array) -> Array:
+    def _overlap(self, moment: Moment, at: int, here: Array) -> Array:
         """[batch, devices] work of others there while the group ran, in times of its own length."""
         begin, end = moment.start[:, at, None], moment.finish[:, at, None]
-        common = np.minimum(moment.finish, end) - np.maximum(moment.start, begin)
-        common = np.maximum(0.0, common)
+        common = np.minimum(moment.finish, end)
+        common -= np.maximum(moment.start, begin)
+        np.maximum(common, 0.0, out=common)
+        common *= self._works
         common[:, at] = 0.0
-        length = np.maximum(end - begin, 1e-12)
-        return np.asarray(np.einsum("bg,bgd->bd", common / length, (busy > 0).astype(float)).clip(0, 3))
+        busy = (here @ common.astype(np.float32)[..., None])[..., 0]
+        return np.asarray(np.minimum(busy / np.maximum(end - begin, 1e-12), 3.0))
 
-    def _ready(self, moment: Moment, at: int) -> Array:
-        """[batch, devices] how much later its inputs are there than at the best device."""
-        cluster = self.units.problem.cluster
-        before = self.source[self.target == at]
+    @cached_property
+    def _works(self) -> Array:  # [groups] whether it takes any time
+        return np.asarray((self.time > 0).any(axis=1))
+
+    def _late(self, moment: Moment, at: int) -> Array:
+        """[batch, devices] how many seconds later its inputs are there than at the best device."""
+        before = self._before[at]
         if not len(before):
             return np.zeros((len(moment.place), self.num_devices))
-        there = moment.place[:, before]  # [batch, inputs]
-        sent = self.inputs[at, before][None, :, None] * cluster.seconds_per_byte[there] + cluster.latency[there]
-        away = there[..., None] != np.arange(self.num_devices)
-        arrival = moment.finish[:, before, None] + np.where(away & np.isfinite(sent), sent, 0.0)
-        ready = arrival.max(axis=1)
-        return self._stretched(ready - ready.min(axis=1, keepdims=True))
-
-
-def _one_hot(device: Array, count: int) -> Array:
-    return np.asarray(device[..., None] == np.arange(count), dtype=np.float32)
+        there, (pace, latency) = moment.place[:, before], self._links  # [batch, inputs]
+        sent = self.inputs[at, before][:, None] * pace[there] + latency[there]
+        ready = (moment.finish[:, before, None] + sent).max(axis=1)
+        return np.asarray(ready - ready.min(axis=1, keepdims=True))
 
 
 def _scaled(size: Array) -> Array:

@@ -19,9 +19,10 @@ from roost.learners.episodes import StepBaseline
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import listed_order, placement_of
-from roost.placers._sight import Moment, Sight
-from roost.placers._timed_groups import group_times
+from roost.placers._placeto_features import DEVICE, Moment, Sight
+from roost.placers._placeto_times import group_times
 from roost.placers._units import Units
+from roost.policies.gnn import GraphMaps
 
 Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # For one group and the moments of all episodes: log-probabilities [episodes, devices].
@@ -38,7 +39,7 @@ class Seen:
     step: int  # of the episode
     moment: Moment
     done: Array  # [groups] whether the episode was there
-    devices: Array  # [episodes, devices, features]
+    devices: Array  # [features, episodes, devices]
     allowed: Array  # [devices]
 
 
@@ -60,7 +61,7 @@ class Rules:
     """How episodes go."""
 
     episodes: int  # side by side
-    order: str  # topological or random
+    order: str  # of the visits: topological, reversed or random
     judged: str  # order in which a placement is tried: rank, program, fifo, or listed, which is made for its devices
     trial_every: int | None  # steps between two trials; None: one at the end of the episode
     undo: bool  # the moves since the last trial, where they make things worse
@@ -69,6 +70,7 @@ class Rules:
     restart: str  # of an episode: "start" of the run, "best" so far, or "go_on" from where the last ended
     penalty: float  # step times for as many bytes over as the devices have on average
     times_every: int  # steps between two looks at when groups run
+    device_features: bool  # whether the policy is shown them; else they are all 0
 
 
 class Episodes:
@@ -80,9 +82,11 @@ class Episodes:
         self.baseline = StepBaseline(self.sight.num_groups, rounds)
         self.problem = problem
         self.memo: dict[bytes, Array] = {}
+        self.looked: dict[bytes, tuple[Array, Array]] = {}  # when groups run in the placements seen last
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
         self.num_greedy = 0  # episodes that take the likeliest device
+        self.maps: GraphMaps | None = None  # where the learner keeps those of the graph
 
     @property
     def num_steps(self) -> int:
@@ -105,8 +109,11 @@ class Episodes:
     def _new_visits(self, rng: np.random.Generator) -> None:
         self.step = 0
         self.previous = self.place[:, self.sight.order[-1]].copy()
+        self.visits = self.sight.order
         if self.rules.order == "random":
             self.visits = rng.permutation(self.num_steps)
+        elif self.rules.order == "reversed":
+            self.visits = self.visits[::-1]
 
     def restart(self, rng: np.random.Generator) -> None:
         """Begin the next episodes."""
@@ -118,7 +125,7 @@ class Episodes:
 
     def renew(self, rules: Rules, rng: np.random.Generator) -> None:
         """Begin episodes at the best placement so far, by other rules."""
-        self.rules = rules
+        self.rules, self.looked = rules, {}
         self.place, self.outcome = (np.tile(x, (rules.episodes, 1)) for x in (self.best, self.best_outcome))
         self._go(rng)
 
@@ -171,7 +178,9 @@ class Episodes:
         moment = Moment(self.place, self.start, self.finish, self.outcome[:, 2:])
         done = np.zeros(self.num_steps, dtype=bool)
         done[self.visits[: self.step]] = True
-        devices = self.sight.devices(moment, at, self.previous)
+        devices = np.zeros((len(DEVICE), len(self.place), self.sight.num_devices), dtype=np.float32)
+        if self.rules.device_features:
+            devices = self.sight.devices(moment, at, self.previous)
         return Seen(at, self.step, moment, done, devices, self.units.allowed[at])
 
     def value(self, outcome: Array) -> Array:
@@ -217,10 +226,11 @@ class Episodes:
 
     def _look(self) -> None:
         """See when the groups of each placement run."""
-        cached: dict[bytes, tuple[Array, Array]] = {}
-        for p in self.place:
-            if p.tobytes() not in cached:
-                cached[p.tobytes()] = group_times(self.units, self.placement(p))
+        before, cached = self.looked, dict[bytes, tuple[Array, Array]]()
+        for key, p in ((p.tobytes(), p) for p in self.place):
+            if key not in cached:
+                cached[key] = before[key] if key in before else group_times(self.units, self.placement(p))
+        self.looked = cached
         both = [cached[p.tobytes()] for p in self.place]
         self.start, self.finish = (np.stack(part) for part in zip(*both, strict=True))
 
@@ -236,18 +246,7 @@ class Episodes:
 
     def resume(self, state: Mapping[str, Array], rules: Rules) -> None:
         self.rules = rules
-        for name in (
-            "place",
-            "outcome",
-            "starts",
-            "first",
-            "best",
-            "best_outcome",
-            "start",
-            "finish",
-            "previous",
-            "visits",
-        ):
+        for name in _KEPT:
             setattr(self, name, np.array(state[name]))
         self.tried = self.place
         self.step = int(state["counts"][0])

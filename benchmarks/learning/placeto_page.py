@@ -1,0 +1,154 @@
+"""The page of Placeto's results, made from rows of placeto_ablations.py, placeto_unseen.py and curves.py.
+
+python benchmarks/learning/placeto_page.py
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RESULTS = Path(__file__).parents[1] / "results"
+ROWS, PAGE = (RESULTS / f"placeto_x86_64_2core_202611.{kind}" for kind in ("jsonl", "md"))
+CURVES = RESULTS / "learning_x86_64_202611.jsonl"
+KEYS = [(model, cluster) for model in ("rnnlm", "nmt", "inception_v3") for cluster in ("k80x2", "k80x4")]
+CLAIMS = {
+    "as it is": "",
+    "terminal rewards": "intermediate rewards learn better",
+    "reversed order": "the order has little effect",
+    "random order": "the order has little effect",
+    "no messages": "messages and pools generalise better than plain features",
+    "no pools": "messages and pools generalise better than plain features",
+    "no messages, no pools": "messages and pools generalise better than plain features",
+    "learns nothing": "",
+    "with features of devices": "(no part of the paper)",
+    "features of devices, no messages, no pools": "(no part of the paper)",
+}
+COMPARED = ("seq2seq", "placeto", "spotlight", "post")
+PUBLISHED = {
+    ("nmt", "k80x2"): "3.5", ("nmt", "k80x4"): "0.55", ("inception_v3", "k80x2"): "4.8",
+    ("inception_v3", "k80x4"): "6.1",
+}  # fmt: skip
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def spread(values: list[float]) -> str:
+    """The median, and the least and the most."""
+    return f"{np.median(values):.3f} ({min(values):.3f}-{max(values):.3f})" if values else ""
+
+
+def ablations(rows: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for reference in (r for r in rows if r["part"] == "reference"):
+        mine = [r for r in rows if r["part"] == "ablation" and r["graph"] == reference["graph"]]
+        if not mine:
+            continue
+        lines += [
+            f"### {reference['graph']} on {reference['cluster']}, {mine[0]['groups']} groups\n",
+            f"{mine[0]['trials']:,} trials, {min(r['updates'] for r in mine)} updates. In seconds, on the same groups "
+            "and with as many trials: "
+            + ", ".join(f"{name} {reference[name]:.3f}" for name in ("single", "random", "annealing"))
+            + ".\n",
+            "| learns | without | seeds | mean at the end of an episode, last 10 updates | best of all trials | "
+            "end of an episode over that of the whole, per seed | claim of the paper |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for variant in dict.fromkeys(r["variant"] for r in mine):
+            base, _, said = variant.partition(", ")
+            found = [r for r in mine if r["variant"] == variant]
+            whole = {r["seed"]: r for r in mine if r["variant"] == f"{base}, as it is"}
+            ratio = [r["last_ends"] / whole[r["seed"]]["last_ends"] for r in found if r["seed"] in whole]
+            cells = [spread([r[figure] for r in found]) for figure in ("last_ends", "best")]
+            lines.append(f"| {base} | {said} | {len(found)} | {' | '.join(cells)} | {spread(ratio)} | {CLAIMS[said]} |")
+        lines.append("")
+    return lines
+
+
+def unseen(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| family | learned on | tested on | graphs | placer | of auto: median | p90 | worst | CPU s: median | most |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    mine = [r for r in rows if r["part"] == "unseen"]
+    names = ("placeto", "placeto_alone", "untrained", "lister", "rules", "rules_64", "best_of_single_and_expert")
+    for key in dict.fromkeys((r["family"], r["learned_on"], r["cluster"]) for r in mine):
+        here = [r for r in mine if (r["family"], r["learned_on"], r["cluster"]) == key]
+        for name in names:
+            ratio = sorted(r[name] / r["auto"] for r in here)
+            p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
+            cpu = [r[f"{name}_cpu"] for r in here if f"{name}_cpu" in r]
+            spent = f"{np.median(cpu):.2f} | {max(cpu):.2f}" if cpu else " | "
+            count = len({r["graph"] for r in here})
+            lines.append(
+                f"| {' | '.join(key)} | {count} | {name} | {np.median(ratio):.3f} | {p90:.3f} | {ratio[-1]:.3f} | "
+                f"{spent} |"
+            )
+    return [*lines, ""]
+
+
+def first_at(row: dict[str, Any], target: float) -> float:
+    """The first checkpoint at which a run was as good as the target."""
+    return min((int(count) for count, best in row["curve"].items() if best <= target), default=float("inf"))
+
+
+def reached(rows: list[dict[str, Any]], name: str, key: tuple[str, str], target: float) -> str:
+    """The checkpoint by which the median run was there, and how many of the runs were at any."""
+    found = [first_at(r, target) for r in rows if r["placer"] == name and (r["model"], r["cluster"]) == key]
+    count, median = sum(np.isfinite(found)), np.median(found)
+    most = max(int(point) for r in rows if r["placer"] == name for point in r["curve"])
+    return (f"{median:,.0f}" if np.isfinite(median) else f"> {most:,}") + f" ({count} of {len(found)})"
+
+
+def trials(curves: list[dict[str, Any]]) -> list[str]:
+    teacher = {
+        key: [r for r in curves if r["placer"] == "seq2seq" and (r["model"], r["cluster"]) == key] for key in KEYS
+    }
+    targets = {
+        "after 5,000 of 20,000 trials": lambda r: r["curve"]["5000"],
+        "after 20,000 trials, before refining": lambda r: r["learned"],
+        "after 20,000 trials, refined op by op": lambda r: r["best"],
+    }
+    lines = []
+    for said, figure in targets.items():
+        lines += [
+            f"As good as the median of `seq2seq` {said}:\n",
+            "| | seconds | " + " | ".join(COMPARED) + " | published: Placeto, times fewer |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        for key in KEYS:
+            target = float(np.median([figure(r) for r in teacher[key] if figure(r) is not None]))
+            cells = [reached(curves, name, key, target) for name in COMPARED]
+            lines.append(f"| {' '.join(key)} | {target:.4f} | {' | '.join(cells)} | {PUBLISHED.get(key, '')} |")
+        lines.append("")
+    return lines
+
+
+def main() -> None:
+    rows, before = read(ROWS), PAGE.read_text() if PAGE.exists() else ""
+    # What the tables say is written by hand, between these marks, and stays.
+    words = {name: _between(before, name) for name in ("ablations", "unseen", "trials", "speed")}
+    text = [
+        "# Placeto: its parts, unseen graphs, trials\n",
+        "Simulated on presets, on a machine of two cores that others used too; CPU seconds are of the process.\n",
+        "## Ablations\n", words["ablations"], *ablations(rows),
+        "## On graphs it has never seen\n", words["unseen"], *unseen(rows),
+        "## Trials to be as good as `seq2seq`\n", words["trials"], *trials(read(CURVES)),
+        "## Speed\n", words["speed"],
+    ]  # fmt: skip
+    PAGE.write_text("\n".join(text))
+
+
+def _between(page: str, name: str) -> str:
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    inside = page.partition(begin)[2].partition(end)[0] if begin in page else "\n"
+    return f"{begin}{inside}{end}\n"
+
+
+if __name__ == "__main__":
+    main()
