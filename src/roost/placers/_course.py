@@ -213,7 +213,7 @@ class Course:
         """Everything that the rest of the course depends on."""
         found = {f"weights.{name}": value for name, value in self.policy.arrays().items()}
         for number, group in self.optimizer.state_dict()["state"].items():
-            found |= {f"adam.{number}.{name}": np.array(value) for name, value in group.items()}
+            found |= {f"adam.{number}.{name}": np.asarray(value).copy() for name, value in group.items()}
         for number, target in enumerate(self.targets):
             found[f"target.{number}"] = target
         found |= {"best": np.array(self.best), "ways": self.ways, "rng": _packed(self.rng), **self.rules.state()}
