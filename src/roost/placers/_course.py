@@ -45,7 +45,7 @@ _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
 _PER_RULE = 60e-9, 100e-9  # of an op and of a unit in a schedule by a rule
 _PER_CHOICE = 0.03  # of those rules that are best together
-_SHARES = {"rules": 0.5, "targets": 0.06, "imitation": 0.07, "trial": 0.27, "ways": 0.1}
+_SHARES = {"rules": 0.6, "targets": 0.05, "imitation": 0.06, "trial": 0.21, "ways": 0.08}
 
 Note = Callable[[Mapping[str, float]], object]
 
