@@ -27,6 +27,7 @@ from roost.placers._listed import (
     units_of,
 )
 from roost.placers._listing import Prepared
+from roost.placers._portable_rules import COLUMNS
 from roost.placers._rule_course import best_together
 from roost.placers.kernels.lister import SEEN
 from roost.placers.lister import Lister
@@ -208,7 +209,12 @@ def test_with_weights_it_is_never_worse_than_single_and_expert(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("skip", np.zeros(3), "skip"), ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature")],
+    [
+        ("skip", np.zeros(3), "skip"),
+        ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature"),
+        ("rules", np.full((64, len(COLUMNS)), -1.0), "'rules' has a setting"),
+        ("rules", np.zeros((64, 3)), "'rules' has shape"),
+    ],
 )
 def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, value: np.ndarray, said: str) -> None:
     path = tmp_path / "policy.safetensors"
@@ -218,7 +224,17 @@ def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, v
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 0}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}])
+def test_weights_from_before_there_were_rules_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "lister", {name: value for name, value in loud().items() if name != "rules"}, {})
+    with pytest.raises(InputError, match=r"policy\.safetensors: tensor 'rules' is missing"):
+        Lister(weights=str(path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 0}, {"varied": -1}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}],
+)
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Lister(**wrong)  # type: ignore[arg-type]
@@ -235,6 +251,7 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         again.run(lambda _: None)
         assert all((again.tensors[name] == value).all() for name, value in unbroken.tensors.items())
         assert (again.ways == unbroken.ways).all()
+        assert (again.rules.rules == unbroken.rules.rules).all()
 
 
 def test_what_was_learned_is_better_than_what_it_began_with() -> None:

@@ -68,11 +68,13 @@ class Lister:
     heat: Heat = field(default_factory=Heat)
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.most_units < 1 or self.batch < 2 or self.varied < 0 or self.drawn < 0:
+        if min(self.samples, self.varied, self.drawn) < 0 or self.samples + self.drawn < 1:
             raise InputError(
-                f"samples, most_units, batch, varied and drawn are {self.samples}, {self.most_units}, {self.batch}, "
-                f"{self.varied} and {self.drawn}; they must be at least 1, 1, 2, 0 and 0"
+                f"samples, varied and drawn are {self.samples}, {self.varied} and {self.drawn}; none may be below 0, "
+                "and there must be samples or something drawn"
             )
+        if self.most_units < 1 or self.batch < 2:
+            raise InputError(f"most_units and batch are {self.most_units} and {self.batch}; at least 1 and 2")
         if not 0 <= self.refine <= 1 or not self.rate > 0:
             raise InputError(f"refine is {self.refine} and rate is {self.rate}; 0 to 1, and above 0")
         if self.weights is not None:
@@ -118,6 +120,8 @@ class Lister:
 
     def _follow(self, problem: Problem, rules: Array, evaluate: Evaluate) -> None:
         """The schedules of the learned rules, and then of rules that are varied from the best of them."""
+        if self.samples < 1:
+            return
         rng, bench = evaluate.rng, Bench(problem)
         portfolio = rules.astype(np.float64)
         if self.samples > len(portfolio):
