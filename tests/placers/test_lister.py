@@ -12,9 +12,8 @@ from layered import machine, model, nastier, timed
 
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._course import Course, Rates
-from roost.placers._framed import Framed, Rolled, twins
-from roost.placers._listed import (
+from roost.placers._lister_course import Course, Rates
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     choices_in,
@@ -26,9 +25,10 @@ from roost.placers._listed import (
     new_tensors,
     units_of,
 )
+from roost.placers._lister_rule_course import best_together
+from roost.placers._lister_view import Framed, Rolled, twins
 from roost.placers._listing import Prepared
 from roost.placers._portable_rules import COLUMNS
-from roost.placers._rule_course import best_together
 from roost.placers.kernels.lister import SEEN
 from roost.placers.lister import Lister
 from roost.policies.lister_network import Policy

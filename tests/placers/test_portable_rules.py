@@ -8,9 +8,9 @@ from layered import machine, model, timed
 
 from roost.core.problem import Problem
 from roost.placers._list_orders import ORDERS, prepared
-from roost.placers._listed import cost_of
+from roost.placers._lister_rolls import cost_of
+from roost.placers._lister_rule_course import RuleCourse, best_together
 from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, are_valid, drawn, usable_by, varied
-from roost.placers._rule_course import RuleCourse, best_together
 from roost.placers._units import Units
 from roost.placers.kernels.listing import FEATURES
 from roost.placers.lister import Lister

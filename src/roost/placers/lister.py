@@ -1,9 +1,13 @@
-"""A learned list scheduler: a small network scores every device, for one unit after the other, and is drawn from.
+"""A learned list scheduler: a portfolio of rules that were learned on other graphs, and a small network.
 
 Our own generalising placer, after the idea of learned list scheduling (Paliwal et al. 2020, REGAL; Placeto's claim to
 place graphs it has never seen). Nothing depends on the number or the names of devices. With weights from `roost learn`
-it places at once, and then goes on learning on the problem at hand for as long as the budget lasts; without, it begins
-as a rule of earliest finish and learns by trial and error alone.
+it tries its rules, varies the best of them, and then lets the network learn on the problem at hand for as long as the
+budget lasts; without, rules are random, and the network begins as a rule of earliest finish.
+
+Differs in: what is learned over a family is foremost which linear rules are best together, and in which orders ops are
+to be listed (by evolution), for a schedule of the network costs as much as twenty of a rule. The network (imitation,
+then trial and error) is drawn from only where `drawn` asks for it, or to learn on.
 """
 
 from __future__ import annotations
@@ -22,9 +26,8 @@ from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
-from roost.placers._framed import Framed, Rolled
 from roost.placers._list_orders import ORDERS as LIST_ORDERS
-from roost.placers._listed import (
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -37,6 +40,7 @@ from roost.placers._listed import (
     new_tensors,
     rolls_of,
 )
+from roost.placers._lister_view import Framed, Rolled
 from roost.placers._listing import SCALES
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
@@ -52,7 +56,7 @@ _FAMILY, _PARENTS = 32, 6  # rules that are varied at a time, and from how many 
 
 @dataclass(frozen=True)
 class Lister:
-    """Draws schedules from its network, then learns from them."""
+    """Tries learned rules, then draws schedules from its network and learns from them."""
 
     weights: str | None = None  # a file that `roost learn` wrote
     samples: int = PORTFOLIO  # rules of the portfolio that are tried
@@ -200,7 +204,7 @@ class Lister:
         import torch
 
         from roost.learners.recorded import clipped
-        from roost.placers._course import Rates, batch_of
+        from roost.placers._lister_course import Rates, batch_of
         from roost.policies.lister_network import Policy
 
         rates = Rates(rolls=self.batch, entropy=self.entropy)
@@ -246,7 +250,7 @@ class Lister:
         """
         import torch
 
-        from roost.placers._course import Course, Rates
+        from roost.placers._lister_course import Course, Rates
 
         with one_thread():
             course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)

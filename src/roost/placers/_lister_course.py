@@ -18,9 +18,8 @@ import torch
 from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.learners.recorded import advantages, clipped, imitate
-from roost.placers._framed import Framed
 from roost.placers._list_orders import ORDERS as LIST_ORDERS
-from roost.placers._listed import (
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -35,8 +34,9 @@ from roost.placers._listed import (
     new_tensors,
     rolls_of,
 )
-from roost.placers._rule_course import CHILDREN, FIRST, NEW, RuleCourse, best_together
-from roost.placers._targets import targets_of
+from roost.placers._lister_rule_course import CHILDREN, FIRST, NEW, RuleCourse, best_together
+from roost.placers._lister_targets import targets_of
+from roost.placers._lister_view import Framed
 from roost.policies.lister_network import Policy
 
 # About what the parts of a course cost, in seconds: for planning, and never looked at again.

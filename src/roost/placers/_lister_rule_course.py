@@ -14,7 +14,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.placers._list_orders import ORDERS
-from roost.placers._listed import PORTFOLIO, cost_of
+from roost.placers._lister_rolls import PORTFOLIO, cost_of
 from roost.placers._portable_rules import COLUMNS, Bench, drawn, varied
 
 FIRST = 48  # rules that are drawn for each order

@@ -10,8 +10,8 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._framed import KNOWN, Framed, Rolled
 from roost.placers._groups import merged_units
+from roost.placers._lister_view import KNOWN, Framed, Rolled
 from roost.placers._listing import Prepared
 from roost.placers._portable_rules import COLUMNS, Tried, are_valid, drawn
 from roost.placers._units import Units
