@@ -45,6 +45,7 @@ SEEDS = 3
 PLENTY = 100_000  # trials: more than any of these needs
 REFINED = 5_000  # trials
 EQUAL = {"rules_like_64": "lister_64", "rules_like_lister": "lister", "rules_like_refined": "lister_refined"}
+OTHERS = ("only_64_rules", "network", "both", "best_of_single_and_expert")
 NAMES = (
     "lister_64", "untrained_64", "rules_like_64", "lister", "untrained", "rules_like_lister", "lister_refined",
     "untrained_refined", "rules_like_refined", "only_64_rules", "network", "both", "best_of_single_and_expert",
@@ -117,40 +118,44 @@ def references(problem: Problem, cluster: str, kept: Path) -> dict[str, float]:
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
-    """A table of the distributions, over graphs and seeds."""
-    lines = [
-        "| family | learned on | tested on | graphs | placer | of auto: median | p90 | worst | CPU s: median | most |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    """Tables of the distributions over graphs and seeds, and of pairs."""
+    cells = sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows})
+    first = [
+        "| family | learned on | tested on | row | learned | untrained | `rules`, equal CPU s | CPU s: median, most |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for key in sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows}):
+    other = ["| family | tested on | " + " | ".join(OTHERS) + " |", "|---|---|" + "---|" * len(OTHERS)]
+    pairs = ["| family | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|"]
+    for key in cells:
         mine = [r for r in rows if (r["family"], r["learned_on"], r["cluster"]) == key]
-        count = len({r["graph"] for r in mine})
-        for name in [name for name in NAMES if name in mine[0]]:
-            ratio = sorted(r[name] / r["auto"] for r in mine if name in r)
-            cpu = [r.get(f"{name}_cpu", float("nan")) for r in mine if name in r]
-            p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
-            figures = f"{statistics.median(ratio):.3f} | {p90:.3f} | {ratio[-1]:.3f}"
-            spent = f"{statistics.median(cpu):.2f} | {max(cpu):.2f}"
-            lines.append(f"| {' | '.join(key)} | {count} | {name} | {figures} | {spent} |")
-    return "\n".join(lines) + "\n\n" + compared(rows)
+        for equal, name in EQUAL.items():
+            cpu = [r[f"{name}_cpu"] for r in mine]
+            random = name.replace("lister", "untrained")
+            figures = " | ".join(spread(mine, each) for each in (name, random, equal))
+            spent = f"{statistics.median(cpu):.2f}, {max(cpu):.2f}"
+            first.append(f"| {' | '.join(key)} | {name} | {figures} | {spent} |")
+            for than in (equal, random):
+                pairs.append(f"| {key[0]} | {key[2]} | {name} / {than} | {compared(mine, name, than)} |")
+        other.append(f"| {key[0]} | {key[2]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |")
+    return "\n\n".join("\n".join(lines) for lines in (first, pairs, other)) + "\n"
 
 
-def compared(rows: list[dict[str, Any]]) -> str:
-    """Against `rules` at equal CPU seconds, and against random rules: the mean ratio, and how sure that is."""
-    lines = ["| family | learned on | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|---|"]
-    rng = np.random.default_rng(0)
-    for key in sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows}):
-        mine = [r for r in rows if (r["family"], r["learned_on"], r["cluster"]) == key]
-        pairs = [(like, name) for name, like in EQUAL.items()]
-        pairs += [(name, name.replace("lister", "untrained")) for name in EQUAL.values()]
-        for one, other in pairs:
-            graphs = sorted({r["graph"] for r in mine})
-            log = np.array([np.mean([np.log(r[one] / r[other]) for r in mine if r["graph"] == g]) for g in graphs])
-            means = log[rng.integers(0, len(log), (10_000, len(log)))].mean(axis=1)
-            low, high = np.exp(np.quantile(means, [0.025, 0.975]))
-            mean = np.exp(log.mean())
-            lines.append(f"| {' | '.join(key)} | {one} / {other} | {mean:.3f} | {low:.3f} to {high:.3f} |")
-    return "\n".join(lines) + "\n"
+def spread(rows: list[dict[str, Any]], name: str) -> str:
+    """Median, ninth decile and worst, as multiples of what auto found."""
+    ratio = sorted(r[name] / r["auto"] for r in rows if name in r)
+    if not ratio:
+        return "-"
+    p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
+    return f"{statistics.median(ratio):.3f}, {p90:.3f}, {ratio[-1]:.3f}"
+
+
+def compared(rows: list[dict[str, Any]], one: str, other: str) -> str:
+    """The mean ratio of the two, and how sure that is: 95 % of bootstrap samples of the graphs."""
+    rng, graphs = np.random.default_rng(0), sorted({r["graph"] for r in rows})
+    log = np.array([np.mean([np.log(r[one] / r[other]) for r in rows if r["graph"] == graph]) for graph in graphs])
+    means = log[rng.integers(0, len(log), (10_000, len(log)))].mean(axis=1)
+    low, high = np.exp(np.quantile(means, [0.025, 0.975]))
+    return f"{np.exp(log.mean()):.3f} | {low:.3f} to {high:.3f}"
 
 
 def main() -> None:
