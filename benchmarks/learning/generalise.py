@@ -1,11 +1,20 @@
 """A learned placer on graphs it has never seen, beside `auto` on each of them and `rules` at equal CPU seconds.
 
-    roost learn --family cifar10 --placer lister --on k80x4 --seconds 150 -o out/lister_cifar10
+    roost learn --family cifar10 --placer lister --on k80x2,k80x4 --seconds 180 -o out/lister_cifar10
     python benchmarks/learning/generalise.py --family cifar10 --on k80x4 --weights out/lister_cifar10/policy.safetensors
 
-Members 24 to 31 of a family are never learned on. Each row has step times: of `auto` with a fixed number of trials, of
-the best of single and expert, of the placer's first 64 schedules (no learning on the graph), the same with the rules
-beside them, and of as many random rules as fit into the CPU seconds of the 64 schedules.
+Members 24 to 31 of a family are never learned on. Rows, none of which learns on the graph; all but `rules` ask `single`
+and `expert` first:
+
+    lister_64        the 64 learned rules
+    lister           these, then 192 rules varied from the best of them
+    lister_refined   these, then annealing; 5,000 trials in all
+    untrained...     the same three with random rules in place of the learned ones
+    rules...         as many rules of the placer `rules` as fit into the CPU seconds of each of these three
+    only_64_rules    64 of them
+    network, both    64 schedules drawn from the network; the 64 learned rules and then those (--all, one seed)
+
+What `auto` finds is kept in out/generalise_auto.jsonl.
 """
 
 from __future__ import annotations
@@ -19,16 +28,28 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import roost
 from roost import zoo
 from roost.core.problem import Problem
+from roost.placers._lister_rolls import new_tensors
 from roost.placers.lister import Lister
 from roost.placers.rules import Rules
+from roost.policies.weights import save_weights
 from roost.search.solve import search
 
 TESTED = range(24, 32)
 AUTO_TRIALS = 200_000
 SEEDS = 3
+PLENTY = 100_000  # trials: more than any of these needs
+REFINED = 5_000  # trials
+EQUAL = {"rules_like_64": "lister_64", "rules_like_lister": "lister", "rules_like_refined": "lister_refined"}
+OTHERS = ("only_64_rules", "network", "both", "best_of_single_and_expert")
+NAMES = (
+    "lister_64", "untrained_64", "rules_like_64", "lister", "untrained", "rules_like_lister", "lister_refined",
+    "untrained_refined", "rules_like_refined", "only_64_rules", "network", "both", "best_of_single_and_expert",
+)  # fmt: skip
 
 
 def graph_of(family: str, number: int, folder: Path) -> Any:
@@ -41,96 +62,145 @@ def graph_of(family: str, number: int, folder: Path) -> Any:
 
 
 def timed(problem: Problem, placer: Any, trials: int, seed: int) -> tuple[float, float]:
-    """The step time of what it finds, infinite where that does not fit, and the CPU seconds of a second run.
-
-    The first run makes what is made once for a problem, for every placer alike.
-    """
-    search(problem, placer, trials=trials, seed=seed, prove=False)
+    """The step time of what it finds, infinite where that does not fit, and the CPU seconds."""
     began = time.process_time()
     best = search(problem, placer, trials=trials, seed=seed, prove=False).best
     return best.step_time if best.feasible else float("inf"), time.process_time() - began
 
 
-def measured(problem: Problem, weights: Path, seed: int) -> dict[str, float]:
+def placers(weights: Path, seed: int, everything: bool) -> dict[str, tuple[Any, int]]:
+    """Placers by the name of their row, and how many trials each has."""
+    random = weights.parent / f"untrained_{seed}.safetensors"
+    save_weights(random, "lister", new_tensors(np.random.default_rng(seed)), {})
+    kinds = {"lister": {"weights": str(weights), "tune": False}, "untrained": {"weights": str(random), "tune": False}}
+    found = {}
+    for name, given in kinds.items():
+        found[f"{name}_64"] = Lister(**given, varied=0), PLENTY
+        found[name] = Lister(**given), PLENTY
+        found[f"{name}_refined"] = Lister(**given, refine=1.0), REFINED
+    if everything:
+        found["network"] = Lister(**kinds["lister"], samples=0, varied=0, drawn=64), PLENTY
+        found["both"] = Lister(**kinds["lister"], varied=0, drawn=64), PLENTY
+    return found
+
+
+def measured(problem: Problem, weights: Path, seed: int, everything: bool) -> dict[str, float]:
     """One graph, one seed."""
-    few = 100_000  # trials: more than any of these needs
     row: dict[str, float] = {}
-    alone = Lister(weights=str(weights), tune=False, baselines=("single", "expert"))
-    beside = Lister(weights=str(weights), tune=False, baselines=("single", "expert", "rules"))
-    row["lister"], row["lister_cpu"] = timed(problem, alone, few, seed)
-    row["with_rules"], row["with_rules_cpu"] = timed(problem, beside, few, seed)
-    row["rules_64"], row["rules_64_cpu"] = timed(problem, "rules", few, seed)
-    _, more = timed(problem, Rules(num_rules=576), few, seed)  # part of the time does not grow with the rules
-    each = max(1e-5, (more - row["rules_64_cpu"]) / 512)
-    count = max(64, int(64 + (row["lister_cpu"] - row["rules_64_cpu"]) / each))
-    row["rules"], row["rules_cpu"] = timed(problem, Rules(num_rules=count), few, seed)
-    row["num_rules"] = count
+    for name, (placer, trials) in placers(weights, seed, everything).items():
+        row[name], row[f"{name}_cpu"] = timed(problem, placer, trials, seed)
+    row["only_64_rules"], fewest = timed(problem, "rules", PLENTY, seed)
+    row["only_64_rules_cpu"] = fewest
+    _, more = timed(problem, Rules(num_rules=320), PLENTY, seed)  # part of the time does not grow with the rules
+    each = max(1e-5, (more - fewest) / 256)
+    for name, like in EQUAL.items():
+        count = max(64, int(64 + (row[f"{like}_cpu"] - fewest) / each))
+        row[name], row[f"{name}_cpu"] = timed(problem, Rules(num_rules=count), PLENTY, seed)
+        row[f"{name}_count"] = count
     return row
 
 
-def baselines(problem: Problem) -> dict[str, float]:
+def references(problem: Problem, cluster: str, kept: Path) -> dict[str, float]:
+    """Step times of single, expert and auto, looked up where they are known."""
+    key = f"{problem.graph.name} {cluster} {problem.digest} {AUTO_TRIALS}"
+    known = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    for row in known:
+        if row.pop("key") == key:
+            return dict(row)
     found = {}
     for name in ("single", "expert"):
         best = search(problem, name, trials=10_000, prove=False).best
         found[name] = best.step_time if best.feasible else float("inf")
-    began = time.process_time()
-    found["auto"] = search(problem, "auto", trials=AUTO_TRIALS, prove=False).best.step_time
-    found["auto_cpu"] = time.process_time() - began
+    found["auto"], found["auto_cpu"] = timed(problem, "auto", AUTO_TRIALS, 0)
+    with kept.open("a") as out:
+        out.write(json.dumps({"key": key, **found}) + "\n")
     return found
 
 
 def shown(rows: list[dict[str, Any]]) -> str:
-    """A table of the distributions, over graphs and seeds."""
-    lines = [
-        "| family | learned on | tested on | graphs | placer | of auto: median | p90 | worst | CPU s: median | most |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+    """Tables of the distributions over graphs and seeds, and of pairs."""
+    cells = sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows})
+    first = [
+        "| family | learned on | tested on | row | learned | untrained | `rules`, equal CPU s | CPU s: median, most |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    for key in sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows}):
+    other = ["| family | tested on | " + " | ".join(OTHERS) + " |", "|---|---|" + "---|" * len(OTHERS)]
+    pairs = ["| family | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|"]
+    for key in cells:
         mine = [r for r in rows if (r["family"], r["learned_on"], r["cluster"]) == key]
-        count = len({r["graph"] for r in mine})
-        for name in ("lister", "with_rules", "rules", "rules_64", "best_of_single_and_expert"):
-            ratio = sorted(r[name] / r["auto"] for r in mine)
-            cpu = [r.get(f"{name}_cpu", float("nan")) for r in mine]
-            p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
-            figures = f"{statistics.median(ratio):.3f} | {p90:.3f} | {ratio[-1]:.3f}"
-            spent = f"{statistics.median(cpu):.2f} | {max(cpu):.2f}"
-            lines.append(f"| {' | '.join(key)} | {count} | {name} | {figures} | {spent} |")
-    return "\n".join(lines) + "\n"
+        for equal, name in EQUAL.items():
+            cpu = [r[f"{name}_cpu"] for r in mine]
+            random = name.replace("lister", "untrained")
+            figures = " | ".join(spread(mine, each) for each in (name, random, equal))
+            spent = f"{statistics.median(cpu):.2f}, {max(cpu):.2f}"
+            first.append(f"| {' | '.join(key)} | {name} | {figures} | {spent} |")
+            for than in (equal, random):
+                pairs.append(f"| {key[0]} | {key[2]} | {name} / {than} | {compared(mine, name, than)} |")
+        other.append(f"| {key[0]} | {key[2]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |")
+    return "\n\n".join("\n".join(lines) for lines in (first, pairs, other)) + "\n"
+
+
+def spread(rows: list[dict[str, Any]], name: str) -> str:
+    """Median, ninth decile and worst, as multiples of what auto found."""
+    ratio = sorted(r[name] / r["auto"] for r in rows if name in r)
+    if not ratio:
+        return "-"
+    p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
+    return f"{statistics.median(ratio):.3f}, {p90:.3f}, {ratio[-1]:.3f}"
+
+
+def compared(rows: list[dict[str, Any]], one: str, other: str) -> str:
+    """The mean ratio of the two, and how sure that is: 95 % of bootstrap samples of the graphs."""
+    rng, graphs = np.random.default_rng(0), sorted({r["graph"] for r in rows})
+    log = np.array([np.mean([np.log(r[one] / r[other]) for r in rows if r["graph"] == graph]) for graph in graphs])
+    means = log[rng.integers(0, len(log), (10_000, len(log)))].mean(axis=1)
+    low, high = np.exp(np.quantile(means, [0.025, 0.975]))
+    return f"{np.exp(log.mean()):.3f} | {low:.3f} to {high:.3f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", required=True)
     parser.add_argument("--on", required=True, help="clusters to test on, with commas")
-    parser.add_argument("--weights", required=True, type=Path)
+    parser.add_argument("--weights", type=Path, help="without them only the references are made")
+    parser.add_argument("--all", action="store_true", help="the network and annealing too")
     parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/generalise.jsonl"))
     given = parser.parse_args()
-    learned_on = ",".join(json.loads((given.weights.parent / "card.json").read_text())["clusters"])
-    with given.output.open("a") as out:
-        for cluster in given.on.split(","):
-            for number in TESTED:
-                problem = roost.estimate(graph_of(given.family, number, given.graphs), cluster)
-                fixed = baselines(problem)
-                for seed in range(SEEDS):
-                    row = {
-                        "family": given.family,
-                        "graph": problem.graph.name,
-                        "num_ops": problem.graph.num_ops,
-                        "cluster": cluster,
-                        "learned_on": learned_on,
-                        "seed": seed,
-                        **fixed,
-                        "best_of_single_and_expert": min(fixed["single"], fixed["expert"]),
-                        **measured(problem, given.weights, seed),
-                        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-                    }
-                    out.write(json.dumps(row) + "\n")
-                    out.flush()
-                print(
-                    row["graph"], cluster, {k: round(row[k] / row["auto"], 3) for k in ("lister", "rules")}, flush=True
-                )
-    print(shown([json.loads(line) for line in given.output.read_text().splitlines()]))
+    card = json.loads((given.weights.parent / "card.json").read_text()) if given.weights else {}
+    for cluster in given.on.split(","):
+        for number in TESTED:
+            problem = roost.estimate(graph_of(given.family, number, given.graphs), cluster)
+            fixed = references(problem, cluster, given.output.with_name("generalise_auto.jsonl"))
+            if not given.weights:
+                continue
+            # What is made once for a problem, or compiled once, is made now.
+            if number == TESTED[0]:
+                measured(problem, given.weights, 99, given.all)
+            search(problem, Lister(weights=str(given.weights), tune=False), trials=PLENTY, prove=False)
+            rows = []
+            for seed in range(SEEDS):
+                row = {
+                    "family": given.family,
+                    "graph": problem.graph.name,
+                    "num_ops": problem.graph.num_ops,
+                    "cluster": cluster,
+                    "learned_on": ",".join(card["clusters"]),
+                    "learned_seed": card["seed"],
+                    "learned_seconds": card["seconds"],
+                    "seed": seed,
+                    **fixed,
+                    "best_of_single_and_expert": min(fixed["single"], fixed["expert"]),
+                    **measured(problem, given.weights, seed, given.all and seed == 0),
+                    "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                }
+                rows.append(row)
+            with given.output.open("a") as out:
+                out.writelines(json.dumps(row) + "\n" for row in rows)
+            row = rows[0]
+            print(cluster, {name: round(row[name] / row["auto"], 3) for name in NAMES if name in row}, flush=True)
+    if given.weights:
+        print(shown([json.loads(line) for line in given.output.read_text().splitlines()]))
 
 
 if __name__ == "__main__":

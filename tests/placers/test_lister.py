@@ -12,9 +12,8 @@ from layered import machine, model, nastier, timed
 
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._course import Course, Rates, best_together
-from roost.placers._framed import Framed, Rolled, twins
-from roost.placers._listed import (
+from roost.placers._lister_course import Course, Rates
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     choices_in,
@@ -26,7 +25,10 @@ from roost.placers._listed import (
     new_tensors,
     units_of,
 )
+from roost.placers._lister_rule_course import best_together
+from roost.placers._lister_view import Framed, Rolled, twins
 from roost.placers._listing import Prepared
+from roost.placers._portable_rules import COLUMNS
 from roost.placers.kernels.lister import SEEN
 from roost.placers.lister import Lister
 from roost.policies.lister_network import Policy
@@ -62,7 +64,7 @@ def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem
         if not picked.any():
             continue
         rows = decisions_of(frame, rolled, rolls, picked)
-        policy = Policy({name: value for name, value in tensors.items() if name != "ways"})
+        policy = Policy({name: value for name, value in tensors.items() if name not in ("ways", "rules")})
         said = policy(rows).gather(1, rows.choice.unsqueeze(1)).squeeze(1).detach().numpy()
         assert np.abs(said - rolled.record.log_prob[picked]).max() < 1e-5
         assert said.min() < -0.01
@@ -126,7 +128,9 @@ def test_memory_is_kept_to_where_there_is_a_way() -> None:
 def test_an_infeasible_start_still_teaches() -> None:
     problem = timed(model(["a", "b", "c"]), machine(150, 150))
     notes: list[dict[str, float]] = []
-    result = search(problem, Lister(batch=4), trials=1000, prove=False, on_note=lambda f: notes.append(dict(f)))
+    result = search(
+        problem, Lister(batch=4, varied=0), trials=1000, prove=False, on_note=lambda f: notes.append(dict(f))
+    )
     assert not result.best.feasible
     assert notes
     assert all(np.isfinite(list(note.values())).all() for note in notes)
@@ -205,7 +209,12 @@ def test_with_weights_it_is_never_worse_than_single_and_expert(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
-    [("skip", np.zeros(3), "skip"), ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature")],
+    [
+        ("skip", np.zeros(3), "skip"),
+        ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature"),
+        ("rules", np.full((64, len(COLUMNS)), -1.0), "'rules' has a setting"),
+        ("rules", np.zeros((64, 3)), "'rules' has shape"),
+    ],
 )
 def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, value: np.ndarray, said: str) -> None:
     path = tmp_path / "policy.safetensors"
@@ -215,7 +224,17 @@ def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, v
     assert str(path) in str(error.value)
 
 
-@pytest.mark.parametrize("wrong", [{"samples": 0}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}])
+def test_weights_from_before_there_were_rules_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "lister", {name: value for name, value in loud().items() if name != "rules"}, {})
+    with pytest.raises(InputError, match=r"policy\.safetensors: tensor 'rules' is missing"):
+        Lister(weights=str(path))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"samples": 0}, {"varied": -1}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}],
+)
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError):
         Lister(**wrong)  # type: ignore[arg-type]
@@ -232,11 +251,12 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         again.run(lambda _: None)
         assert all((again.tensors[name] == value).all() for name, value in unbroken.tensors.items())
         assert (again.ways == unbroken.ways).all()
+        assert (again.rules.rules == unbroken.rules.rules).all()
 
 
 def test_what_was_learned_is_better_than_what_it_began_with() -> None:
     problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, 3.0])]
-    learned = Course(problems, 3.0, 1, 50, Rates(graphs=2, rolls=8), lambda _: None)
+    learned = Course(problems, 1.0, 1, 50, Rates(graphs=2, rolls=8), lambda _: None)
     before, frame = dict(learned.tensors), learned.frames[0]
     learned.run(lambda _: None)
     rolls = free_rolls(np.random.default_rng(0), frame, 32)

@@ -49,10 +49,14 @@ class Prepared:
         is held.
         """
         problem = units.problem
-        example = placement_of(problem, np.zeros(problem.graph.num_ops, np.int32), order)
+        return Prepared.like(units, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32), order), eager)
+
+    @staticmethod
+    def like(units: Units, example: Placement, eager: bool = False) -> Prepared:
+        """Under the order of a placement."""
         if eager:
-            example = _eager(problem, example)
-        layout = Simulator.of(problem).layout(example)
+            example = _eager(units.problem, example)
+        layout = Simulator.of(units.problem).layout(example)
         return Prepared(units, example, layout, listing_of(units, layout))
 
     @staticmethod

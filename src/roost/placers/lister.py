@@ -1,9 +1,13 @@
-"""A learned list scheduler: a small network scores every device, for one unit after the other, and is drawn from.
+"""A learned list scheduler: a portfolio of rules that were learned on other graphs, and a small network.
 
 Our own generalising placer, after the idea of learned list scheduling (Paliwal et al. 2020, REGAL; Placeto's claim to
 place graphs it has never seen). Nothing depends on the number or the names of devices. With weights from `roost learn`
-it places at once, and then goes on learning on the problem at hand for as long as the budget lasts; without, it begins
-as a rule of earliest finish and learns by trial and error alone.
+it tries its rules, varies the best of them, and then lets the network learn on the problem at hand for as long as the
+budget lasts; without, rules are random, and the network begins as a rule of earliest finish.
+
+Differs in: what is learned over a family is foremost which linear rules are best together, and in which orders ops are
+to be listed (by evolution), for a schedule of the network costs as much as twenty of a rule. The network (imitation,
+then trial and error) is drawn from only where `drawn` asks for it, or to learn on.
 """
 
 from __future__ import annotations
@@ -22,8 +26,8 @@ from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
-from roost.placers._framed import Framed, Rolled
-from roost.placers._listed import (
+from roost.placers._list_orders import ORDERS as LIST_ORDERS
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -36,23 +40,28 @@ from roost.placers._listed import (
     new_tensors,
     rolls_of,
 )
+from roost.placers._lister_view import Framed, Rolled
 from roost.placers._listing import SCALES
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
+from roost.placers._portable_rules import COLUMNS, Bench, varied
 from roost.placers._starts import ask
 from roost.placers.kernels.lister import Rolls
 
 log = logging.getLogger(__name__)
 
 _KEPT = 4  # of the best schedules of a round become trials
+_FAMILY, _PARENTS = 32, 6  # rules that are varied at a time, and from how many of the best
 
 
 @dataclass(frozen=True)
 class Lister:
-    """Draws schedules from its network, then learns from them."""
+    """Tries learned rules, then draws schedules from its network and learns from them."""
 
     weights: str | None = None  # a file that `roost learn` wrote
-    samples: int = PORTFOLIO  # schedules before it begins to learn
+    samples: int = PORTFOLIO  # rules of the portfolio that are tried
+    varied: int = 192  # rules after that, which are varied from the best so far
+    drawn: int = 0  # schedules that are then drawn from the network, before it begins to learn
     tune: bool = True  # whether it goes on learning, until the budget is spent
     refine: float = 0.0  # share of the budget that annealing gets at the end
     most_units: int = 5000  # decisions in a schedule, at most about so many
@@ -63,11 +72,13 @@ class Lister:
     heat: Heat = field(default_factory=Heat)
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.most_units < 1 or self.batch < 2:
+        if min(self.samples, self.varied, self.drawn) < 0 or self.samples + self.drawn < 1:
             raise InputError(
-                f"samples, most_units and batch are {self.samples}, {self.most_units} and {self.batch}; "
-                "they must be at least 1, 1 and 2"
+                f"samples, varied and drawn are {self.samples}, {self.varied} and {self.drawn}; none may be below 0, "
+                "and there must be samples or something drawn"
             )
+        if self.most_units < 1 or self.batch < 2:
+            raise InputError(f"most_units and batch are {self.most_units} and {self.batch}; at least 1 and 2")
         if not 0 <= self.refine <= 1 or not self.rate > 0:
             raise InputError(f"refine is {self.refine} and rate is {self.rate}; 0 to 1, and above 0")
         if self.weights is not None:
@@ -77,8 +88,9 @@ class Lister:
         tensors = new_tensors(evaluate.rng) if self.weights is None else load(self.weights)
         if self.weights is not None:
             self._ask_baselines(problem, evaluate)
-        frames = framed(problem, self.most_units, ORDERS)
         until = self._until(evaluate)
+        self._follow(problem, tensors["rules"], evaluate)
+        frames = framed(problem, self.most_units, ORDERS) if self.drawn or (self.tune and until(evaluate)) else []
         best = self._sample(frames, tensors, evaluate)
         self._reorder(problem, evaluate)
         if self.tune and until(evaluate):
@@ -110,14 +122,47 @@ class Lister:
             except (MissingExtra, InputError) as error:
                 log.info("without %s: %s", name, error)
 
+    def _follow(self, problem: Problem, rules: Array, evaluate: Evaluate) -> None:
+        """The schedules of the learned rules, and then of rules that are varied from the best of them."""
+        if self.samples < 1:
+            return
+        rng, bench = evaluate.rng, Bench(problem)
+        portfolio = rules.astype(np.float64)
+        if self.samples > len(portfolio):
+            portfolio = np.concatenate([portfolio, varied(rng, portfolio[: self.samples - len(rules)], portfolio)])
+        rows = portfolio[: self.samples]
+        cost = self._round_of_rules(bench, rows, evaluate)
+        for begun in range(0, self.varied, _FAMILY):
+            parents = rows[np.argsort(cost, kind="stable")[:_PARENTS]]
+            count = min(_FAMILY, self.varied - begun)
+            new = varied(rng, parents[rng.integers(0, len(parents), count)], portfolio)
+            if evaluate.trials_left < 1:
+                return
+            cost = np.concatenate([cost, self._round_of_rules(bench, new, evaluate)])
+            rows = np.concatenate([rows, new])
+
+    def _round_of_rules(self, bench: Bench, rows: Array, evaluate: Evaluate) -> Array:
+        """One round of rules, as many as there are trials for; what each costs, infinite where it was not tried."""
+        attempts = len(SCALES) if bench.is_tight else 1
+        count = int(max(1, min(len(rows), evaluate.trials_left // attempts)))
+        scales = SCALES[: int(max(1, min(attempts, evaluate.trials_left // count)))]
+
+        def run() -> Round:
+            tried = bench.roll(rows[:count], scales)
+            cost = np.full(len(rows), np.inf)
+            cost[:count] = cost_of(tried, bench.problem)
+            return Round([tried.placement(row) for row in tried.ranked()[:_KEPT]], tried.simulations, {"cost": cost})
+
+        return np.asarray(evaluate.round(run)["cost"])
+
     def _sample(self, frames: Sequence[Framed], tensors: Mapping[str, Array], evaluate: Evaluate) -> list[float]:
-        """Schedules before anything is learned; the least cost under each order."""
+        """Schedules of the network before it learns; the least cost under each order."""
         ways = tensors["ways"]
-        if self.samples > len(ways):
-            ways = np.concatenate([ways, drawn_ways(evaluate.rng, self.samples - len(ways), len(ORDERS))])
+        if self.drawn > len(ways):
+            ways = np.concatenate([ways, drawn_ways(evaluate.rng, self.drawn - len(ways), len(ORDERS))])
         found = []
         for number, frame in enumerate(frames):
-            rows = np.flatnonzero(ways[: self.samples, -1] == number)
+            rows = np.flatnonzero(ways[: self.drawn, -1] == number)
             rolls = rolls_of(evaluate.rng, frame, ways[rows, :NUM_SEEN], ways[rows, NUM_SEEN])
             cost = self._round(frame, tensors, rolls, evaluate) if len(rows) else np.zeros(0)
             found.append(float(cost.min(initial=np.inf)))
@@ -159,11 +204,11 @@ class Lister:
         import torch
 
         from roost.learners.recorded import clipped
-        from roost.placers._course import Rates, batch_of
+        from roost.placers._lister_course import Rates, batch_of
         from roost.policies.lister_network import Policy
 
         rates = Rates(rolls=self.batch, entropy=self.entropy)
-        now = {name: value for name, value in tensors.items() if name != "ways"}
+        now = {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
         with one_thread():
             policy = Policy(now)
             optimizer = torch.optim.Adam(policy.parameters(), lr=self.rate)
@@ -205,7 +250,7 @@ class Lister:
         """
         import torch
 
-        from roost.placers._course import Course, Rates
+        from roost.placers._lister_course import Course, Rates
 
         with one_thread():
             course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)
@@ -213,8 +258,15 @@ class Lister:
             if state is not None:
                 course.restore(state)
             course.run(checkpoint.save)
-        card = {"plan": course.plan, "most_units": self.most_units, "torch": str(torch.__version__)}
-        return {**course.tensors, "ways": np.asarray(course.ways, dtype=np.float32)}, card
+        orders = np.bincount(course.rules.rules[:, COLUMNS.index("order")].astype(int), minlength=len(LIST_ORDERS))
+        card = {
+            "rules": {"columns": COLUMNS, "orders": dict(zip(LIST_ORDERS, orders.tolist(), strict=True))},
+            "plan": course.plan,
+            "most_units": self.most_units,
+            "torch": str(torch.__version__),
+        }
+        ways = {"ways": course.ways.astype(np.float32), "rules": course.rules.rules.astype(np.float32)}
+        return {**course.tensors, **ways}, card
 
 
 def first_rolls(rolls: Rolls, count: int) -> Rolls:

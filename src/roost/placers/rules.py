@@ -41,7 +41,7 @@ _SECONDS = {
     "outgoing": (0.6, 0.7),
     "partner": (0.5, 1.0),
 }
-_SHARES = {
+SHARES = {
     "absent": (0.15, 0.5),
     "not_home": (0.25, 0.5),
     "not_previous": (0.2, 0.3),
@@ -128,7 +128,7 @@ def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
     choices = several if len(several) else choices[:1]
     usable = _usable(rng, count, choices, _FAST_TIGHT if under.is_tight else _FAST)
     price = float(total.min()) if under.is_tight else 0.0
-    _weigh(rules.weights, rng, float(units.time.min(axis=1).mean()), price)
+    weigh(rules.weights, rng, float(units.time.min(axis=1).mean()), price)
     _name(rules.weights, usable, choices)
     memory = units.problem.cluster.memory * usable
     lasting = float(under.listing.lasting.sum())
@@ -142,7 +142,7 @@ def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
     return rules
 
 
-def _weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -> None:
+def weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -> None:
     """Draw the weights [rules, features]; `tick` is the mean time of a unit, `price` the middle of that feature."""
     count = len(weights)
 
@@ -158,7 +158,7 @@ def _weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) 
     common = between(*_COMMON)
     for feature, (share, middle) in _SECONDS.items():
         drawn(feature, share, middle * common * around(_SPREAD))
-    for feature, (share, middle) in _SHARES.items():
+    for feature, (share, middle) in SHARES.items():
         drawn(feature, share, middle * common * around(_SPREAD) * tick)
     drawn("in_way", 0.4, 3.0 * around(9.0))
     drawn("price", 0.65, around(10.0) * price)

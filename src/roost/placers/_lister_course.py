@@ -1,8 +1,9 @@
-"""How the network of `lister` learns on many problems: imitation of annealed placements, then trial and error.
+"""How `lister` learns on many problems: its rules by evolution, its network by imitation and then trial and error.
 
-At the end, the ways in which schedules are drawn are chosen together: each is the one that adds most to the best of
-those before it, over all the problems. The amount of work is fixed before the first step, so a course that was stopped
-and goes on, or is given again, ends with the same weights.
+Before that its rules are learned, which need no network. At the end, the ways in which schedules are drawn from the
+network are chosen together: each is the one that adds most to the best of those before it, over all the problems. The
+amount of work is fixed before the first step, so a course that was stopped and goes on, or is given again, ends with
+the same weights.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import torch
 from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.learners.recorded import advantages, clipped, imitate
-from roost.placers._framed import Framed
-from roost.placers._listed import (
+from roost.placers._list_orders import ORDERS as LIST_ORDERS
+from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -33,14 +34,18 @@ from roost.placers._listed import (
     new_tensors,
     rolls_of,
 )
-from roost.placers._targets import targets_of
+from roost.placers._lister_rule_course import CHILDREN, FIRST, NEW, RuleCourse, best_together
+from roost.placers._lister_targets import targets_of
+from roost.placers._lister_view import Framed
 from roost.policies.lister_network import Policy
 
 # About what the parts of a course cost, in seconds: for planning, and never looked at again.
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
-_SHARES = {"targets": 0.12, "imitation": 0.13, "trial": 0.55, "ways": 0.2}
+_PER_RULE = 60e-9, 100e-9  # of an op and of a unit in a schedule by a rule
+_PER_CHOICE = 0.03  # of those rules that are best together
+_SHARES = {"rules": 0.6, "targets": 0.05, "imitation": 0.06, "trial": 0.21, "ways": 0.08}
 
 Note = Callable[[Mapping[str, float]], object]
 
@@ -71,6 +76,8 @@ class Course:
         self.frames: list[Framed] = [each for problem in problems for each in framed(problem, most_units, ORDERS)]
         self.tensors = new_tensors(self.rng)
         self.ways = self.tensors.pop("ways")
+        self.tensors.pop("rules")
+        self.rules = RuleCourse(problems, self.rng)
         self.policy = Policy(self.tensors)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=rates.imitation_rate)
         self.targets: list[Array] = []
@@ -85,13 +92,18 @@ class Course:
         num_units = sum(frame.units.num_units for frame in self.frames) / count
         rows = sum(frame.units.problem.cluster.num_devices for frame in self.frames) / count
         decisions = self.rates.graphs * self.rates.rolls * min(self.rates.kept, num_units)
+        per_op, per_unit = _PER_RULE
+        rule = count / len(ORDERS) * (ops * per_op + num_units * per_unit)
         each = {
+            "rules": _PER_CHOICE + (CHILDREN + NEW) * rule,
             "targets": count * self.rates.starts * ops * _PER_BATCH,
             "imitation": decisions * rows * _PER_ROW + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
             "ways": count * num_units * _PER_ROLL,
         }
         each["trial"] = each["imitation"] * 1.5
         found = {part: int(max(1, share * seconds / each[part])) for part, share in _SHARES.items()}
+        first = len(LIST_ORDERS) * FIRST / (CHILDREN + NEW)  # generations' worth of work
+        found["rules"] = len(LIST_ORDERS) + int(max(1, found["rules"] - first))
         found["targets"] = int(np.clip(found["targets"], 20, 4000))
         found["ways"] = int(np.clip(found["ways"], PORTFOLIO, 1024))
         return found
@@ -99,6 +111,7 @@ class Course:
     def run(self, save: Callable[[Mapping[str, Array]], object]) -> None:
         """Go on to the end; the state is offered after each piece of work."""
         parts: list[tuple[int, Callable[[], None]]] = [
+            (self.plan["rules"], self._vary_rules),
             (len(self.frames), self._find_targets),
             (self.plan["imitation"], self._imitate),
             (self.plan["trial"], self._try),
@@ -113,12 +126,16 @@ class Course:
             self.done += 1
             save(self.state())
 
+    def _vary_rules(self) -> None:
+        figures = self.rules.step(self.done)
+        self.note({"stage": 0.0, "done": self.done + 1.0, "of": float(self.plan["rules"]), **figures})
+
     def _find_targets(self) -> None:
         frame = self.frames[self.done]
         found, best = targets_of(frame, self.rng, self.rates.starts, self.plan["targets"])
         self.targets.append(found)
         self.best.append(best)
-        self.note({"stage": 0.0, "done": self.done + 1.0, "of": float(len(self.frames)), "targets": float(len(found))})
+        self.note({"stage": 1.0, "done": self.done + 1.0, "of": float(len(self.frames)), "targets": float(len(found))})
 
     def _rate(self, first: float, count: int) -> None:
         """Set a rate that falls to a twentieth, as half a cosine."""
@@ -136,7 +153,7 @@ class Course:
         for number in self.rng.choice(able, min(self.rates.graphs, len(able)), replace=False).tolist():
             losses.append(self._imitate_one(self.frames[number], self.targets[number]))
         self.tensors = self.policy.arrays()
-        self.note({"stage": 1.0, "done": self.done + 1.0, "of": float(count), "loss": float(np.mean(losses))})
+        self.note({"stage": 2.0, "done": self.done + 1.0, "of": float(count), "loss": float(np.mean(losses))})
 
     def _imitate_one(self, frame: Framed, targets: Array) -> float:
         rng, count = self.rng, self.rates.rolls
@@ -173,7 +190,7 @@ class Course:
         self.tensors = self.policy.arrays()
         ratio = [float(np.exp(least)) / max(best, 1e-12) for best, least in known]
         of_target = {"best_over_target": float(np.median(ratio))} if ratio else {}
-        self.note({"stage": 2.0, "done": self.done + 1.0, "of": float(count), **of_target, **figures})
+        self.note({"stage": 3.0, "done": self.done + 1.0, "of": float(count), **of_target, **figures})
 
     def _choose_ways(self) -> None:
         """Out of many random ways to draw schedules, those that are best together."""
@@ -190,16 +207,16 @@ class Course:
                 cost[rows, pair] = cost_of(frame.roll(network_of(self.tensors, frame), rolls), frame.units.problem)
         chosen = best_together(cost, PORTFOLIO)
         self.ways = ways[chosen]
-        self.note({"stage": 3.0, "done": 1.0, "of": 1.0, "ways": float(len(ways))})
+        self.note({"stage": 4.0, "done": 1.0, "of": 1.0, "ways": float(len(ways))})
 
     def state(self) -> dict[str, Array]:
         """Everything that the rest of the course depends on."""
         found = {f"weights.{name}": value for name, value in self.policy.arrays().items()}
         for number, group in self.optimizer.state_dict()["state"].items():
-            found |= {f"adam.{number}.{name}": np.asarray(value) for name, value in group.items()}
+            found |= {f"adam.{number}.{name}": np.asarray(value).copy() for name, value in group.items()}
         for number, target in enumerate(self.targets):
             found[f"target.{number}"] = target
-        found |= {"best": np.array(self.best), "ways": self.ways, "rng": _packed(self.rng)}
+        found |= {"best": np.array(self.best), "ways": self.ways, "rng": _packed(self.rng), **self.rules.state()}
         found["at"] = np.array([self.stage, self.done, *self.plan.values()])
         return found
 
@@ -214,6 +231,7 @@ class Course:
                 _, number, name = key.split(".")
                 saved.setdefault(int(number), {})[name] = torch.from_numpy(np.array(value))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        self.rules.restore(state)
         self.best, self.ways = state["best"].tolist(), state["ways"]
         self.targets = [state[f"target.{number}"] for number in range(len(self.best))]
         self.rng.bit_generator.state = _unpacked(state["rng"])
@@ -239,20 +257,6 @@ def batch_of(frame: Framed, rolled: Any, rolls: Any, cost: Array, rng: np.random
     rows = decisions_of(frame, rolled, rolls, picked)
     before = torch.from_numpy(rolled.record.log_prob[picked].astype(np.float32))
     return rows, before, torch.from_numpy(gain[np.nonzero(picked)[0]].astype(np.float32))
-
-
-def best_together(cost: Array, count: int) -> Array:  # [count]
-    """Rows of costs [ways, problems], each the one that lowers the mean of the least so far most; greedily."""
-    least = np.full(cost.shape[1], np.inf)
-    chosen: list[int] = []
-    left = np.ones(len(cost), dtype=bool)
-    for _ in range(min(count, len(cost))):
-        merit = np.minimum(cost, least).mean(axis=1)
-        best = int(np.where(left, merit, np.inf).argmin())
-        chosen.append(best)
-        left[best] = False
-        least = np.minimum(least, cost[best])
-    return np.array(chosen)
 
 
 def _packed(rng: np.random.Generator) -> Array:

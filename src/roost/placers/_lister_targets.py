@@ -6,7 +6,7 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.placers._annealer import Annealer
-from roost.placers._framed import Framed
+from roost.placers._lister_view import Framed
 from roost.placers.rules import draw
 
 _RULES = 128

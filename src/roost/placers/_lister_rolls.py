@@ -10,9 +10,10 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._framed import KNOWN, Framed, Rolled
 from roost.placers._groups import merged_units
+from roost.placers._lister_view import KNOWN, Framed, Rolled
 from roost.placers._listing import Prepared
+from roost.placers._portable_rules import COLUMNS, Tried, are_valid, drawn
 from roost.placers._units import Units
 from roost.placers.kernels.lister import SEEN, Network, Rolls
 from roost.policies.lister import fresh, shapes
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 ORDERS = ("program", "rank")
 NUM_SEEN, NUM_KNOWN = len(SEEN), len(KNOWN)
-PORTFOLIO = 64  # ways to draw a schedule that a file of weights holds: a tilt, a temperature and an order each
+PORTFOLIO = 64  # rules that a file of weights holds, and ways to draw: a tilt, a temperature and an order each
 
 _FIRST_RULE = {"finish_gap_ticks": -3.0, "outgoing_ticks": -1.0, "slower_in_all": -0.5}
 
@@ -37,19 +38,23 @@ _FAILED = 5.0  # of what has no step time at all
 
 
 def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
-    """Weights that begin as a rule of earliest finish, and random ways to draw."""
+    """A network that begins as a rule of earliest finish, random ways to draw from it, and random rules."""
     rule = np.zeros(NUM_SEEN)
     for name, weight in _FIRST_RULE.items():
         rule[SEEN.index(name)] = weight
-    return {**fresh(rng, NUM_SEEN, NUM_KNOWN, rule), "ways": drawn_ways(rng, PORTFOLIO, len(ORDERS))}
+    ways = {"ways": drawn_ways(rng, PORTFOLIO, len(ORDERS)), "rules": drawn(rng, PORTFOLIO)}
+    return {**fresh(rng, NUM_SEEN, NUM_KNOWN, rule), **ways}
 
 
 def load(path: str) -> dict[str, Array]:
     """The weights in a file, checked."""
-    tensors, _ = load_weights(path, "lister", {**shapes(NUM_SEEN, NUM_KNOWN), "ways": (PORTFOLIO, NUM_SEEN + 2)})
+    ways = {"ways": (PORTFOLIO, NUM_SEEN + 2), "rules": (PORTFOLIO, len(COLUMNS))}
+    tensors, _ = load_weights(path, "lister", {**shapes(NUM_SEEN, NUM_KNOWN), **ways})
     heat, order = tensors["ways"][:, NUM_SEEN], tensors["ways"][:, -1]
     if not np.isin(order, np.arange(len(ORDERS))).all() or (heat < 0).any():
         raise InputError(f"{path}: tensor 'ways' has an order or a temperature that cannot be; train them again")
+    if not are_valid(tensors["rules"]):
+        raise InputError(f"{path}: tensor 'rules' has a setting that cannot be; train them again")
     return tensors
 
 
@@ -116,7 +121,7 @@ def free_rolls(rng: np.random.Generator, under: Framed, count: int) -> Rolls:
     return rolls_of(rng, under, tilt, np.ones(count))
 
 
-def cost_of(rolled: Rolled, problem: Problem) -> Array:  # [rolls]
+def cost_of(rolled: Rolled | Tried, problem: Problem) -> Array:  # [rolls]
     """The logarithm of the step time, and a penalty that grows with the bytes beyond memory."""
     step = np.maximum(rolled.step_time, 1e-12)
     room = max(1.0, float(problem.cluster.memory.sum()))

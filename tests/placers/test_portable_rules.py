@@ -1,0 +1,124 @@
+"""Rules that mean the same on every problem: what they make, how they vary, and which are kept."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from layered import machine, model, timed
+
+from roost.core.problem import Problem
+from roost.placers._list_orders import ORDERS, prepared
+from roost.placers._lister_rolls import cost_of
+from roost.placers._lister_rule_course import RuleCourse, best_together
+from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, are_valid, drawn, usable_by, varied
+from roost.placers._units import Units
+from roost.placers.kernels.listing import FEATURES
+from roost.placers.lister import Lister
+from roost.search.solve import search
+from roost.simulator.compiled import simulate
+from roost.simulator.order import dispatch_order
+
+
+def wide(count: int = 6, memory: int = 10_000, devices: int = 3) -> Problem:
+    return timed(model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices))
+
+
+def row(**settings: float) -> np.ndarray:
+    """The rule of earliest finish, otherwise with these settings."""
+    found = {"finish": 1.0, "share": 1.0, "fair": 1.0, "part": 1.0, **settings}
+    return np.array([[found.get(name, 0.0) for name in COLUMNS]])
+
+
+@pytest.mark.parametrize("memory", [10_000, 600])
+def test_what_a_rule_costs_is_what_the_simulator_says(memory: int) -> None:
+    problem = wide(memory=memory)
+    bench = Bench(problem)
+    assert bench.is_tight == (memory < 10_000)
+    tried = bench.roll(drawn(np.random.default_rng(0), 32))
+    for number in range(32):
+        timeline = simulate(problem, tried.placement(number))
+        over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
+        assert (timeline.step_time, over) == (tried.step_time[number], tried.excess[number])
+
+
+def test_a_rule_means_the_same_where_everything_takes_four_times_as_long() -> None:
+    rows, graph = drawn(np.random.default_rng(0), 64), model([f"m{number}" for number in range(6)])
+    devices = [
+        Bench(timed(graph, machine(*[10_000] * 3, bandwidth=100.0 / times), times, [1.0, 1.0, 2.0])).roll(rows)
+        for times in (1.0, 4.0)
+    ]
+    assert (devices[0].unit_device == devices[1].unit_device).all()
+    assert len(np.unique(devices[0].unit_device, axis=0)) > 4
+
+
+def test_rules_name_devices_by_how_fast_they_are() -> None:
+    total = np.array([3.0, 1.0, 9.0, 1.1])
+    choices = np.array([[True] * 4, [True, True, False, True], [False, True, False, True]])
+
+    def taken(**settings: float) -> list[int]:
+        return np.flatnonzero(usable_by(row(**settings), choices, total)[0]).tolist()
+
+    assert taken() == [0, 1, 2, 3]
+    assert taken(fast=0.01) == [0, 1, 3]
+    assert taken(fast=1.0) == [1, 3]
+    assert taken(part=0.5) == [1, 3]
+    assert taken(part=0.01) == [1]
+
+
+def test_children_are_rules_and_keep_to_the_orders_of_their_parents() -> None:
+    rng = np.random.default_rng(1)
+    parents = drawn(rng, 200, [2, 5])
+    assert are_valid(parents)
+    children = varied(rng, parents, parents)
+    assert are_valid(children)
+    assert set(children[:, COLUMNS.index("order")]) == {2.0, 5.0}
+    same = (children == parents).mean()
+    assert 0.3 < same < 0.95
+
+
+@pytest.mark.parametrize(("name", "value"), [("order", 1.5), ("order", 99.0), ("part", 0.0), ("finish", np.nan)])
+def test_what_cannot_be_a_rule_is_known(name: str, value: float) -> None:
+    assert are_valid(row())
+    assert not are_valid(row(**{name: value}))
+
+
+def test_columns_have_names() -> None:
+    assert (*FEATURES, *SETTINGS) == COLUMNS
+    assert len(set(COLUMNS)) == len(COLUMNS)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("eager", [False, True])
+def test_an_order_never_puts_an_op_before_its_inputs(order: str, eager: bool) -> None:
+    problem = wide()
+    found = dispatch_order(problem, prepared(Units.of(problem), order, eager).example)
+    position = np.full(problem.graph.num_ops, -1)
+    position[found] = np.arange(len(found))
+    graph = problem.graph
+    assert (position[graph.input_op] < position[graph.edge_target])[~graph.is_parameter[graph.input_op]].all()
+
+
+def test_what_may_fail_is_chosen_twice() -> None:
+    cost = np.array([[1.0, 5.0], [1.1, 5.0], [5.0, 4.9], [5.0, 4.95]])
+    assert best_together(cost, 2).tolist() == [0, 2]
+    assert best_together(cost, 2, 0.3).tolist() == [0, 1]
+
+
+def test_learned_rules_are_better_than_those_drawn_first() -> None:
+    problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, s]) for s in (2, 3)]
+    course = RuleCourse(problems, np.random.default_rng(3))
+    for done in range(len(ORDERS)):
+        course.step(done)
+    first = course.cost[::6][:64].min(axis=0).mean()
+    for done in range(len(ORDERS), len(ORDERS) + 4):
+        course.step(done)
+    assert course.cost[:64].min(axis=0).mean() <= first
+    again = [cost_of(Bench(problem).roll(course.rules), problem) for problem in problems]
+    assert np.array_equal(np.stack(again, axis=1), course.cost[:64])
+    assert len(set(course.rules[:, COLUMNS.index("order")].tolist())) <= 4
+
+
+def test_varying_the_rules_ends_with_the_trials() -> None:
+    for trials in (1, 3, 70, 100):
+        result = search(wide(), Lister(tune=False), trials=trials, prove=False)
+        assert 1 <= result.num_trials <= trials
