@@ -22,9 +22,7 @@ class Metrics:
         if self._events is not None:
             _tensorboard()
             if self._events.exists() and not self._events.is_dir():
-                raise InputError(
-                    f"{self._events}: is a file; TensorBoard needs a folder there; move it away"
-                )
+                raise InputError(f"{self._events}: is a file; TensorBoard needs a folder there; move it away")
         self._overlaps = going_on  # figures that come again may be there
         if not going_on:
             self.path.unlink(missing_ok=True)

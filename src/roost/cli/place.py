@@ -179,7 +179,7 @@ def _not_asked(result: Result) -> list[str]:
 
     known: tuple[str, ...] = getattr(named_placer(result.placer), "baselines", ())
     reached = max((number for number, name in enumerate(known, 1) if name in result.baselines), default=0)
-    return list(known[reached:])
+    return list(known[reached:]) if reached else []  # some ask only where they have weights
 
 
 def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> dict[str, str]:

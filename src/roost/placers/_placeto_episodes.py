@@ -95,7 +95,7 @@ class Episodes:
     @property
     def has_tried_all(self) -> bool:
         """Whether there is no placement left that is not remembered."""
-        return len(self.memo) >= float(np.prod(self.units.allowed.sum(axis=1, dtype=np.float64)))
+        return bool(np.log(max(1, len(self.memo))) >= np.log(self.units.allowed.sum(axis=1)).sum() - 1e-9)
 
     def begin(self, starts: Array, rng: np.random.Generator) -> None:
         """Evaluate the first placements [episodes, groups], and be before the first group of the first episode."""

@@ -119,6 +119,15 @@ class Placeto:
     def __post_init__(self) -> None:
         if isinstance(self.setting, str) and self.setting not in SETTINGS:
             raise InputError(f"setting is {self.setting!r}; it must be one of {', '.join(SETTINGS)}, or Settings")
+        if self.weights is not None:  # what is wrong with them is told before any time is spent
+            from roost.placers._placeto_learner import Learner
+
+            self._taught(Learner(self.settings, 0, 1))
+
+    @classmethod
+    def paper(cls) -> Placeto:
+        """Nearest to what is known of the paper."""
+        return cls(setting="paper")
 
     @property
     def settings(self) -> Settings:
