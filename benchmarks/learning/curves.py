@@ -196,9 +196,9 @@ def page() -> str:
     lines = [
         "# Learned placers on the models of the papers\n",
         "Simulated on presets; from scratch, on groups by parameter (docs/decisions/0008); one core each, five seeds, "
-        "`python benchmarks/learning/curves.py run`, `classic`, `page`. Times are medians in seconds; in brackets worst "
-        "over best seed. A blank is not measured yet. Inception-V3's `expert` is slower than one K80 here, so gains over it "
-        "say little; the gain on NMT with two GPUs stays below the published one.\n",
+        "`python benchmarks/learning/curves.py run`, `classic`, `page`. Times are medians in seconds; in brackets "
+        "worst over best seed. A blank is not measured yet. Inception-V3's `expert` is slower than one K80 here, so "
+        "gains over it say little; the gain on NMT with two GPUs stays below the published one.\n",
         *_page_table(found),
         *_page_curves(found, best, "curve", CHECKPOINTS),
         *_page_curves(found, best, "by_cpu", CPU_POINTS),

@@ -78,7 +78,9 @@ class Worker:
     def _run(self) -> None:
         if self._cores:
             os.sched_setaffinity(0, self._cores)  # of this thread
-            torch.set_num_threads(len(self._cores))
+        # Said even where it changes nothing: otherwise products are split over as many threads as are free, and a sum
+        # made in another order is another sum.
+        torch.set_num_threads(len(self._cores) if self._cores else torch.get_num_threads())
         with torch.no_grad():
             while (work := self._work.get()) is not None:
                 try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,7 +45,9 @@ def run_steps(
     step: Described, problem: Problem, placement: Placement, model: nn.Module, inputs: tuple[Any, ...], count: int = 2
 ) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:
     """What some steps in a row return, and all residents after them."""
-    with GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=0.01)) as run:
+    own = sorted(os.sched_getaffinity(0))
+    cores = [{own[device % len(own)]} for device in range(problem.cluster.num_devices)]
+    with GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=0.01), cores) as run:
         returned = [[value.clone() for value in run.step(*inputs)] for _ in range(count)]
         return returned, {name: value.clone() for name, value in run.residents().items()}
 
