@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ def roost(monkeypatch: pytest.MonkeyPatch) -> Roost:
         return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": str(columns)})
 
     return run
+
+
+@pytest.fixture
+def control_c() -> Iterator[None]:
+    """Processes that are started hear Ctrl-C, also where these tests run in the background and do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -116,6 +116,7 @@ def test_a_verb_may_end_with_4() -> None:
     assert ending(typer.Exit(4)).exit_code == 4
 
 
+@pytest.mark.usefixtures("control_c")
 def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     pipe = tmp_path / "graph.json"
     os.mkfifo(pipe)
