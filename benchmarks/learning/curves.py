@@ -6,7 +6,7 @@
 
 Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows that are there already
 are not run again. Searches in compiled loops say where they stand only now and then, and plan for the trials they get:
-their curve is one search for each of its points. The plot needs matplotlib.
+their curve is one search for each of its points. The plot needs the `plots` extra.
 """
 
 from __future__ import annotations
@@ -198,7 +198,8 @@ def page() -> str:
         "Simulated on presets; from scratch, on groups by parameter (docs/decisions/0008); one core each, five seeds, "
         "`python benchmarks/learning/curves.py run`, `classic`, `page`. Times are medians in seconds; in brackets "
         "worst over best seed. A blank is not measured yet. Inception-V3's `expert` is slower than one K80 here, so "
-        "gains over it say little; the gain on NMT with two GPUs stays below the published one.\n",
+        "gains over it say little; the gain on NMT with two GPUs stays below the published one. Rows of `placeto` are "
+        "of its network before it was made faster.\n",
         *_page_table(found),
         *_page_curves(found, best, "curve", CHECKPOINTS),
         *_page_curves(found, best, "by_cpu", CPU_POINTS),
@@ -299,6 +300,7 @@ def plot(path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "roost"  # the same rows, the same file
     import matplotlib.pyplot as plt
 
     found = rows()

@@ -107,7 +107,7 @@ def page() -> str:
         "`python benchmarks/learning/throughput.py run MACHINE cpu cuda`. With the policy on a GPU a core waits, "
         "so that its seconds are those of the clock. `orders made`: each placement is tried in an order made for its "
         "devices, as the defaults do where that is better; making the order counts as learning, laying it out as "
-        "simulating.\n",
+        "simulating. Measured before such orders were laid out faster, and before the network of `placeto` was.\n",
     ]
     for machine in dict.fromkeys(row["machine"] for row in rows):
         lines += [f"## {machine}\n", "| placer | policy on | " + " | ".join(f"{g:,} groups" for g in GROUPS) + " |"]
@@ -118,7 +118,7 @@ def page() -> str:
             for groups in GROUPS:
                 found = [r for r in here if (r["placer"], r["policy"], r["groups"]) == (name, policy, groups)]
                 cells.append(
-                    f"{found[-1]['trials'] / found[-1]['cpu']:,.0f} ({found[-1]['simulating'] / found[-1]['cpu']:.0%})"
+                    f"{found[-1]['trials'] / found[-1]['cpu']:,.{0 if found[-1]['trials'] > 10 * found[-1]['cpu'] else 1}f} ({found[-1]['simulating'] / found[-1]['cpu']:.0%})"
                     if found
                     else ""
                 )

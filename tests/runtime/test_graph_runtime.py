@@ -11,6 +11,8 @@ import roost
 from roost.errors import ExecutionError, InputError
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
+from roost.runtime._lines import Line
+from roost.runtime.code import _compiled
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.testing.numerics import distance
@@ -129,6 +131,13 @@ def test_what_cannot_be_run_is_refused():
     other = virtual_problem(made("adam")[2])
     with pytest.raises(InputError, match="the captured step is"):
         GraphRuntime(step, other, roost.Placement(np.zeros(other.graph.num_ops, int)), residents_of(model))
+
+
+def test_nothing_of_the_program_gets_into_the_source_as_text():
+    with pytest.raises(InputError, match="cannot be named"):
+        _compiled([Line(0, print, (), {"a=1);__import__('os')#": 1})], "<step>")
+    function, _ = _compiled([Line(0, list, (("'); raise SystemExit",),), {}, "v0")], "<step>")
+    assert function() is None
 
 
 def test_gradients_are_added_up_in_place():

@@ -10,6 +10,7 @@ A view is made anew on each device that looks at one: only what the view looks i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from keyword import iskeyword
 from typing import Any, Protocol
 
 import torch
@@ -262,7 +263,7 @@ def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[i
     def said(value: Any) -> str:
         if isinstance(value, Ref):
             return value.name
-        if value is None or isinstance(value, bool | int):
+        if value is None or type(value) in (bool, int):  # a subclass may print itself as it likes
             return repr(value)
         if isinstance(value, tuple | list) and list(refs(value)):
             inside = ", ".join(map(said, value))
@@ -274,6 +275,8 @@ def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[i
 
     source, ops = ["def step():"], [-1]
     for number, line in enumerate(lines):
+        if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
+            raise InputError(f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}")
         args = [*map(said, line.args), *(f"{key}={said(value)}" for key, value in line.kwargs.items())]
         source.append(f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})")
         ops.append(line.op)
@@ -282,6 +285,7 @@ def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[i
             ops.append(line.op)
     source.append("    return")
     ops.append(-1)
-    exec(compile("\n".join(source), title, "exec"), constants)  # our own text: numbers, names made of numbers
+    # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No value is in it.
+    exec(compile("\n".join(source), title, "exec"), constants)
     found: Callable[[], None] = constants["step"]
     return found, ops
