@@ -117,14 +117,15 @@ def page() -> str:
             cells = []
             for groups in GROUPS:
                 found = [r for r in here if (r["placer"], r["policy"], r["groups"]) == (name, policy, groups)]
-                cells.append(
-                    f"{found[-1]['trials'] / found[-1]['cpu']:,.{0 if found[-1]['trials'] > 10 * found[-1]['cpu'] else 1}f} ({found[-1]['simulating'] / found[-1]['cpu']:.0%})"
-                    if found
-                    else ""
-                )
+                cells.append(_cell(found[-1]) if found else "")
             lines.append(f"| {name} | {policy} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _cell(row: dict[str, float]) -> str:
+    rate = row["trials"] / row["cpu"]
+    return f"{rate:,.{0 if rate >= 10 else 1}f} ({row['simulating'] / row['cpu']:.0%})"
 
 
 def main() -> None:
