@@ -74,15 +74,17 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, target 0.03": (Spotlight(target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
     "spotlight, paper": (Spotlight.paper(), 5_000, 3, False),
-    "seq2seq, paper": (Seq2seq.paper(), 20_000, 3, False),
+    "seq2seq, paper": (Seq2seq.paper(), 5_000, 3, False),
 }
 SEARCHES = ("descent, random start", "descent", "annealing", "genetic", "auto")
 # The same searches for as long as a learner takes: name -> placer, seconds.
 TIMED: dict[str, tuple[Any, float]] = {
-    "descent, 40 s": (Descent(threads=1), 40.0),
-    "annealing, 40 s": (Annealing(threads=1), 40.0),
-    "genetic, 40 s": (Genetic(), 40.0),
-    "random, 40 s": (Random(num_samples=None), 40.0),
+    "descent, random start, 20 s": (Annealing(("random",), DOWNHILL, 1), 20.0),
+    "descent, 20 s": (Descent(threads=1), 20.0),
+    "annealing, 20 s": (Annealing(threads=1), 20.0),
+    "genetic, 20 s": (Genetic(), 20.0),
+    "auto, 20 s": ("auto", 20.0),
+    "random, 20 s": (Random(num_samples=None), 20.0),
 }
 CPU_POINTS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
@@ -139,13 +141,14 @@ def _worker(cores: Any) -> None:
 def run_all(workers: int, only: list[str]) -> None:
     done = {(r["placer"], r["model"], r["cluster"], r["seed"]) for r in rows()}
     runs = {name: (count, everywhere) for name, (_, _, count, everywhere) in RUNS.items()}
+    runs |= dict.fromkeys(TIMED, (3, True))
     jobs = [
         (name, model, cluster, seed)
-        for name, (count, everywhere) in (runs | dict.fromkeys(TIMED, (3, True))).items()
+        for name, (count, everywhere) in ((name, runs[name]) for name in only or runs)
         for seed in range(count)
         for model in MODELS
         for cluster in (CLUSTERS if everywhere else ("k80x4",))
-        if (not only or name in only) and (name, model, cluster, seed) not in done
+        if (name, model, cluster, seed) not in done
     ]
     context = multiprocessing.get_context("spawn")
     cores = context.Queue()
@@ -290,7 +293,7 @@ def _all_curves(
     found: list[dict[str, Any]], best: dict[tuple[str, str], float], by: str, points: tuple[float, ...]
 ) -> dict[str, list[float]]:
     everywhere = [name for name, run in RUNS.items() if run[3]]
-    names = everywhere if by == "curve" else [*(name for name in everywhere if f"{name}, 40 s" not in TIMED), *TIMED]
+    names = everywhere if by == "curve" else [*(name for name in everywhere if f"{name}, 20 s" not in TIMED), *TIMED]
     curves = {name: [_over_best(found, best, name, by, point) for point in points] for name in names}
     return {name: values for name, values in curves.items() if np.isfinite(values).any()}
 
@@ -311,7 +314,7 @@ def plot(path: Path) -> None:
         for name, values in _all_curves(found, best, by, points).items():
             learned = name.partition(",")[0] in ("seq2seq", "spotlight", "post", "placeto")
             style = "-" if learned and "heuristic" not in name else ":" if learned else "--"
-            plain = name.removesuffix(", 40 s")
+            plain = name.removesuffix(", 20 s")
             color = lines[plain].get_color() if plain in lines else None
             (drawn,) = panel.plot(points, values, style, color=color, linewidth=2 if learned else 1.2)
             lines.setdefault(plain, drawn)
