@@ -9,7 +9,8 @@ import roost
 
 NAMES = """
     Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Problem Result RoostError
-    Simulator Timeline Trial bound capture cluster estimate load simulate solve zoo
+    Simulator Timeline Trial bound capture cluster estimate load probe profile simulate solve
+    zoo
 """
 
 

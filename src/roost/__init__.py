@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from roost.core.timeline import Timeline
     from roost.core.trial import Bound, Result, Trial
     from roost.cost_models import estimate
+    from roost.cost_models.profiled import profile
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture
     from roost.presets import cluster
+    from roost.presets.probe import probe
     from roost.search.solve import solve
     from roost.simulator.compiled import Simulator, simulate
 
@@ -50,6 +52,8 @@ _HOME = {
     "cluster": "presets",
     "estimate": "cost_models",
     "load": "core.formats",
+    "probe": "presets.probe",
+    "profile": "cost_models.profiled",
     "simulate": "simulator.compiled",
     "solve": "search.solve",
 }
@@ -76,6 +80,8 @@ __all__ = [
     "cluster",
     "estimate",
     "load",
+    "probe",
+    "profile",
     "simulate",
     "solve",
     "zoo",
