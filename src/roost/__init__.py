@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from roost.cost_models.profiled import profile
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture
+    from roost.plan import Plan, place
     from roost.presets import cluster
     from roost.presets.probe import probe
     from roost.search.solve import solve
@@ -41,6 +42,7 @@ _HOME = {
     "InputError": "errors",
     "Link": "core.cluster",
     "Placement": "core.placement",
+    "Plan": "plan",
     "Problem": "core.problem",
     "Result": "core.trial",
     "RoostError": "errors",
@@ -52,6 +54,7 @@ _HOME = {
     "cluster": "presets",
     "estimate": "cost_models",
     "load": "core.formats",
+    "place": "plan",
     "probe": "presets.probe",
     "profile": "cost_models.profiled",
     "simulate": "simulator.compiled",
@@ -69,6 +72,7 @@ __all__ = [
     "InputError",
     "Link",
     "Placement",
+    "Plan",
     "Problem",
     "Result",
     "RoostError",
@@ -80,6 +84,7 @@ __all__ = [
     "cluster",
     "estimate",
     "load",
+    "place",
     "probe",
     "profile",
     "simulate",

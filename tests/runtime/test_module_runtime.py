@@ -87,7 +87,8 @@ def test_outputs_are_the_same_whatever_is_streamed(model, seed):
     apply(model, placement(model, rng, window=int(rng.integers(0, 50_000))))
     for _ in range(3):
         found = model(ids)
-        assert torch.equal(found["logits"], expected["logits"]) and torch.equal(found["last"], expected["last"])
+        assert torch.equal(found["logits"], expected["logits"])
+        assert torch.equal(found["last"], expected["last"])
     assert list(model.state_dict()) == names
     assert model.head.weight is model.embed.weight
     remove(model)
@@ -152,7 +153,7 @@ def test_what_is_refused(model):
         apply(Tied(count=1), plan)
     with pytest.raises(UnknownName, match="no device on this machine called 'cuda:77'"):
         apply(model, ModulePlacement("cuda:77", {}))
-    with pytest.raises(UnknownName, match="'hed.weight'.*did you mean 'head.weight'"):
+    with pytest.raises(UnknownName, match=r"'hed\.weight'.*did you mean 'head.weight'"):
         apply(model, ModulePlacement("cpu", {"hed.weight": "cpu:1"}))
     with pytest.raises(UnknownName, match="no module of the model called 'nothing'"):
         apply(model, ModulePlacement("cpu", {}, {"nothing": "cpu:1"}))

@@ -75,7 +75,8 @@ def test_a_module_inside_another_has_weights_too():
     window = Window(ThreadWay(), torch.device("cpu"), 0, known)  # room for one alone
     outer = window.enter(known[0])
     inner = window.enter(known[1])
-    assert (inner.views[0] == 1).all() and (outer.views[0] == 0).all()
+    assert (inner.views[0] == 1).all()
+    assert (outer.views[0] == 0).all()
     window.leave(inner)
     assert (outer.views[0] == 0).all()
     window.leave(outer)
