@@ -19,7 +19,7 @@ from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.runtime.moves import moved, pin, place_of, unpin
 from roost.runtime.ways import CudaWay, ThreadWay
-from roost.runtime.window import Load, Window
+from roost.runtime.ring import Load, Ring
 
 _MARK = "_roost_placed"
 
@@ -85,7 +85,7 @@ class Placed:
         self._wrapped: list[nn.Module] = []
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
-        self.window: Window | None = None
+        self.ring: Ring | None = None
         model.__dict__[_MARK] = self
         try:
             self._settle()
@@ -101,9 +101,9 @@ class Placed:
         for module in self._wrapped:
             module.__dict__.pop("forward", None)
         self._wrapped.clear()
-        if self.window is not None:
-            self.window.close()
-            self.window = None
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
         for tensor in self._pinned:
             unpin(tensor)
         self._pinned.clear()
@@ -137,10 +137,10 @@ class Placed:
             module: Load(module, [tensors[name].data for name in names])
             for module, names in self.placement.streamed.items()
         }
-        self.window = Window(way, self.main, self.placement.window, list(loads.values()))
+        self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
         for module, names in self.placement.streamed.items():
             slots = [self._slots(tensors[name], module) for name in names]
-            self._wrap(self._modules[module], functools.partial(_streamed, self.window, loads[module], slots))
+            self._wrap(self._modules[module], functools.partial(_streamed, self.ring, loads[module], slots))
 
     def _slots(self, tensor: Tensor, module: str) -> Slots:
         """Where a module, or what is inside it, holds a tensor."""
@@ -155,8 +155,8 @@ class Placed:
         with torch.no_grad():
             args, kwargs = moved((args, kwargs), self.main)
             returned = forward(*args, **kwargs)
-            if self.window is not None:
-                self.window.end_run()
+            if self.ring is not None:
+                self.ring.end_run()
             return returned if before is None else moved(returned, before.device)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
@@ -171,7 +171,7 @@ class Placed:
 
 
 def _streamed(
-    window: Window,
+    window: Ring,
     load: Load,
     slots: list[Slots],
     forward: Callable[..., Any],

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from roost.runtime.ways import ThreadWay
-from roost.runtime.window import Load, Window
+from roost.runtime.ring import Load, Ring
 
 
 class LateWay:
@@ -43,7 +43,7 @@ def loads(rng, count, most=3000):
 def test_each_module_finds_its_own_weights_whatever_comes(seed, way):
     rng = np.random.default_rng(seed)
     known = loads(rng, int(rng.integers(1, 12)))
-    window = Window(way(), torch.device("cpu"), int(rng.integers(0, 40_000)), known)
+    window = Ring(way(), torch.device("cpu"), int(rng.integers(0, 40_000)), known)
     order = list(range(len(known)))
     for _ in range(6):
         if rng.random() < 0.5:  # as expected, or with some left out, repeated and exchanged
@@ -59,7 +59,7 @@ def test_each_module_finds_its_own_weights_whatever_comes(seed, way):
 
 def test_a_run_like_the_last_one_finds_everything_fetched():
     known = loads(np.random.default_rng(0), 9)
-    window = Window(ThreadWay(), torch.device("cpu"), 30_000, known)
+    window = Ring(ThreadWay(), torch.device("cpu"), 30_000, known)
     for run in range(3):
         for load in reversed(known):
             window.leave(window.enter(load))
@@ -72,7 +72,7 @@ def test_a_run_like_the_last_one_finds_everything_fetched():
 
 def test_a_module_inside_another_has_weights_too():
     known = loads(np.random.default_rng(1), 3, most=10)
-    window = Window(ThreadWay(), torch.device("cpu"), 0, known)  # room for one alone
+    window = Ring(ThreadWay(), torch.device("cpu"), 0, known)  # room for one alone
     outer = window.enter(known[0])
     inner = window.enter(known[1])
     assert (inner.views[0] == 1).all()

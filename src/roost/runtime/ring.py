@@ -52,7 +52,7 @@ class Visit:
         return self.begin + self.load.size
 
 
-class Window:
+class Ring:
     """Weights on their way to one device."""
 
     def __init__(self, way: Way, device: torch.device, size: int, loads: Sequence[Load]) -> None:
