@@ -178,6 +178,8 @@ class _Writer:
         elif target in (aten.view.default, aten._unsafe_view.default):
             target = aten.reshape.default  # kernels of another device may lay out their outputs in another way
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
+        if _says_no_device(node):  # it would be made on the host
+            kwargs["device"] = self.code.hands.torch_device(self.device)
         return self._define(op, node, target, args, kwargs)
 
     def _update(self, op: int) -> None:
@@ -246,6 +248,13 @@ class _Writer:
 
     def _call(self, op: int, call: Any, *args: Any) -> None:
         self.lines.append(Line(op, call, args))
+
+
+def _says_no_device(node: fx.Node) -> bool:
+    """Whether an op makes a tensor of nothing, on whatever device."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes or node.kwargs.get("device"):
+        return False
+    return any(argument.name == "device" for argument in node.target._schema.arguments)
 
 
 def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[int]]:
