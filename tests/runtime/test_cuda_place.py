@@ -8,10 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from test_graph_runtime import made, on_one
+from torch import nn
 
 from roost.errors import ExecutionError, InputError
+from roost.frontends._trace import trace
+from roost.frontends.torch import described
 from roost.runtime.cuda import Pins, device_named
 from roost.runtime.graph import GraphRuntime
+from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Cpu
 from roost.runtime.window import ALIGNMENT, lives, packed
 from roost.simulator.order import dispatch_order
@@ -80,6 +84,30 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
         places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
         placement = make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
         assert not differences(run_steps(step, problem, placement, model, inputs, count=3, places=places), alone)
+
+
+class Beside(nn.Module):
+    """A loss, and something made of the same weight that the loss knows nothing of."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(4.0))
+
+    def forward(self, x):
+        return (x * self.weight).sum(), (x + self.weight).detach()
+
+
+@pytest.mark.parametrize("home", [0, 1])
+def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(home):
+    model, inputs = Beside(), (torch.ones(4),)
+    step = described(trace(model, inputs, train=True), "beside", "sgd")
+    problem = mixed_problem(step, "cpu", "cuda:0")
+    device = np.full(step.graph.num_ops, home)
+    device[step.graph.op_names.index(step.op_of[step.program.results[1]])] = 1 - home
+    places, settings = [Cpu(), late_place(most=0.05)], Optimizer(rate=1.0)
+    with GraphRuntime(step, problem, problem.placement(device), residents_of(model), settings, places=places) as run:
+        for number in range(3):
+            assert run.step(*inputs)[1].tolist() == [1.0 - number, 2.0 - number, 3.0 - number, 4.0 - number]
 
 
 def test_a_failure_on_a_device_that_is_told_ahead_ends_the_step():

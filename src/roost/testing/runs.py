@@ -70,8 +70,8 @@ def run_steps(
     cores = [{own[device % len(own)]} for device in range(problem.cluster.num_devices)]
     rate = Optimizer(rate=0.01)
     with GraphRuntime(step, problem, placement, residents_of(model), rate, cores, places=places) as run:
-        returned = [[value.clone() for value in run.step(*inputs)] for _ in range(count)]
-        return returned, {name: value.clone() for name, value in run.residents().items()}
+        returned = [[value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)]
+        return returned, {name: value.to("cpu", copy=True) for name, value in run.residents().items()}
 
 
 def differences(one: tuple[Any, Any], other: tuple[Any, Any]) -> dict[str, float]:
