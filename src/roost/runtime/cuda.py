@@ -246,9 +246,10 @@ class Pins:
     def home(self, value: Tensor, pinned: Callable[[Tensor], Tensor]) -> Tensor:
         """A pinned copy of a resident, or where that cannot be a plain one."""
         try:
-            if value.nbytes <= self.left:
+            takes = 1 << (value.nbytes - 1).bit_length() if value.nbytes else 0  # PyTorch rounds up to a power of two
+            if takes <= self.left:
                 found = pinned(value).copy_(value.detach())
-                self.left -= value.nbytes
+                self.left -= takes
                 return found
             why = "the limit of pinned memory is reached"
         except RuntimeError as error:
