@@ -110,6 +110,23 @@ def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(ho
             assert run.step(*inputs)[1].tolist() == [1.0 - number, 2.0 - number, 3.0 - number, 4.0 - number]
 
 
+def test_new_values_on_their_way_home_are_no_more_than_the_window():
+    place, waited = late_place(), []
+    place.window_bytes = 100
+
+    class Arrival:
+        def __init__(self, number):
+            self.number = number
+
+        def synchronize(self):
+            waited.append(self.number)
+
+    for number, expected in enumerate([[], [], [0], [0, 1]]):
+        new = place.leaving(torch.zeros(10))
+        assert waited == expected
+        place.left(Arrival(number), new.nbytes)
+
+
 def test_a_failure_on_a_device_that_is_told_ahead_ends_the_step():
     model, inputs, step = made()
     problem = mixed_problem(step, "cpu", "cuda:0")

@@ -142,7 +142,7 @@ class Cuda:
             self.compute.wait(mark)
 
     def given(self, value: Tensor) -> Tensor:
-        return value.to(self.device, non_blocking=True)
+        return value.to(self.device) if value.is_cuda else self.received(self.bring(value))
 
     def received(self, parcel: Parcel) -> Tensor:
         self.wait(parcel.arrival)
@@ -196,7 +196,7 @@ class Cuda:
                 self.departures.wait(mark)
         self.departures.copy(target, tensor)
         self.departures.keep(tensor)
-        return Parcel(target, self.departures.mark())
+        return Parcel(target, self.departures.mark(sleep=into is not None))  # for a new value nobody is in haste
 
     # ------------------------------------------------------------------ new values on their way home
 

@@ -90,8 +90,7 @@ class GraphRuntime(Transfers):
             place.begin()
         for device in range(len(self._workers)):
             self._workers[device].give(lambda device=device: self._run(device))  # type: ignore[misc]
-        for _ in range(len(self._workers) + self._num_home):
-            self._await(self._done.get())
+        self._await([self._next() for _ in range(len(self._workers) + self._num_home)])
         results, self._results = self._results, [None] * len(self._results)
         self._inputs = []
         return results
@@ -131,15 +130,22 @@ class GraphRuntime(Transfers):
             raise ExecutionError(f"{name} failed: {error}", device=name) from error
         self._done.put(None)
 
-    def _await(self, what: BaseException | Mark | None) -> None:
-        if isinstance(what, BaseException):
-            raise self._told(what) from what
-        if what is not None:
-            try:
-                what.synchronize()
-            except RuntimeError as error:
-                self._fail(error)
-                raise self._told(error) from error
+    def _next(self) -> Mark | None:
+        """The next thing that a step waits for: a device that is done (None), or a new value on its way home."""
+        found = self._done.get()
+        if isinstance(found, BaseException):
+            raise self._told(found) from found
+        return found
+
+    def _await(self, marks: Sequence[Mark | None]) -> None:
+        """Wait for new values to be home; after all devices are done, which may need every core till then."""
+        try:
+            for mark in marks:
+                if mark is not None:
+                    mark.synchronize()
+        except RuntimeError as error:
+            self._fail(error)
+            raise self._told(error) from error
 
     def _fail(self, error: BaseException) -> None:
         """The first failure ends all: whoever waits for something is told that nothing will come."""
