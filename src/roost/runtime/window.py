@@ -43,10 +43,11 @@ def _placed(order: Array, room: Array, begin: Array, end: Array) -> tuple[Array,
     offsets, done = np.zeros(len(room), dtype=np.int64), np.zeros(len(room), dtype=bool)
     for copy in order.tolist():
         beside = np.flatnonzero(done & (begin < end[copy]) & (begin[copy] < end))
-        at = 0
-        for other in beside[np.argsort(offsets[beside], kind="stable")].tolist():
-            if offsets[other] - at >= room[copy]:
-                break
-            at = max(at, int(offsets[other] + room[other]))
-        offsets[copy], done[copy] = at, True
+        if len(beside):
+            beside = beside[np.argsort(offsets[beside], kind="stable")]
+            ends = np.maximum.accumulate(offsets[beside] + room[beside])
+            free_from = np.concatenate([[0], ends])  # before each of them, and after the last
+            fits = np.flatnonzero(offsets[beside] - free_from[:-1] >= room[copy])
+            offsets[copy] = free_from[fits[0] if len(fits) else -1]
+        done[copy] = True
     return offsets, int((offsets + room).max())
