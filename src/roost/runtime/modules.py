@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.runtime.moves import moved, pin, place_of, unpin
-from roost.runtime.ways import CudaWay, ThreadWay
 from roost.runtime.ring import Load, Ring
+from roost.runtime.ways import CudaWay, ThreadWay
 
 _MARK = "_roost_placed"
 
