@@ -58,10 +58,12 @@ def test_modules_that_run_on_the_cpu(model, seed):
     remove(model)
 
 
-def test_generate_gives_the_same_tokens(model):
-    ids = torch.randint(0, 1000, (1, 9), device="cuda")
-    ask = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
-    expected = model.cuda().generate(ids, **ask)
-    apply(model.cpu(), placement(model, 1))
-    assert torch.equal(model.generate(ids, **ask), expected)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_generate_gives_the_same_tokens(model, seed):
+    ids = torch.randint(0, 1000, (1, 9))
+    ask = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    expected = model.cuda().generate(ids.cuda(), attention_mask=torch.ones_like(ids).cuda(), **ask).cpu()
+    apply(model.cpu(), placement(model, seed))
+    given = ids.to(model.device)  # that of the first weight
+    assert torch.equal(model.generate(given, attention_mask=torch.ones_like(given), **ask).cpu(), expected)
     remove(model)
