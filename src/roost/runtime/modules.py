@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
+from roost.runtime.aside import Aside
 from roost.runtime.moves import moved, pin, place_of, unpin
 from roost.runtime.ring import Load, Ring
 from roost.runtime.ways import CudaWay, ThreadWay
@@ -86,12 +87,13 @@ class Placed:
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
         self.ring: Ring | None = None
+        self.aside: Aside | None = None  # computes on the CPU, in the order of the GPU's stream
         model.__dict__[_MARK] = self
         try:
             self._settle()
             self._stream()
             for name, device in placement.runs_on.items():
-                self._wrap(self._modules[name], functools.partial(_elsewhere, place_of(device)))
+                self._wrap(self._modules[name], self._elsewhere(place_of(device)))
             self._wrap(model, self._run)
         except BaseException:
             self.remove()
@@ -101,6 +103,9 @@ class Placed:
         for module in self._wrapped:
             module.__dict__.pop("forward", None)
         self._wrapped.clear()
+        if self.aside is not None:
+            self.aside.close()
+            self.aside = None
         if self.ring is not None:
             self.ring.close()
             self.ring = None
@@ -149,6 +154,13 @@ class Placed:
         ]
         return tensor, [(table, key) for table in tables for key, value in table.items() if value is tensor]
 
+    def _elsewhere(self, device: torch.device) -> Callable[..., Any]:
+        if self.main.type != "cuda" or device.type != "cpu":
+            return functools.partial(_elsewhere, device)
+        if self.aside is None:
+            self.aside = Aside(self.main)
+        return self.aside
+
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
         before = next(_tensors((args, kwargs)), None)
@@ -157,6 +169,8 @@ class Placed:
             returned = forward(*args, **kwargs)
             if self.ring is not None:
                 self.ring.end_run()
+            if self.aside is not None:
+                self.aside.join()
             return returned if before is None else moved(returned, before.device)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
