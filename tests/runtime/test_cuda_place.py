@@ -1,6 +1,9 @@
 """CUDA devices without a GPU: where each copy lies in the window, and what the runtime waits for."""
 
+import gc
 import logging
+import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -177,6 +180,34 @@ def test_a_failure_on_a_device_that_is_told_ahead_ends_the_step():
     with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
         run.step(torch.full((3, 4), 99), inputs[1])
     run.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_goes_back_with_the_run(fails):
+    """Not when Python next looks for cycles: by then the next run may have found no room."""
+    model, inputs, step = made("adam")
+    problem = mixed_problem(step, "cpu", "cuda:0")
+    placement = any_placement(problem, np.random.default_rng(9))
+    run = GraphRuntime(step, problem, placement, residents_of(model), places=[Cpu(), late_place()])
+    held = weakref.ref(run)
+    gc.disable()
+    try:
+        with suppress(ExecutionError):
+            run.step(torch.full((3, 4), 99 if fails else 1), inputs[1])
+        assert (run._error is not None) == fails
+        run.close()
+        del run
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_run_that_is_closed_says_so():
+    model, inputs, step = made()
+    run = GraphRuntime(step, mixed_problem(step, "cpu"), on_one(step), residents_of(model))
+    run.close()
+    with pytest.raises(InputError, match="is closed"):
+        run.step(*inputs)
 
 
 def test_a_device_that_does_not_exist_is_named_with_those_that_do():

@@ -82,6 +82,8 @@ class GraphRuntime(Transfers):
         """Run one step: what the model returns."""
         if self._error is not None:
             raise InputError("this run has failed before, and cannot go on; make another") from self._error
+        if not self._workers:
+            raise InputError("this run is closed; make another")
         wanted = len(self.program.inputs)
         self._inputs = [value for value in torch.utils._pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
         if len(self._inputs) != wanted:
@@ -109,11 +111,17 @@ class GraphRuntime(Transfers):
         return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
 
     def close(self) -> None:
-        """End all threads."""
+        """End all threads; the memory goes back with the last reference to this, and no later."""
         for worker in (*self._workers, *self._links.values()):
             worker.close()
         for place in self.places:
             place.close()
+        # All of these lead back here.
+        self._workers.clear()
+        self._links.clear()
+        self._functions.clear()
+        if self._error is not None:
+            self._error = ExecutionError(str(self._error))
 
     def __enter__(self) -> GraphRuntime:
         return self
