@@ -1,6 +1,9 @@
 """CUDA devices without a GPU: where each copy lies in the window, and what the runtime waits for."""
 
+import gc
 import logging
+import weakref
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from roost.runtime.cuda import Pins, device_named
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Cpu
+from roost.runtime.segments import Segment
 from roost.runtime.window import ALIGNMENT, lives, packed
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import plan_fetches
@@ -86,6 +90,47 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
         assert not differences(run_steps(step, problem, placement, model, inputs, count=3, places=places), alone)
 
 
+@pytest.mark.parametrize("kinds", ["g", "cg"])
+def test_ops_that_are_recorded_change_no_number(kinds):
+    model, inputs, step = made("adam", dropout=0.5)
+    problem, rng = (
+        mixed_problem(step, *("cpu" if kind == "c" else "cuda:0" for kind in kinds)),
+        np.random.default_rng(8),
+    )
+    on = len(kinds) - 1
+    alone = run_steps(step, problem, on_one(step), model, inputs, count=4, places=[Cpu() for _ in kinds])
+    for seed in range(4):
+        placement = streamed(problem, rng, on) if seed % 2 else any_placement(problem, rng)
+        places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+        found = run_steps(step, problem, placement, model, inputs, count=4, places=places, graphs=True)
+        assert not differences(found, alone)
+
+
+def test_inputs_and_results_of_a_recorded_run_are_the_callers():
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4))).eval()
+    step = described(trace(model, (torch.zeros(2, 5),)), "net")
+    problem = mixed_problem(step, "cuda:0")
+    given = [torch.randn(2, 5) for _ in range(4)]
+    kept = [value.clone() for value in given]
+    with GraphRuntime(step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True) as run:
+        assert any(isinstance(value, Segment) for value in run._functions[0][0].__globals__.values())
+        found = [run.step(value)[0] for value in given]
+    for before, value, result in zip(kept, given, found, strict=True):
+        assert torch.equal(before, value)
+        assert torch.equal(result, model(before))
+
+
+def test_a_failure_in_a_recorded_run_is_named():
+    model, inputs, step = made()
+    problem = mixed_problem(step, "cuda:0")
+    with GraphRuntime(step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True) as run:
+        run.step(*inputs)
+        run.step(*inputs)
+        with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
+            run.step(torch.full((3, 4), 99), inputs[1])
+
+
 class Beside(nn.Module):
     """A loss, and something made of the same weight that the loss knows nothing of."""
 
@@ -135,6 +180,34 @@ def test_a_failure_on_a_device_that_is_told_ahead_ends_the_step():
     with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
         run.step(torch.full((3, 4), 99), inputs[1])
     run.close()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_memory_goes_back_with_the_run(fails):
+    """Not when Python next looks for cycles: by then the next run may have found no room."""
+    model, inputs, step = made("adam")
+    problem = mixed_problem(step, "cpu", "cuda:0")
+    placement = any_placement(problem, np.random.default_rng(9))
+    run = GraphRuntime(step, problem, placement, residents_of(model), places=[Cpu(), late_place()])
+    held = weakref.ref(run)
+    gc.disable()
+    try:
+        with suppress(ExecutionError):
+            run.step(torch.full((3, 4), 99 if fails else 1), inputs[1])
+        assert (run._error is not None) == fails
+        run.close()
+        del run
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+def test_a_run_that_is_closed_says_so():
+    model, inputs, step = made()
+    run = GraphRuntime(step, mixed_problem(step, "cpu"), on_one(step), residents_of(model))
+    run.close()
+    with pytest.raises(InputError, match="is closed"):
+        run.step(*inputs)
 
 
 def test_a_device_that_does_not_exist_is_named_with_those_that_do():

@@ -143,3 +143,28 @@ def test_a_gpu_that_is_not_there_is_named():
     problem = mixed_problem(step, "cpu", "cuda:99")
     with pytest.raises(InputError, match=r"'cuda:99' is not on this machine; it has cpu \(and cpu:N\), cuda:0"):
         GraphRuntime(step, problem, roost.Placement(np.zeros(step.graph.num_ops, int)), residents_of(model))
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_ops_recorded_as_graphs_have_the_numbers_of_those_that_are_not(away):
+    model, inputs, step = made("adam", dropout=0.5)
+    problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(7)
+    alone = run_steps(step, problem, all_on(problem, CUDA), model, inputs, count=4)
+    placement = streamed(problem, rng, CUDA) if away else all_on(problem, CUDA)
+    close(run_steps(step, problem, placement, model, inputs, count=4, graphs=True), alone)
+
+
+def test_a_llama_recorded_as_graphs_takes_new_inputs():
+    torch.manual_seed(0)
+    settings = zoo.settings("llama").small()
+    model, inputs = settings.model().bfloat16().eval(), settings.inputs(False)
+    step = described(trace(model, inputs), "llama")
+    problem = mixed_problem(step, "cpu", "cuda:0")
+    given = [inputs[0].roll(shift, 1) for shift in range(4)]
+    found = {}
+    for graphs in (False, True):
+        with GraphRuntime(step, problem, all_on(problem, CUDA), residents_of(model), graphs=graphs) as run:
+            found[graphs] = [run.step(words)[0] for words in given]
+    for one, other in zip(found[False], found[True], strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+    assert not torch.equal(found[True][1], found[True][2])

@@ -23,22 +23,8 @@ def compiled(
         if name in returns:
             continue
         dropped.setdefault(number, []).append(name)
-    constants: dict[str, Any] = {}
-    known: dict[int, str] = {}
-
-    def said(value: Any) -> str:
-        if isinstance(value, Ref):
-            return value.name
-        if value is None or type(value) in (bool, int):  # a subclass may print itself as it likes
-            return repr(value)
-        if isinstance(value, tuple | list) and list(refs(value)):
-            inside = ", ".join(map(said, value))
-            return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
-        if id(value) not in known:
-            known[id(value)] = f"k{len(known)}"
-            constants[known[id(value)]] = value
-        return known[id(value)]
-
+    constants = _Constants()
+    said = constants.said
     source, ops = [f"def step({', '.join(takes)}):"], [-1]
     for number, line in enumerate(lines):
         if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
@@ -52,6 +38,28 @@ def compiled(
     source.append(f"    return ({''.join(f'{name}, ' for name in returns)})" if returns else "    return")
     ops.append(-1)
     # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No value is in it.
-    exec(compile("\n".join(source), title, "exec"), constants)
-    found: Callable[..., Any] = constants["step"]
+    exec(compile("\n".join(source), title, "exec"), constants.named)
+    found: Callable[..., Any] = constants.named.pop("step")  # or it would hold itself, and all that is in there
     return found, ops
+
+
+class _Constants:
+    """What the source names and does not say."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, Any] = {}
+        self._known: dict[int, str] = {}
+
+    def said(self, value: Any) -> str:
+        """A value as the source says it."""
+        if isinstance(value, Ref):
+            return value.name
+        if value is None or type(value) in (bool, int):  # a subclass may print itself as it likes
+            return repr(value)
+        if isinstance(value, tuple | list) and list(refs(value)):
+            inside = ", ".join(map(self.said, value))
+            return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
+        if id(value) not in self._known:
+            self._known[id(value)] = f"k{len(self._known)}"
+            self.named[self._known[id(value)]] = value
+        return self._known[id(value)]

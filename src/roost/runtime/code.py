@@ -24,6 +24,7 @@ from roost.runtime._in_place import reused
 from roost.runtime._lines import Line, Ref
 from roost.runtime._source import compiled as _compiled
 from roost.runtime.chance import is_random
+from roost.runtime.segments import Capture, segmented
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import Copy, plan_fetches
 
@@ -58,6 +59,9 @@ class Hands(Protocol):
         """Send the new value of a parameter home, to be written there after so many reads of the old one."""
 
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]: ...
+    def capturing(self, device: int) -> Capture | None:
+        """How runs of ops are recorded, where they are."""
+
     def result(self, number: int) -> Callable[[Any], None]: ...
 
 
@@ -80,10 +84,14 @@ class Code:
         for number, node in enumerate(step.program.results):
             self.results.setdefault(self.number[step.op_of[node]], []).append(number)
 
-    def function(self, device: int) -> tuple[Callable[[], None], list[int]]:
-        """What a device runs in a step, and for each line of its source the op it belongs to."""
-        lines = _Writer(self, device).written()
-        return _compiled(lines, f"<step of {self.problem.cluster.device_names[device]}>")
+    def function(self, device: int) -> tuple[Callable[[], None], dict[str, list[int]]]:
+        """What a device runs in a step; and for the title of each source of it, the op that each line belongs to."""
+        lines, parts = _Writer(self, device).written(), dict[str, list[int]]()
+        title = f"<step of {self.problem.cluster.device_names[device]}>"
+        if (capture := self.hands.capturing(device)) is not None:
+            lines, parts = segmented(lines, title, capture)
+        function, ops = _compiled(lines, title)
+        return function, {**parts, title: ops}
 
     def copies_of(self, parameter: int) -> int:
         return sum(copy.parameter == parameter for row in self.copies for copy in row)

@@ -14,14 +14,15 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Protocol
+from contextlib import nullcontext, suppress
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from roost.errors import InputError
 from roost.runtime.places import Mark, Parcel
+from roost.runtime.segments import Capture
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Engine(Protocol):
     def stream(self, device: torch.device) -> Stream: ...
     def pinned(self, like: Tensor) -> Tensor: ...
     def enter(self, device: torch.device) -> None: ...
+    def capturing(self, device: torch.device) -> Capture: ...
     def allocated(self, device: torch.device) -> int:
         """Bytes in use, from now on counted for `peak`."""
 
@@ -99,6 +101,30 @@ class CudaEngine:
     def enter(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
         torch.cuda.synchronize(device)  # residents were copied there on whatever stream
+
+    def capturing(self, device: torch.device) -> Capture:
+        pool = torch.cuda.graph_pool_handle()
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+        def capture(
+            function: Callable[..., tuple[Any, ...]], static: Sequence[Any]
+        ) -> tuple[Callable[[], None], tuple[Any, ...]]:
+            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+            stream.wait_stream(before)
+            with torch.cuda.stream(stream):
+                # Other threads go on telling this device and others what to copy.
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    made = function(*static)
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+            before.wait_stream(stream)
+            return graph.replay, made
+
+        return capture
 
     def allocated(self, device: torch.device) -> int:
         torch.cuda.reset_peak_memory_stats(device)

@@ -26,6 +26,7 @@ from roost.runtime.homes import Homes
 from roost.runtime.lanes import Worker
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Cpu, Mark, Place
+from roost.runtime.segments import Capture
 from roost.runtime.transfers import Transfers
 
 
@@ -42,11 +43,13 @@ class GraphRuntime(Transfers):
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
         places: Sequence[Place] | None = None,
+        graphs: bool = False,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
         `cores` are those of the thread of each device; an empty set leaves it to the system. `places` are the devices,
-        by default those of this machine that have the names of the cluster's.
+        by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
+        transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
@@ -58,7 +61,7 @@ class GraphRuntime(Transfers):
         self.program, self.graph, self.placement = step.program, step.graph, placement
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
-        self._op_of = step.op_of
+        self._op_of, self._graphs = step.op_of, graphs
         code = Code(step, problem, placement, self)
         self.homes = Homes(step, placement, self.places, code.copies, residents)
         self._inputs: list[Any] = []
@@ -79,6 +82,8 @@ class GraphRuntime(Transfers):
         """Run one step: what the model returns."""
         if self._error is not None:
             raise InputError("this run has failed before, and cannot go on; make another") from self._error
+        if not self._workers:
+            raise InputError("this run is closed; make another")
         wanted = len(self.program.inputs)
         self._inputs = [value for value in torch.utils._pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
         if len(self._inputs) != wanted:
@@ -106,11 +111,17 @@ class GraphRuntime(Transfers):
         return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
 
     def close(self) -> None:
-        """End all threads."""
+        """End all threads; the memory goes back with the last reference to this, and no later."""
         for worker in (*self._workers, *self._links.values()):
             worker.close()
         for place in self.places:
             place.close()
+        # All of these lead back here.
+        self._workers.clear()
+        self._links.clear()
+        self._functions.clear()
+        if self._error is not None:
+            self._error = ExecutionError(str(self._error))
 
     def __enter__(self) -> GraphRuntime:
         return self
@@ -159,16 +170,15 @@ class GraphRuntime(Transfers):
         """The error with the op that failed, by the line of the function that it came from."""
         if isinstance(error, ExecutionError):
             return error
-        names = {f"<step of {name}>": device for device, name in enumerate(self.device_names)}
+        told = ExecutionError(f"a transfer failed: {error}")
         trace = error.__traceback__
         while trace is not None:
-            device = names.get(trace.tb_frame.f_code.co_filename)
-            if device is not None:
-                op = self._functions[device][1][trace.tb_lineno - 1]
-                name, on = self.graph.op_names[op], self.device_names[device]
-                return ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
+            for device, (_, parts) in enumerate(self._functions):
+                if (ops := parts.get(trace.tb_frame.f_code.co_filename)) is not None:
+                    name, on = self.graph.op_names[ops[trace.tb_lineno - 1]], self.device_names[device]
+                    told = ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
             trace = trace.tb_next
-        return ExecutionError(f"a transfer failed: {error}")
+        return told
 
     # ------------------------------------------------------------------ what the code calls
 
@@ -200,9 +210,13 @@ class GraphRuntime(Transfers):
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]:
         return self.chance.drawing(target, number, self.torch_device(device))
 
+    def capturing(self, device: int) -> Capture | None:
+        place = self.places[device]
+        return place.engine.capturing(place.device) if self._graphs and isinstance(place, Cuda) else None
+
     def result(self, number: int) -> Callable[[Any], None]:
         def keep(value: Any) -> None:
-            self._results[number] = value
+            self._results[number] = value.clone() if self._graphs else value  # a graph makes it there the next time too
 
         return keep
 

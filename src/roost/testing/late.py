@@ -8,13 +8,17 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from roost.runtime.cuda import Cuda, Stream
 from roost.runtime.places import Mark
+from roost.runtime.segments import Capture
 
 
 class LateMark:
@@ -109,6 +113,9 @@ class LateEngine:
     def enter(self, device: torch.device) -> None:
         pass
 
+    def capturing(self, device: torch.device) -> Capture:
+        return _capture
+
     def allocated(self, device: torch.device) -> int:
         return 0
 
@@ -118,6 +125,19 @@ class LateEngine:
 
 def late_place(seed: int = 0, most: float = 1e-3) -> Cuda:
     return Cuda(torch.device("cpu"), LateEngine(seed, most))
+
+
+def _capture(
+    function: Callable[..., tuple[Any, ...]], static: Sequence[Any]
+) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    """Nothing is done while it is recorded; done again, it writes where it was recorded."""
+    made = tree_map(_nonsense, function(*(tensor.clone() for tensor in static)))
+
+    def replay() -> None:
+        for target, source in zip(tree_leaves(made), tree_leaves(function(*static)), strict=True):
+            target.copy_(source)
+
+    return replay, made
 
 
 def _nonsense(like: Tensor) -> Tensor:
