@@ -10,7 +10,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,6 +103,18 @@ def working(text: str, slow: str = "") -> Iterator[None]:
     """Say on standard error what takes so long, while it does; only on a terminal."""
     with console(stderr=True).status(Waiting(text, slow)):
         yield
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """As `working`, with how many of how many are done, once that is told."""
+    line = Waiting(text)
+
+    def tell(done: int, total: int) -> None:
+        line.text = f"{text}: {done:,} of {total:,}"
+
+    with console(stderr=True).status(line):
+        yield tell
 
 
 def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:

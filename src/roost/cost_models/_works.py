@@ -240,7 +240,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=16)
 def _block(dtype: torch.dtype, below: int, device: torch.device) -> Tensor:
-    """What tensors are filled with: numbers from 0 to 1, which are chances too; indices in their range; ones as masks."""
+    """To fill tensors with: numbers from 0 to 1, which are chances too, indices in their range, masks of ones."""
     generator = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.ones(_BLOCK, dtype=dtype, device=device)

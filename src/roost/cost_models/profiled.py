@@ -48,6 +48,17 @@ def profile(
     )
 
 
+def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:
+    """Call with the PyTorch device that a device of a cluster is here, in a thread as ops are timed in there."""
+    from roost.cost_models._timers import lanes
+
+    lane = lanes(cluster)[device]
+    if lane.device.type != "cpu":
+        return call(lane.device)
+    with _machine.OwnThread(lane.threads, set(lane.cores or ()) or None) as thread:
+        return thread(lambda: call(lane.device))
+
+
 @dataclass(frozen=True)
 class FallBack:
     """Ops that could not be timed on a device, and got the time of a roofline."""
@@ -86,7 +97,8 @@ class Profiled:
     launches: bool = True
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
-    cache: bool = True
+    cache: bool = True  # use what is kept of before, and keep what is found
+    refresh: bool = False  # use nothing of before
     progress: Progress | None = field(default=None, repr=False)
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
@@ -118,7 +130,7 @@ class _Run:
         self.failed: dict[str, str] = {}
 
     def found(self) -> Profile:
-        self.times = self._kept()
+        self.times = {} if self.settings.refresh else self._kept()
         wanted = list(self._wanted())
         missing = [
             (lane, work, beside) for lane, work, beside in wanted if self._key(lane, work, beside) not in self.times
