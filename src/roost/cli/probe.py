@@ -28,7 +28,8 @@ def probe(
 ) -> None:
     """Find the devices of this machine and measure them.
 
-    The links between them too. It takes less than a minute, and is kept for the next time on the same hardware, driver and PyTorch.
+    And the links between them. It takes less than a minute, and is kept for the next time on the same hardware, driver
+    and PyTorch.
     """
     from roost.presets.probe import probe as found_here
 
