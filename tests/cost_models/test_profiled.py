@@ -13,13 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import roost
 from roost.core.cluster import Cluster, Device, Link
 from roost.cost_models import _timers, _updates, _works
+from roost.cost_models._reuse import reused
 from roost.cost_models.profiled import Profiled
 from roost.cost_models.roofline import Roofline
 from roost.errors import InputError
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
 from roost.presets import _kept
+from roost.runtime.code import Code, _Writer
+from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
+from roost.testing.runs import residents_of, virtual_problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends"))
 import small_models
@@ -128,7 +132,7 @@ def test_what_cannot_run_falls_back_to_the_roofline_and_is_counted(monkeypatch):
     time = _timers.Timer.time
 
     def fails(self, work):
-        if work.signature.startswith("aten.tanh.default"):
+        if work.signature.startswith(("aten.tanh.default", "aten.tanh_.default")):
             raise RuntimeError("no such kernel\nat all")
         return time(self, work)
 
@@ -246,6 +250,19 @@ def test_an_update_is_timed_by_the_ops_that_the_runtime_runs(kind):
     ran = ops(lambda: Optimizer().update(kind)(1, *tensors))
     assert ops(lambda: _updates.UPDATES[kind](*tensors)) == ran
     assert ran
+
+
+def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
+    model, _ = small_models.everything()
+    step = captured()
+    problem = virtual_problem(step, 1)
+    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)) as run:
+        lines = _Writer(Code(step, problem, run.placement, run), 0).written()
+    changed = {line.node: line.call for line in lines if getattr(getattr(line.call, "_schema", None), "is_mutable", 0)}
+    assert changed
+    assert {node: call for node, (call, _) in reused(step).items()} == changed
+    timed = {task.work.call for task in _works.tasks(step)}
+    assert set(changed.values()) <= timed
 
 
 class Weights(nn.Module):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from roost.cost_models._reuse import reused
 from roost.cost_models._updates import UPDATES
 from roost.frontends._flop import tensors_in
 from roost.frontends._trace import is_getitem
@@ -98,6 +99,7 @@ def tasks(step: Described) -> Iterator[Task]:
     """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them take none."""
     seen: set[fx.Node] = set()
     known: dict[fx.Node, Work] = {}
+    over = reused(step)
     for op, name in enumerate(step.graph.op_names):
         if name in step.updates:
             update = step.updates[name]
@@ -108,7 +110,7 @@ def tasks(step: Described) -> Iterator[Task]:
             if node is None or node.op != "call_function" or is_getitem(node):
                 continue
             values = node.all_input_nodes
-            work = known.setdefault(node, _op(step, node))
+            work = _op(step, node, *over.get(node, ()))
         views = [view for value in values for view in _views(step, value, seen)]
         yield Task(op, work, tuple(known.setdefault(view, _op(step, view)) for view in views))
 
@@ -126,13 +128,18 @@ def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.No
         seen.add(node)
 
 
-def _op(step: Described, node: fx.Node) -> Work:
+def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) -> Work:
+    """The call of a node; in place, the operand that is written over comes first."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
         target = aten.reshape.default  # as the runtime calls it
     fakes = fx.map_arg((node.args, dict(node.kwargs)), lambda other: _value(step, other))
     below = _limits(target, fakes[0])
     args = _alike(fakes, below)
+    if in_place is not None:
+        given = list(args[0])
+        given[0], given[operand] = given[operand], given[0]
+        target, args = in_place, (tuple(given), args[1])
     weight = max(
         (_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)), default=0
     )

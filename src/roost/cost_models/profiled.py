@@ -31,6 +31,7 @@ Progress = Callable[[int, int], None]  # how many are timed, of how many
 _METHOD = 1  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE = "beside copies: "
 _BIG_WEIGHT = 2**20  # bytes
+_SMALL, _FEW, _MANY = 2**16, 20, 200  # bytes of an op, and ops, that tell what a call costs in a row of others
 
 
 def profile(
@@ -131,14 +132,15 @@ class _Run:
 
     def found(self) -> Profile:
         self.times = {} if self.settings.refresh else self._kept()
-        wanted = list(self._wanted())
+        before, wanted = dict(self.times), list(self._wanted())
         missing = [
             (lane, work, beside) for lane, work, beside in wanted if self._key(lane, work, beside) not in self.times
         ]
         try:
             self._time(missing)
+            self._time_rows()
         finally:
-            if self.settings.cache and missing:
+            if self.settings.cache and self.times != before:
                 _kept.write("profile", self.key, {**self._kept(), **self.times})
         alone, beside = self._op_times(False), self._op_times(True)
         fallen = self._fallen_back()
@@ -205,6 +207,21 @@ class _Run:
                 self.settings.progress(done, total)
         return done
 
+    def _time_rows(self) -> None:
+        """What a call takes more among others than by itself, again and again: its code comes from no cache then."""
+        from roost.cost_models._timers import Timer
+
+        works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
+        small = [work for work in works.values() if work.num_bytes + work.made_bytes <= _SMALL][:_MANY]
+        for lane in {lane.hardware: lane for lane in self.lanes}.values():
+            mine = [work for work in small if self._key(lane, work, False) in self.times]
+            if _row(lane) in self.times or len(mine) < _FEW:
+                continue
+            alone = sum(self.times[self._key(lane, work, False)][_host(lane)] for work in mine)
+            with Timer(lane, self.settings.seconds_each) as timer:
+                more = (timer.in_a_row(mine) - alone) / len(mine)
+            self.times[_row(lane)] = (max(more, 1e-9), 0.0)
+
     def _guesses(self, lane: Lane) -> dict[str, float]:
         column = self.lanes.index(lane)
         return {task.work.signature: float(self.rough[task.op, column]) for task in self.tasks}
@@ -220,7 +237,9 @@ class _Run:
                     op_time[task.op, column] = self.rough[task.op, column]
                     continue
                 pairs = [found, *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views)]
-                device, host = (sum(times) for times in zip(*pairs, strict=True))
+                seconds = [sum(times) for times in zip(*pairs, strict=True)]  # of the device, of the host
+                seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
+                device, host = seconds
                 op_time[task.op, column] = max(device, host) if self.settings.launches else device
         return op_time
 
@@ -237,6 +256,15 @@ class _Run:
                 if key not in self.times:
                     count[self.graph.kinds[task.op], name, self.failed.get(key, "")] += 1
         return tuple(FallBack(kind, device, number, why) for (kind, device, why), number in count.items())
+
+
+def _row(lane: Lane) -> str:
+    return f"{lane.hardware}: a call in a row"
+
+
+def _host(lane: Lane) -> int:
+    """Which of the two times a call of Python is part of: on a CPU there is one time for both."""
+    return 0 if lane.device.type == "cpu" else 1
 
 
 def _is_pair(pair: Any) -> bool:
