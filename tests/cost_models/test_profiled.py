@@ -281,6 +281,51 @@ def test_ops_that_read_big_weights_are_told():
     assert np.array_equal(found.alone, found.beside)
 
 
+class NoCopies:
+    """In place of copies to a GPU, where there is none."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def __enter__(self):
+        NoCopies.running = True
+
+    def __exit__(self, *details):
+        NoCopies.running = False
+
+
+def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monkeypatch):
+    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    cpu, gpu = _timers.Lane(torch.device("cpu"), "cpu*1", 1), _timers.Lane(torch.device("cuda", 0), "a GPU")
+    timed = []
+
+    def time(self, work):
+        beside = getattr(NoCopies, "running", False)
+        timed.append((self.lane.hardware, work.signature.partition("(")[0], beside))
+        return (3e-6, 5e-6) if self.lane is gpu else (2e-3 if beside else 1e-3, 0.0)
+
+    monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(_timers, "CopiesBeside", NoCopies)
+    monkeypatch.setattr(_timers.Timer, "time", time)
+    found = Profiled(step).profile(step.graph, cluster("cpu", "cuda:0"))
+    assert timed == [
+        ("cpu*1", "aten.mm.default", False),
+        ("cpu*1", "aten.t.default", False),
+        ("a GPU", "aten.mm.default", False),
+        ("a GPU", "aten.t.default", False),
+        ("cpu*1", "aten.mm.default", True),
+    ]
+    products = np.array(step.graph.kinds) == "mm"
+    assert found.alone[products, 0] == pytest.approx(2e-3)  # the product, and the view it looks through
+    assert found.beside[products, 0] == pytest.approx(3e-3)
+    assert np.array_equal(found.costs.op_time, found.beside)
+    assert found.costs.op_time[products, 1] == pytest.approx(10e-6)
+    alone = Profiled(step, beside_copies=False, launches=False).estimate(step.graph, cluster("cpu", "cuda:0"))
+    assert alone.op_time[products, 0] == pytest.approx(2e-3)
+    assert alone.op_time[products, 1] == pytest.approx(6e-6)
+    assert len(timed) == 5
+
+
 @pytest.mark.gpu
 def test_a_step_on_cpu_and_gpu():
     for make in (small_models.everything, small_models.convolutions):

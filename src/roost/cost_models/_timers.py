@@ -13,7 +13,7 @@ import torch
 
 from roost.core.cluster import Cluster
 from roost.core.units import show_bytes
-from roost.cost_models._works import Work
+from roost.cost_models._works import Work, forget
 from roost.errors import InputError
 from roost.presets import _machine
 from roost.presets._clock import cuda_time, host_time
@@ -76,9 +76,10 @@ class Timer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        forget()
         if self._thread is not None:
             self._thread.__exit__(kind, error, trace)
-        else:
+        elif torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def time(self, work: Work) -> tuple[float, float]:

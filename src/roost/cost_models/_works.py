@@ -140,16 +140,16 @@ def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) 
         given = list(args[0])
         given[0], given[operand] = given[operand], given[0]
         target, args = in_place, (tuple(given), args[1])
-    weight = max(
-        (_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)), default=0
-    )
+    weights = [_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)]
+    if step.maker[step.op_of[node]] is not node:
+        weights = []  # a view reads nothing
     return Work(
         f"{target}{_said(args)}",
         target,
         args,
         sum(like.num_bytes for like in _likes(args)),
         sum(map(_bytes, tensors_in(node.meta.get("val")))),
-        weight,
+        max(weights, default=0),
     )
 
 
@@ -185,7 +185,14 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
             return {id(args[1]): args[0].shape[0]}
         if packet is aten.embedding_dense_backward:
             return {id(args[1]): args[2]}
-        if packet in (aten.gather, aten.index_select, aten.scatter, aten.scatter_add, aten.index_add, aten.index_copy):
+        if packet in (
+            aten.gather,
+            aten.index_select,
+            aten.scatter,
+            aten.scatter_add,
+            aten.index_add,
+            aten.scatter_reduce,
+        ):
             return {id(args[2]): args[0].shape[args[1]]}
         if packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
             return {id(each): args[0].shape[place] for place, each in enumerate(args[1]) if each is not None}
@@ -243,6 +250,11 @@ def _text(value: Any) -> str:
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
+
+
+def forget() -> None:
+    """Give back what tensors are filled with."""
+    _block.cache_clear()
 
 
 @lru_cache(maxsize=16)

@@ -155,12 +155,13 @@ class _Run:
         """Each work once for each kind of device, those beside copies at the end."""
         lanes = {lane.hardware: lane for lane in self.lanes}
         works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
+        heavy = dict.fromkeys(task.work.signature for task in self.tasks if task.work.weight_bytes >= _BIG_WEIGHT)
         for beside in (False, True):
             for lane in lanes.values():
-                yield from ((lane, work, beside) for work in works.values() if not beside or self._heavy(lane, work))
-
-    def _heavy(self, lane: Lane, work: Work) -> bool:
-        return self.gpu is not None and lane.device.type == "cpu" and work.weight_bytes >= _BIG_WEIGHT
+                if not beside:
+                    yield from ((lane, work, beside) for work in works.values())
+                elif self.gpu is not None and lane.device.type == "cpu":
+                    yield from ((lane, works[signature], beside) for signature in heavy)
 
     def _key(self, lane: Lane, work: Work, beside: bool) -> str:
         return f"{_BESIDE if beside else ''}{lane.hardware}: {work.signature}"

@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,9 +26,21 @@ def hardware() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": len(own_cores()),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
+        "torch": str(torch.__version__),
+        "precision": _precision(),
     }
+
+
+def _precision() -> list[Any]:
+    """How PyTorch was asked to compute in single precision. It warns of, or refuses, a mix of its old and new ways."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32]
+        except RuntimeError:
+            return []
 
 
 def num_gpus() -> int:
@@ -81,8 +94,8 @@ def gpu_memory(number: int) -> int:
 
 
 def _driver() -> str:
-    found = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
-    return found[1] if found else ""
+    found = re.search(r"\d+\.\d+(\.\d+)*", _text("/proc/driver/nvidia/version"))
+    return found[0] if found else ""
 
 
 def _text(path: str | Path) -> str:
