@@ -94,6 +94,19 @@ def test_what_was_timed_is_not_timed_again(monkeypatch):
     assert roost.profile(step, devices, cache=False) != first
 
 
+def test_what_was_timed_before_ctrl_c_is_kept():
+    step, devices = captured(small_models.convolutions), cluster("cpu")
+
+    def press(done, total):
+        if done == 10:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        roost.profile(step, devices, progress=press, **SHORT)
+    found = Profiled(step, **SHORT).profile(step.graph, devices)
+    assert found.num_timed == found.num_signatures - 10
+
+
 def test_without_a_cache_nothing_is_kept(tmp_path):
     step = captured(small_models.convolutions)
     roost.profile(step, cluster("cpu"), cache=False, **SHORT)
