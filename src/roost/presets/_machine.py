@@ -51,6 +51,8 @@ def num_gpus() -> int:
 
 def own_cores() -> list[int]:
     """The cores that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):  # not on every system
+        return list(range(os.cpu_count() or 1))
     return sorted(os.sched_getaffinity(0))
 
 
@@ -76,7 +78,7 @@ def cache_bytes() -> int:
 def available_memory() -> int:
     """Bytes that programs may still take, within what a container allows."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
-    free = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
     most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if most.isdecimal() and used.isdecimal():
@@ -131,7 +133,7 @@ class OwnThread:
     def _run(self, threads: int, cores: set[int] | None) -> None:
         import torch
 
-        if cores:
+        if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
         torch.set_num_threads(threads)
         with torch.no_grad():
