@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.cluster import MEMORY
 from roost.core.graph import FORWARD
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -35,11 +36,13 @@ class _Part:
 def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """Placements for one accelerator and a host; none where there is more to it than that."""
     graph, cluster = problem.graph, problem.cluster
-    hosts = [number for number, device in enumerate(cluster.devices) if device.kind == "cpu"]
-    mains = [number for number, device in enumerate(cluster.devices) if device.kind != "cpu"]
+    kinds = [device.kind for device in cluster.devices]
+    hosts = [number for number, kind in enumerate(kinds) if kind == "cpu"]
+    mains = [number for number, kind in enumerate(kinds) if kind not in ("cpu", MEMORY)]
     if not hosts or not mains or graph.phase.max() > FORWARD or not graph.is_parameter.any():
         return []
     host, main = max(hosts, key=lambda d: int(cluster.memory[d])), max(mains, key=lambda d: int(cluster.memory[d]))
+    store = kinds.index(MEMORY) if MEMORY in kinds else host
     start = np.where(problem.allowed[:, main], main, host).astype(np.int32)
     parts = _parts(problem, start, main, host)
     if not parts:
@@ -54,7 +57,7 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
             window = int(window_share * cluster.memory[main])
             less = excess + (window if in_place < 1.0 else 0)
             for _ in range(_RETRIES):
-                trial = evaluate([_placement(problem, start, parts, less, in_place, window, main, host)])[0]
+                trial = evaluate([_placement(problem, start, parts, less, in_place, window, (main, store, host))])[0]
                 found.append(trial)
                 missing = int(trial.peak_memory[main]) - int(cluster.memory[main])
                 if missing <= 0:
@@ -90,7 +93,13 @@ def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
 
 
 def _placement(
-    problem: Problem, start: Array, parts: list[_Part], less: int, in_place: float, window: int, main: int, host: int
+    problem: Problem,
+    start: Array,
+    parts: list[_Part],
+    less: int,
+    in_place: float,
+    window: int,
+    devices: tuple[int, int, int],  # the main one, where weights are streamed from, where they are used in place
 ) -> Placement:
     """With so many bytes less on the main device; each part goes where its share is behind most."""
     total = sum(part.size for part in parts)
@@ -104,10 +113,9 @@ def _placement(
         behind = shares * seen - given
         choice = int(np.argmax(behind if part.movable else behind[:2]))
         given[choice] += part.size
-        if choice > 0:
-            device[part.weights] = host
+        device[part.weights] = devices[choice]
         if choice == 2:
-            device[part.ops] = host
+            device[part.ops] = devices[2]
     windows = np.zeros(problem.cluster.num_devices, dtype=np.int64)
-    windows[main] = window if in_place < 1.0 else 0
+    windows[devices[0]] = window if in_place < 1.0 else 0
     return problem.placement(device, prefetch_bytes=windows)

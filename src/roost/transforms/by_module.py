@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roost.core.graph import Graph
+from roost.core.kinds import class_of
 from roost.errors import InputError
 from roost.transforms._transformed import Transformed
 from roost.transforms._unions import Kinds, Unions
+
+_SHARE = 1 / 16  # of all weights: a module of modules with more than this is not one decision
 
 
 @dataclass(frozen=True)
