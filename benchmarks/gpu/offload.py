@@ -45,7 +45,7 @@ def llama() -> nn.Module:
             vocab_size=32000,
             max_position_embeddings=4096,
             dtype=torch.bfloat16,
-        )  # fmt: skip
+        )
     )
 
 
@@ -142,7 +142,7 @@ def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: to
     shape = inputs_of(model, "1x1" if case == "generate" else case)
     tokens = PROMPT + GENERATED if case == "generate" else 0
     reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
-    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=15)
+    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=10)
     planned = time.perf_counter() - begin
     print(plan, flush=True)
     plan.apply(model)
@@ -155,7 +155,7 @@ def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: to
         **about, "case": case, "how": "roost", "seconds": seconds, "peak": peak, "expected": plan.step_time * steps,
         "difference": difference(found, expected), "bound": bound, "link": link, "planned": planned,
         "applied": applied, "fits": peak <= limit, "weights_by": plan._weights(),
-        "simulated_peak": int(plan.timeline.peak_memory[1]), "unexpected": model._roost_placed.ring.num_unexpected,
+        "simulated_peak": int(plan.timeline.peak_memory[1]), "plan": str(plan),
     })  # fmt: skip
     plan.remove(model)
     gc.collect()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost.core.cluster import Cluster
+from roost.core.cluster import MEMORY, Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -33,6 +33,12 @@ if TYPE_CHECKING:
 
 # What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
 _WORKSPACE = 96 * 2**20
+STORE = "host memory"
+_NEVER = 1.0  # bytes/s: of a way that nothing should take
+_LONG = 1e6  # seconds: memory computes nothing
+# Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3 TFLOP/s and 55 GB/s.
+_FEW = 32
+_HOP = 1e-4  # seconds, where there is no GPU to try it on
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +46,7 @@ class Plan:
     """Where each module of a model runs and where its weights live, and what that is expected to take."""
 
     step: Described
-    problem: Problem  # of the graph as captured
+    problem: Problem  # of the graph as captured; the memory from which weights are streamed is a device in it
     result: Result  # of the search, in which a module is one group
     modules: ModulePlacement
     placement: Placement  # the same, op by op
@@ -145,12 +151,23 @@ def place(
         found = estimate(step.graph, where).costs
     else:
         raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
-    problem = Problem(step.graph, where, found)
+    problem = _with_store(Problem(step.graph, where, found), main, _hop(main))
     kind = where.devices[where.index_of(main)].kind
     whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
     result = solve(whole.problem(problem), placer, seconds, trials, seed, on_trial)
     modules, placement = by_modules(problem, whole.expand(result.best.placement), model, step.program.tied)
+    modules = replace(modules, few_rows=max(_FEW, 2 * _rows(example_inputs)))
     return Plan(step, problem, result, modules, placement, simulate(problem, placement))
+
+
+def _rows(example_inputs: Any) -> int:
+    """Rows of the tensors between modules, as the inputs tell: tokens, or vectors."""
+    import torch
+
+    for value in torch.utils._pytree.tree_leaves(example_inputs):
+        if isinstance(value, torch.Tensor):
+            return value.numel() if not value.is_floating_point() else value.shape[:-1].numel()
+    return 0
 
 
 def kv_bytes(model: nn.Module, tokens: int) -> int:
@@ -189,6 +206,43 @@ def _with_less(cluster: Cluster, room: Mapping[str, int]) -> Cluster:
         cluster.index_of(name)
     devices = [replace(one, memory=max(0, one.memory - room.get(one.name, 0))) for one in cluster.devices]
     return replace(cluster, devices=tuple(devices))
+
+
+def _with_store(problem: Problem, main: str, hop: float) -> Problem:
+    """The problem with the memory of the CPU as one more device, from which weights are streamed.
+
+    So they queue for the link by themselves: what a CPU has computed goes to the GPU past them (see `aside.py`).
+    `hop` is what it takes for a tensor to go to the CPU and come back.
+    """
+    cluster = problem.cluster
+    host = next((device for device in cluster.devices if device.kind == "cpu"), None)
+    if host is None or host.name == main:
+        return problem
+    devices = (*cluster.devices, Device(STORE, MEMORY, host.memory, host.host))
+    one, other = cluster.index_of(host.name), cluster.index_of(main)
+    forth, back = float(cluster.latency[one, other]), float(cluster.latency[other, one])
+    rate = [1 / float(cluster.seconds_per_byte[pair]) for pair in ((one, other), (other, one))]
+    links = (
+        *cluster.links,
+        Link(STORE, "*", rate[0], forth, bus="weights to {target}"),
+        Link("*", STORE, rate[1], back, bus="weights from {source}"),
+        Link(main, host.name, rate[1], max(back, hop - forth), bus=f"{main} to {host.name}"),
+        Link(STORE, host.name, _NEVER, 0.0, bus="no need of it"),
+    )
+    seconds = np.where(problem.graph.is_parameter, 0.0, _LONG)[:, None]
+    costs = Costs(np.hstack([problem.op_time, seconds]), problem.costs.source)
+    return Problem(problem.graph, replace(cluster, devices=devices, links=links), costs)
+
+
+def _hop(main: str) -> float:
+    """Seconds from a GPU to the CPU and back, with nothing done there."""
+    if not main.startswith("cuda"):
+        return 0.0
+    import torch
+
+    from roost.runtime.aside import hop_seconds
+
+    return hop_seconds(torch.device(main)) if torch.cuda.is_available() else _HOP
 
 
 def _captured(model: nn.Module, example_inputs: Any) -> Described:

@@ -17,6 +17,7 @@ from roost.bounds._relaxed import Relaxed
 from roost.bounds.memory import Moment, fullest_moment
 from roost.bounds.work import cutting_planes
 from roost.core.arrays import Array
+from roost.core.cluster import MEMORY
 from roost.core.graph import UPDATE
 
 _NONE = -1
@@ -25,7 +26,7 @@ _NONE = -1
 def streaming(relaxed: Relaxed) -> float:
     """The bound with the best weights; 0 where the fast devices may hold everything."""
     cluster = relaxed.problem.cluster
-    roomy = np.array([device.kind == "cpu" for device in cluster.devices])
+    roomy = np.array([device.kind in ("cpu", MEMORY) for device in cluster.devices])
     if roomy.all() or not roomy.any():
         return 0.0
     moment = fullest_moment(relaxed.problem)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.cluster import MEMORY
 from roost.core.problem import Problem
 from roost.placers._units import Units
 
@@ -46,7 +47,7 @@ def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
 def accelerators(problem: Problem) -> list[int]:
     """The devices that are no CPU, or all of them where there is nothing else."""
     devices = problem.cluster.devices
-    return [d for d, device in enumerate(devices) if device.kind != "cpu"] or list(range(len(devices)))
+    return [d for d, device in enumerate(devices) if device.kind not in ("cpu", MEMORY)] or list(range(len(devices)))
 
 
 def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -22,6 +23,7 @@ from roost.runtime.moves import moved
 log = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
+_SMALL = 2**20  # bytes
 
 
 class Aside:
@@ -33,11 +35,11 @@ class Aside:
         self._done: Any = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._word = self._done.numpy()  # the same memory, written without a kernel
         self._asked = 0
-        self._shapes: dict[tuple[Any, ...], tuple[torch.Size, torch.dtype]] = {}
+        self._desks: dict[tuple[Any, ...], _Desk] = {}
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
-        self._threads = torch.get_num_threads()
+        self._threads = max(1, torch.get_num_threads() - 1)  # whoever tells the GPU what to do needs one
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
         self._thread.start()
 
@@ -46,12 +48,12 @@ class Aside:
         if self._wait is None or kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
             return self._at_once(forward, *args, **kwargs)
         key = (id(forward), args[0].shape, args[0].dtype)
-        if args[0].device != self.device or key not in self._shapes:
+        if args[0].device != self.device or key not in self._desks:
             returned = self._at_once(forward, *args)
             if isinstance(returned, Tensor) and args[0].device == self.device:
-                self._shapes[key] = (returned.shape, returned.dtype)
+                self._desks[key] = _Desk(args[0], returned)
             return returned
-        return self._in_turn(forward, args[0], *self._shapes[key])
+        return self._in_turn(forward, args[0], self._desks[key])
 
     def join(self) -> None:
         """Wait for all that was asked for; raises what failed."""
@@ -69,11 +71,9 @@ class Aside:
         args, kwargs = moved((args, kwargs), _HOST)
         return moved(forward(*args, **kwargs), self.device)
 
-    def _in_turn(self, forward: Callable[..., Any], given: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def _in_turn(self, forward: Callable[..., Any], given: Tensor, desk: _Desk) -> Tensor:
         stream = torch.cuda.current_stream(self.device)
-        come = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
-        gone = torch.empty(shape, dtype=dtype, pin_memory=True)
-        come.copy_(given, non_blocking=True)
+        desk.come.copy_(given, non_blocking=True)
         arrived = stream.record_event()
         self._asked += 1
         number = self._asked % 2**31
@@ -81,7 +81,7 @@ class Aside:
         def work() -> None:
             try:
                 arrived.synchronize()
-                gone.copy_(forward(come))
+                desk.gone.copy_(forward(desk.come))
             except BaseException as error:
                 self._error = self._error or error
             finally:
@@ -90,9 +90,7 @@ class Aside:
         self._work.put(work)
         assert self._wait is not None
         self._wait(stream.cuda_stream, self._done.data_ptr(), number)
-        found = torch.empty(shape, dtype=dtype, device=self.device)
-        found.copy_(gone, non_blocking=True)
-        return found
+        return desk.fetched()
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)  # counted for each thread
@@ -100,6 +98,53 @@ class Aside:
             while (work := self._work.get()) is not None:
                 work()
                 del work  # what it holds may be large
+
+
+class _Desk:
+    """Memory through which the tensors of one module pass, used again in each call: the next waits for the last."""
+
+    def __init__(self, given: Tensor, returned: Tensor) -> None:
+        self.come = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
+        self.gone = torch.empty(returned.shape, dtype=returned.dtype, pin_memory=True)
+        self._device, self._seen = returned.device, None
+        if 0 < self.gone.nbytes <= _SMALL:
+            self._seen = torch.as_tensor(_Mapped(self.gone), device=returned.device)
+
+    def fetched(self) -> Tensor:
+        """What the CPU has made, on the GPU. A small one is read by a kernel: it would wait behind weights else."""
+        found = torch.empty(self.gone.shape, dtype=self.gone.dtype, device=self._device)
+        if self._seen is None:
+            return found.copy_(self.gone, non_blocking=True)
+        torch.bitwise_or(self._seen, 0, out=found.view(-1).view(torch.uint8))
+        return found
+
+
+class _Mapped:
+    """Locked memory of the host as the GPU sees it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.nbytes,), "typestr": "|u1", "data": (tensor.data_ptr(), False), "version": 3,
+        }  # fmt: skip
+
+
+def hop_seconds(device: torch.device, repeats: int = 100) -> float:
+    """What it takes a tensor to go to the CPU and come back."""
+    aside = Aside(device)
+    given = torch.zeros(4096, dtype=torch.bfloat16, device=device)
+    try:
+        for _ in range(10):
+            aside(torch.Tensor.clone, given)
+        torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            given = aside(torch.Tensor.clone, given)
+        aside.join()
+        torch.cuda.synchronize(device)
+        return (time.perf_counter() - begin) / repeats
+    finally:
+        aside.close()
 
 
 def _stream_wait() -> Callable[[int, int, int], None] | None:

@@ -37,6 +37,7 @@ class ModulePlacement:
     streamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # module -> weights brought for each call
     window: int = 0  # bytes on the main device for weights on their way
     model: str = ""  # signature of the model that it is for; "" is any
+    few_rows: int = 0  # with more rows than this in a tensor, what runs elsewhere runs on the main device; 0: never
 
     def __post_init__(self) -> None:
         for module, names in self.streamed.items():
@@ -93,7 +94,7 @@ class Placed:
             self._settle()
             self._stream()
             for name, device in placement.runs_on.items():
-                self._wrap(self._modules[name], self._elsewhere(place_of(device)))
+                self._run_elsewhere(name, place_of(device))
             self._wrap(model, self._run)
         except BaseException:
             self.remove()
@@ -154,12 +155,20 @@ class Placed:
         ]
         return tensor, [(table, key) for table in tables for key, value in table.items() if value is tensor]
 
-    def _elsewhere(self, device: torch.device) -> Callable[..., Any]:
+    def _run_elsewhere(self, name: str, device: torch.device) -> None:
+        """A module runs on another device; where a call has many rows, its weights come to the main one instead."""
         if self.main.type != "cuda" or device.type != "cpu":
-            return functools.partial(_elsewhere, device)
+            self._wrap(self._modules[name], functools.partial(_elsewhere, device))
+            return
         if self.aside is None:
             self.aside = Aside(self.main)
-        return self.aside
+        few = self.placement.few_rows
+        if few:
+            for inside in (module for module in self._modules[name].modules() if module._parameters):
+                own = [tensor for tensor in inside._parameters.values() if tensor is not None]
+                self._pinned += [tensor for tensor in own if pin(tensor)]
+                self._wrap(inside, functools.partial(_brought, self.main, inside._parameters))
+        self._wrap(self._modules[name], functools.partial(_aside, self.aside, few))
 
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
@@ -211,6 +220,29 @@ def _elsewhere(device: torch.device, forward: Callable[..., Any], *args: Any, **
     args, kwargs = moved((args, kwargs), device)
     returned = forward(*args, **kwargs)
     return returned if before is None else moved(returned, before.device)
+
+
+def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if few_rows:
+        given = next(_tensors((args, kwargs)), None)
+        if given is not None and given.device == aside.device and given.shape[:-1].numel() > few_rows:
+            return forward(*args, **kwargs)
+    return aside(forward, *args, **kwargs)
+
+
+def _brought(main: torch.device, own: dict[str, Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A module that runs on the CPU, unless it is given a tensor of the main device."""
+    given = next(_tensors((args, kwargs)), None)
+    if given is None or given.device != main:
+        return forward(*args, **kwargs)
+    kept = dict(own)
+    for key, tensor in kept.items():
+        if tensor is not None:
+            own[key] = nn.Parameter(tensor.data.to(main, non_blocking=True), requires_grad=False)
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        own.update(kept)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 from torch import nn
 
 from roost.core.arrays import Array
+from roost.core.cluster import MEMORY
 from roost.core.kinds import class_of
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -91,17 +92,14 @@ class _Rounding:
     def for_model(self, model: nn.Module) -> ModulePlacement:
         tensors = named_tensors(model)
         home = {
-            name: self.names[self.device[parameter]]
-            for parameter, names in self.known.items()
-            for name in names
-            if name in tensors
+            name: self._home(parameter) for parameter, names in self.known.items() for name in names if name in tensors
         }
         streamed = {module: tuple(names) for module, names in self.streamed.items() if names}
-        host = next((one.name for one in self.problem.cluster.devices if one.kind == "cpu"), None)
+        host = self._host()
         large = (name for name, tensor in tensors.items() if tensor.numel() * tensor.element_size() >= _SMALL)
         for name in (name for name in large if name not in home):  # nothing was said of it: not used, or rarely
             module, _, _ = name.rpartition(".")
-            if module and module not in streamed and host is not None:
+            if module and module not in streamed and host != self.names[self.main]:
                 home[name], streamed[module] = host, (name,)
         runs_on = {module: self.names[device] for module, device in self.tops.items()}
         window = int(np.broadcast_to(self.placement.prefetch_bytes, len(self.names))[self.main])
@@ -110,11 +108,20 @@ class _Rounding:
     def for_simulator(self) -> Placement:
         return replace(self.placement, device=self.device, order="program", priority=None, graph=self.graph.digest)
 
+    def _home(self, parameter: int) -> str:
+        """Memory that is a device of its own is a CPU's."""
+        device = self.problem.cluster.devices[self.device[parameter]]
+        return self._host() if device.kind == MEMORY else device.name
+
+    def _host(self) -> str:
+        found = [one.name for one in self.problem.cluster.devices if one.kind == "cpu"]
+        return found[0] if found else self.names[self.main]
+
     def _main(self) -> int:
         """The device that has most to do, one that is no CPU where there is one."""
         spent = np.zeros(self.problem.cluster.num_devices)
         np.add.at(spent, self.device, self._seconds()[np.arange(self.graph.num_ops), self.device])
-        faster = [number for number, one in enumerate(self.problem.cluster.devices) if one.kind != "cpu"]
+        faster = [number for number, one in enumerate(self.problem.cluster.devices) if one.kind not in ("cpu", MEMORY)]
         return max(faster or range(len(spent)), key=lambda number: spent[number])
 
     def _seconds(self) -> Array:

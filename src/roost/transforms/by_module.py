@@ -2,8 +2,8 @@
 
 A model that runs as written can be changed only where a module is called: its weights lie here or there, and it runs
 here or there. Whatever is computed between such modules runs on the main device. So ops of one module are one group;
-a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs. A module of
-a few such, with little else in it, is one group: a pair of layers with an activation between runs in one place.
+a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs. A module
+of a few such, with little else in it, is one group: a pair of layers with an activation between runs in one place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 
 from roost.core.graph import Graph
 from roost.core.kinds import class_of
-from roost.errors import InputError
 from roost.transforms._transformed import Transformed
 from roost.transforms._unions import Kinds, Unions
 
@@ -32,8 +31,6 @@ class ByModule:
     tied: Mapping[str, str] = field(default_factory=dict)  # other names of parameters -> their name in the graph
 
     def apply(self, graph: Graph) -> Transformed:
-        if graph.phase.max() > 2:
-            raise InputError("decisions by module are for inference: this graph has a backward pass or updates")
         readers = readers_of(graph)
         units = {module for modules in readers.values() for module in modules}
         together = self._together(graph, units, readers)
@@ -43,17 +40,15 @@ class ByModule:
             if parameter
             else (choice or kinds)
             if plain(module) in units or plain(module) in together
-            else self._on_main(choice, name)
-            for choice, parameter, module, name in zip(
-                graph.allowed, graph.is_parameter.tolist(), graph.modules, graph.op_names, strict=True
-            )
+            else self._on_main(choice)
+            for choice, parameter, module in zip(graph.allowed, graph.is_parameter.tolist(), graph.modules, strict=True)
         ]
         names = {name: [name] for name in graph.op_names}
         for other, name in self.tied.items():
             names.setdefault(name, []).append(other)
         for parameter, modules in readers.items():
             if not all(_may_hold(module, names[graph.op_names[parameter]]) for module in modules):
-                allowed[parameter] = self._on_main(allowed[parameter], graph.op_names[parameter])
+                allowed[parameter] = self._on_main(allowed[parameter])
         limited = replace(graph, allowed=tuple(allowed))
         sets = self._joined(limited, readers, {module: together.get(module, module) for module in {*units, *together}})
         root = sets.roots()
@@ -64,10 +59,9 @@ class ByModule:
         changed = replace(limited, group=number[root], group_names=said)
         return Transformed(graph, changed, np.arange(graph.num_ops), {"by_module.modules": len(units)})
 
-    def _on_main(self, choice: tuple[str, ...], name: str) -> tuple[str, ...]:
-        if choice and self.main not in choice:
-            raise InputError(f"op {name!r} may only run on {', '.join(choice)}; between modules all run on {self.main}")
-        return (self.main,)
+    def _on_main(self, choice: tuple[str, ...]) -> tuple[str, ...]:
+        """The main device, unless an op cannot run there."""
+        return choice if choice and self.main not in choice else (self.main,)
 
     def _together(self, graph: Graph, units: set[str], readers: dict[int, list[str]]) -> dict[str, str]:
         """Modules that run with those beside them -> the module around them all."""
