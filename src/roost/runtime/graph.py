@@ -39,10 +39,11 @@ class GraphRuntime:
         optimizer: Optimizer | None = None,
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
+        watch: Callable[[int, Any], None] | None = None,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
-        `cores` are those of each device of the kind `cpu`.
+        `cores` are those of each device of the kind `cpu`. `watch` sees the output of every op (see `Code`).
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
@@ -57,12 +58,13 @@ class GraphRuntime:
         self._reads: dict[int, Reads] = {}
         self._links: dict[tuple[int, int], Worker] = {}
         self._resident = self._at_home(step, residents)
+        self._states = [state for update in step.updates.values() for state in update.states]
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
         self._done: SimpleQueue[BaseException | None] = SimpleQueue()
         self._closing, self._num_home = threading.Lock(), 0
         self._error: BaseException | None = None
-        code = Code(step, problem, placement, self)
+        code = Code(step, problem, placement, self, watch)
         self._functions = [code.function(device) for device in range(len(self.device_names))]
         self._workers = [
             Worker(name, self._fail, None if cores is None else cores[device])
@@ -94,6 +96,10 @@ class GraphRuntime:
         """Parameters, buffers and constants by name, as they are now; those of the program, tied ones once."""
         holders = zip(self.program.residents, self.program.placeholders, strict=False)
         return {name: self._resident[self._number[self._op_of[node]]] for name, node in holders}
+
+    def states(self) -> dict[str, Tensor]:
+        """What the optimizer keeps, by the name of its op, as it is now."""
+        return {name: self._resident[self._number[name]] for name in self._states}
 
     def close(self) -> None:
         """End all threads."""

@@ -1,0 +1,417 @@
+"""Whether a placed step has the numbers of the unplaced model; and where not, which op is the first to differ.
+
+Every step starts from the same weights on both sides and is compared in parts, so that no difference grows: what the
+model returns and its gradients with those of PyTorch itself, then what the optimizer makes of the placed gradients with
+what PyTorch's makes of the same ones. A step that draws at random (dropout) cannot be asked of PyTorch, which would
+draw other numbers: it is compared with the captured program, run node by node on one device, alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from roost.core.cluster import Cluster
+from roost.core.graph import UPDATE
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import InputError, VerificationFailed
+from roost.frontends.torch import Described
+from roost.runtime._unplaced import Unplaced, flat, kept, residents_of
+from roost.runtime.graph import GraphRuntime
+from roost.runtime.optimizers import Optimizer
+
+# Largest difference allowed, relative to the largest magnitude in the tensor; anything else must be equal.
+TOLERANCES = {
+    torch.float64: 1e-10,
+    torch.complex128: 1e-10,
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+    torch.float16: 5e-3,
+    torch.bfloat16: 2e-2,
+}
+# A gradient that is zero but for rounding (of a bias before a BatchNorm) is nothing but rounding: a gradient is also
+# measured against this share of the largest among all gradients.
+_FLOOR = 1e-3
+_PROBED_BYTES = 2**30  # outputs of ops held at a time to find the first that differs
+_WHATS = ("output", "gradient", "parameter", "optimizer state", "buffer", "tied weight")
+EAGER, CAPTURED = "PyTorch", "captured, one device"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far a tensor of the placed step is from the same one of the unplaced step."""
+
+    what: str  # one of _WHATS
+    against: str
+    absolute: float  # the largest between two elements; 0 is the same to the last bit
+    relative: float  # that over the largest magnitude in the tensor
+    tolerance: float  # of the relative one
+    step: int  # counted from 1, where it was largest
+
+    @property
+    def same(self) -> bool:
+        return self.relative <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was compared, and how far apart it was."""
+
+    differences: Mapping[str, Difference]  # by name: loss, gradient of NAME, NAME; (captured) is added where it is that
+    steps: int
+    devices: tuple[str, ...]  # in use
+    first_op: str = ""  # the first in program order whose output differs by more than is allowed
+    device: str = ""  # where that op ran
+    note: str = ""  # what could not be compared
+
+    @property
+    def same(self) -> bool:
+        return all(difference.same for difference in self.differences.values())
+
+    @property
+    def bitwise(self) -> bool:
+        return all(difference.absolute == 0.0 for difference in self.differences.values())
+
+    def check(self) -> Verification:
+        """Itself; raises VerificationFailed where something differs."""
+        if not self.same:
+            raise VerificationFailed(self.verdict, self.first_op, self.device)
+        return self
+
+    @property
+    def verdict(self) -> str:
+        """One line."""
+        count = f"{self.steps} step{'s' * (self.steps > 1)} on {', '.join(self.devices)}"
+        if self.same:
+            return f"the same numbers{', to the last bit' if self.bitwise else ''}: {count}"
+        wrong = [name for name, difference in self.differences.items() if not difference.same]
+        found = f"not the same numbers: {count}; {len(wrong)} of {len(self.differences)} differ, such as {wrong[0]}"
+        return f"{found}; the first op that differs is {self.first_op!r} on {self.device}" if self.first_op else found
+
+    def rows(self) -> list[tuple[str, str, int, str, Difference]]:
+        """For each kind of thing: what, against what, how many, the name and the difference of the worst."""
+        groups: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
+        for name, difference in self.differences.items():
+            groups.setdefault((difference.what, difference.against), []).append((name, difference))
+        found = []
+        for (what, against), members in sorted(groups.items(), key=lambda group: (_WHATS.index(group[0][0]), group[0])):
+            name, worst = max(members, key=lambda each: (not each[1].same, each[1].relative))
+            found.append((what, against, len(members), name.removesuffix(" (captured)"), worst))
+        return found
+
+    def __str__(self) -> str:
+        head = ("what", "against", "count", "largest", "relative", "allowed", "of")
+        lines = [head] + [
+            (what, against, str(count), *(f"{x:.2g}" for x in (d.absolute, d.relative, d.tolerance)), name)
+            for what, against, count, name, d in self.rows()
+        ]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
+        table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join([self.verdict, *table, *([self.note] if self.note else [])])
+
+
+def verify(
+    step: Described,
+    problem: Problem,
+    placement: Placement,
+    model: nn.Module,
+    inputs: Any,
+    *,
+    optimizer: Optimizer | None = None,
+    steps: int = 1,
+    seed: int = 0,
+    tolerance: float | None = None,
+    loss: Callable[..., Tensor] | None = None,
+) -> Verification:
+    """Run a placed step and the unplaced model side by side; `model` has weights and is left as it is.
+
+    `inputs` are a tensor, a tuple or a dict, and `loss` is what the step was captured with. The unplaced model runs on
+    the GPU that most ops are on, or on the CPU where none are. `tolerance` is relative to the largest magnitude of each
+    tensor; without it, that of the tensor's type counts.
+    """
+    placement = problem.check(placement)
+    check_devices(problem.cluster)
+    check_weights(model)
+    if steps < 1:
+        raise InputError(f"steps is {steps}; it must be at least 1")
+    sides = _Sides(step, problem, placement, model, inputs, optimizer or Optimizer(), seed, tolerance, loss)
+    with _exactly():
+        found = sides.compared(steps)
+        if found.same:
+            return found
+        op = sides.first_op(found)
+    return replace(found, first_op=step.graph.op_names[op], device=sides.device_of(op))
+
+
+def check_devices(cluster: Cluster) -> None:
+    """Refuse devices that this machine does not have."""
+    for device in cluster.devices:
+        name = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device.name)
+        if name is None or name[1] != device.kind or (name[1] == "cuda" and name[2] is None):
+            raise InputError(
+                f"device {device.name!r} of cluster {cluster.name!r} is of kind {device.kind!r}; only cpu, cpu:N and "
+                "cuda:N can be run on"
+            )
+        if device.kind == "cuda" and int(name[2]) >= (count := torch.cuda.device_count()):
+            raise InputError(
+                f"device {device.name!r} of cluster {cluster.name!r} is not here: PyTorch sees {count} GPUs"
+            )
+
+
+def check_weights(model: nn.Module) -> None:
+    for name, value in residents_of(model).items():
+        if value.is_meta:
+            raise InputError(f"{name!r} is on the meta device and has no value; build the model with its weights")
+
+
+@contextmanager
+def _exactly() -> Iterator[None]:
+    """Without TF32, which some GPUs convolve float32 in by themselves and no CPU does."""
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+        yield
+
+
+class _Sides:
+    """The placed and the unplaced step, from the start as often as wished."""
+
+    def __init__(
+        self,
+        step: Described,
+        problem: Problem,
+        placement: Placement,
+        model: nn.Module,
+        inputs: Any,
+        optimizer: Optimizer,
+        seed: int,
+        tolerance: float | None,
+        loss: Callable[..., Tensor] | None,
+    ) -> None:
+        self.step, self.problem, self.placement = step, problem, placement
+        self.model, self.inputs, self.optimizer = model, inputs, optimizer
+        self.seed, self.tolerance, self.loss = seed, tolerance, loss
+        self.names = problem.cluster.device_names
+        self.number = {name: number for number, name in enumerate(step.graph.op_names)}
+        self.update_of = {update.resident: op for op, update in step.updates.items()}
+
+    def device_of(self, op: int) -> str:
+        return self.names[int(self.placement.device[op])]
+
+    @cached_property
+    def on(self) -> torch.device:
+        """Where the unplaced model runs."""
+        counts: dict[str, int] = {}
+        for device in self.placement.device.tolist():
+            if self.problem.cluster.devices[device].kind == "cuda":
+                counts[self.names[device]] = counts.get(self.names[device], 0) + 1
+        return torch.device(max(counts, key=counts.__getitem__, default="cpu"))
+
+    def compared(self, steps: int) -> Verification:
+        """Everything that the step returns, and leaves behind."""
+        return self._run(steps, set())[0]
+
+    def first_op(self, found: Verification) -> int:
+        """The first op in program order whose output differs."""
+        for step in range(1, found.steps + 1):
+            for ops in self._chunks():
+                if wrong := self._run(step, ops)[1]:
+                    return self._producer(min(wrong))
+        # No op differs from the captured program: it is what comes after (a value on its way home), or the program.
+        return min((self._op_behind(name) for name, each in found.differences.items() if not each.same), default=0)
+
+    def _chunks(self) -> Iterator[set[int]]:
+        """Ops in program order, as many at a time as can be held."""
+        graph, ops, size = self.step.graph, set[int](), 0
+        for op in (op for op, yes in enumerate(graph.is_parameter.tolist()) if not yes):
+            update = graph.phase[op] == UPDATE
+            size += int(graph.bytes_written[op] if update else graph.output_bytes[op])
+            ops.add(op)
+            if size > _PROBED_BYTES:
+                yield ops
+                ops, size = set(), 0
+        yield ops
+
+    def _producer(self, op: int) -> int:
+        """An op with several outputs has an op of kind `output` for each."""
+        graph = self.step.graph
+        return int(graph.inputs_of(op)[0]) if graph.kinds[op] == "output" else op
+
+    def _op_behind(self, name: str) -> int:
+        """The op that makes what is compared by this name."""
+        name, program, op_of = name.removesuffix(" (captured)"), self.step.program, self.step.op_of
+        if name.startswith("gradient of "):
+            node = program.gradients.get(name.removeprefix("gradient of "))
+        else:
+            node = dict(zip(self._result_names(), program.results, strict=True)).get(name)
+        if node is not None:
+            return self._producer(self.number[op_of[node]])
+        resident, _, _ = name.partition(" (tied to ")
+        resident = program.tied.get(resident, resident)
+        for op, update in self.step.updates.items():
+            if name in update.states or op_of[self._holder(resident)] == update.resident:
+                return self.number[op]
+        return self.number.get(resident, 0)
+
+    def _holder(self, resident: str) -> Any:
+        holders = dict(zip(self.step.program.residents, self.step.program.placeholders, strict=False))
+        return holders.get(resident, next(iter(holders.values())))
+
+    def _result_names(self) -> list[str]:
+        count, train = len(self.step.program.results), self.step.optimizer is not None
+        first = "loss" if train else "output"
+        return [first if number == 0 else f"output {number}" for number in range(count)]
+
+    def _run(self, steps: int, probed: set[int]) -> tuple[Verification, list[int]]:
+        """Some steps on both sides; in the last, the outputs of some ops as well: those that differ."""
+        program, updates = self.step.program, self.step.updates
+        unplaced = Unplaced(self.step, self.model, self.inputs, self.optimizer, self.seed, self.on, self.loss)
+        resident_of = {op: name for name, op in unplaced.resident_ops().items()}
+        learned = {self.number[op]: resident_of[u.resident] for op, u in updates.items()}
+        gradients: dict[str, Tensor] = {}
+        ours: dict[int, list[Tensor]] = {}
+        theirs: dict[int, list[Tensor]] = {}
+        last = False
+
+        def watch_placed(op: int, value: Any) -> None:
+            if op in learned:
+                new, made_of, *states = value
+                if learned[op] in program.gradients:
+                    gradients[learned[op]] = kept(made_of)
+                value = [new, *states]
+            if last and op in probed and not isinstance(value, tuple):
+                ours[op] = [kept(each) for each in tree_leaves(value)]
+
+        def watch_unplaced(op: int, value: Any) -> None:
+            if last and op in probed and isinstance(value, Tensor):
+                theirs[op] = [kept(value)]
+
+        notes = _Notes(self.tolerance)
+        given = flat(self.inputs, program.inputs)
+        with GraphRuntime(
+            self.step,
+            self.problem,
+            self.placement,
+            residents_of(self.model),
+            self.optimizer,
+            seed=self.seed,
+            watch=watch_placed,
+        ) as placed:
+            for notes.step in range(1, steps + 1):
+                last = notes.step == steps
+                gradients.clear()
+                returned = [kept(value) for value in placed.step(*given) if isinstance(value, Tensor)]
+                results, slopes, buffers = unplaced.captured(watch_unplaced)
+                notes.several("output", CAPTURED, self._result_names(), returned, results, " (captured)")
+                notes.gradients(CAPTURED, gradients, slopes, " (captured)")
+                if not unplaced.draws:
+                    results, slopes = unplaced.eager()
+                    notes.several("output", EAGER, self._result_names(), returned, results)
+                    notes.gradients(EAGER, gradients, slopes)
+                unplaced.update(gradients, buffers if unplaced.draws else {})
+                self._residents(notes, placed, unplaced, buffers)
+        values, states = residents_of(unplaced.model), unplaced.states()
+        for op, name in learned.items():
+            if op in ours:
+                theirs[op] = [values[name], *(states[s] for s in updates[self.step.graph.op_names[op]].states)]
+        wrong = [op for op, value in ours.items() if op in theirs and not notes.all_close(value, theirs[op])]
+        names = tuple(self.names[device] for device in sorted(set(self.placement.device.tolist())))
+        note = "The step draws at random: compared with the captured program on one device." if unplaced.draws else ""
+        return Verification(notes.found, steps, names, note=note), wrong
+
+    def _residents(
+        self, notes: _Notes, placed: GraphRuntime, unplaced: Unplaced, buffers: Mapping[str, Tensor]
+    ) -> None:
+        """Parameters, states, buffers and tied weights after a step."""
+        mine, theirs, program = placed.residents(), residents_of(unplaced.model), self.step.program
+        parameters = dict(unplaced.model.named_parameters(remove_duplicate=False))
+        for name, value in buffers.items():
+            notes.one("buffer", CAPTURED, f"{name} (captured)", kept(mine[name]), value)
+        for name in program.residents:
+            if name in theirs and not (unplaced.draws and name in buffers):
+                what = "parameter" if name in parameters else "buffer"
+                notes.one(what, EAGER, name, kept(mine[name]), kept(theirs[name]))
+        for other, name in program.tied.items():
+            if other in theirs:
+                notes.one("tied weight", EAGER, f"{other} (tied to {name})", kept(mine[name]), kept(theirs[other]))
+        states = placed.states()
+        for name, value in unplaced.states().items():
+            notes.one("optimizer state", EAGER, name, kept(states[name]), kept(value))
+
+
+class _Notes:
+    """Differences as they are found, the largest of each name over all steps."""
+
+    def __init__(self, tolerance: float | None) -> None:
+        self.tolerance, self.step = tolerance, 0
+        self.found: dict[str, Difference] = {}
+
+    def one(
+        self, what: str, against: str, name: str, ours: Tensor | None, theirs: Tensor | None, floor: float = 0.0
+    ) -> None:
+        if ours is None or theirs is None:
+            absolute = relative = float("inf")
+            allowed = 0.0
+        else:
+            absolute, relative = apart(ours, theirs, floor)
+            allowed = self._allowed(theirs)
+        before = self.found.get(name)
+        if before is None or relative > before.relative:
+            self.found[name] = Difference(what, against, absolute, relative, allowed, self.step)
+
+    def several(
+        self, what: str, against: str, names: list[str], ours: list[Tensor], theirs: list[Tensor], more: str = ""
+    ) -> None:
+        """What is on one side only differs by all there is."""
+        for number in range(max(len(ours), len(theirs))):
+            name = names[number] if number < len(names) else f"{what} {number}"
+            mine = ours[number] if number < len(ours) else None
+            self.one(what, against, f"{name}{more}", mine, theirs[number] if number < len(theirs) else None)
+
+    def gradients(self, against: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], more: str = "") -> None:
+        largest = max((_largest(value) for value in theirs.values()), default=0.0)
+        for name in dict.fromkeys([*ours, *theirs]):
+            named = f"gradient of {name}{more}"
+            self.one("gradient", against, named, ours.get(name), theirs.get(name), _FLOOR * largest)
+
+    def all_close(self, ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
+        pairs = zip(ours, theirs, strict=True)
+        return all(apart(one, other.detach().cpu())[1] <= self._allowed(other) for one, other in pairs)
+
+    def _allowed(self, tensor: Tensor) -> float:
+        usual = TOLERANCES.get(tensor.dtype, 0.0)
+        return usual if self.tolerance is None or usual == 0.0 else self.tolerance
+
+
+def apart(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, float]:
+    """The largest difference, and that over the largest magnitude; infinity where one has no such number."""
+    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        return float("inf"), float("inf")
+    if torch.equal(ours, theirs):
+        return 0.0, 0.0
+    wide = torch.complex128 if ours.is_complex() else torch.float64
+    one, other = ours.to(wide), theirs.to(wide)
+    alike = (ours == theirs) | (one.isnan() & other.isnan())
+    difference = (one - other).abs().masked_fill(alike, 0.0)
+    if not bool(difference.isfinite().all()):
+        return float("inf"), float("inf")
+    absolute = float(difference.max())
+    if not (ours.is_floating_point() or ours.is_complex()):
+        absolute = max(absolute, 1.0)  # two large whole numbers may be one when written as a float64
+    scale = max(_largest(theirs), floor)
+    return absolute, absolute / scale if scale > 0.0 else (float("inf") if absolute > 0.0 else 0.0)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest finite magnitude."""
+    if not tensor.numel():
+        return 0.0
+    wide = (tensor.abs() if tensor.is_complex() else tensor.to(torch.float64).abs()).to(torch.float64)
+    return float(wide.masked_fill(~wide.isfinite(), 0.0).max())
