@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from roost import __version__
-from roost.cli import bound, capture, clusters, compare, learn, place, placers, simulate, verify, zoo
+from roost.cli import bound, capture, clusters, compare, export, learn, place, placers, simulate, verify, zoo
 from roost.cli._exits import Group
 
 app = typer.Typer(
@@ -44,6 +44,7 @@ app.command()(compare.compare)
 app.command()(bound.bound)
 app.command()(learn.learn)
 app.command()(verify.verify)
+app.command()(export.export)
 app.command()(placers.placers)
 app.command()(zoo.zoo)
 app.command()(clusters.clusters)
