@@ -100,3 +100,19 @@ def test_what_has_to_be_given(refused, folder):
     where = ("--on", folder / "threads.toml", "--placement", folder / "placement.json")
     assert "cannot be built here" in refused("verify", "model.onnx", *where)
     assert "llama: has weights of" in refused("verify", "llama", "--set", "layers=9000", *where)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hugging_face_config_in_training(roost, folder):
+    pytest.importorskip("transformers", reason="needs the hf extra")
+    config = {"model_type": "gpt2", "n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 20}
+    (folder / "config.json").write_text(json.dumps(config))
+    model = (folder, "--set", "length=4", "--train", "--optimizer", "adam")
+    graph = json.loads(roost("capture", *model, "-o", folder / "graph.json", "--json").stdout)
+    Placement(np.zeros(graph["ops"], int), devices=("cpu:1", "cpu:0"), graph=graph["digest"]).save(folder / "hf.json")
+    found = roost("verify", *model, "--on", folder / "threads.toml", "--placement", folder / "hf.json", "--json")
+    assert found.exit_code == 0, found.output
+    told = json.loads(found.stdout)
+    assert told["bitwise"]
+    assert "draws at random" in told["note"]  # its dropout is on
+    assert "lm_head.weight (tied to transformer.wte.weight)" in told["differences"]
