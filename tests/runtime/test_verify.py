@@ -7,7 +7,7 @@ from torch import nn
 
 import roost
 from roost import catalog
-from roost.core.cluster import Cluster, Device
+from roost.core.cluster import Cluster, Device, Link
 from roost.errors import InputError, VerificationFailed
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
@@ -91,6 +91,22 @@ def test_inference_is_verified_too():
     found = verify(step, problem, random_placement(problem), model, inputs)
     assert found.bitwise
     assert {"output", "output (captured)", "0.weight"} <= set(found.differences)
+
+
+def test_tensors_that_are_plain_attributes():
+    class Loose(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = nn.Linear(4, 4), torch.full((4,), 3.0)
+
+        def forward(self, x):
+            return (self.inner(x) * self.scale).sum()
+
+    torch.manual_seed(0)
+    model, inputs = Loose(), torch.randn(2, 4)
+    step = described(trace(model, (inputs,), train=True), "loose", "momentum")
+    problem = virtual_problem(step)
+    assert verify(step, problem, random_placement(problem), model, inputs, steps=2).bitwise
 
 
 @pytest.mark.parametrize("name", ["cifar10_cnn", "gpt2", "rnnlm"])
@@ -253,6 +269,12 @@ def test_what_cannot_be_verified_is_refused():
         verify(step, problem, wholly_on(made("adam")[1], 0), model, inputs)
     with pytest.raises(InputError, match="steps is 0"):
         verify(step, problem, wholly_on(problem, 0), model, inputs, steps=0)
+    with pytest.raises(InputError, match=r"another model: it has 'embed\.weight', \[11, 6\] .*; this model has none"):
+        verify(step, problem, wholly_on(problem, 0), nn.Linear(6, 6), inputs)
+    wide = Small()
+    wide.inner = nn.Linear(6, 7)
+    with pytest.raises(InputError, match=r"'inner\.weight', \[6, 6\] of torch\.float32; this model has \[7, 6\]"):
+        verify(step, problem, wholly_on(problem, 0), wide, inputs)
     with torch.device("meta"):
         empty = Small()
     with pytest.raises(InputError, match=r"'embed\.weight' is on the meta device"):
@@ -278,3 +300,14 @@ def test_a_placement_for_another_model_names_both():
 def test_devices_must_be_here(device, message):
     with pytest.raises(InputError, match=message):
         check_devices(Cluster("mine", (device,)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_cpu_and_a_gpu(dropout):
+    step, virtual, model, inputs = made("adam", dropout)
+    devices = (Device("cpu", "cpu", 2**33), Device("cuda:0", "cuda", 2**33))
+    problem = roost.Problem(step.graph, Cluster("both", devices, (Link("*", "*", 1e10),)), virtual.costs)
+    for seed in range(5):
+        found = verify(step, problem, random_placement(problem, seed), model, inputs, steps=2)
+        assert found.same, str(found)

@@ -45,11 +45,14 @@ class Unplaced:
         seed: int,
         device: torch.device,
         loss: Callable[..., Tensor] | None = None,
+        draws_on: Callable[[int], torch.device] | None = None,
     ) -> None:
+        """`draws_on` tells where an op draws in the placed step: devices of another kind draw other numbers."""
         self.step, self.loss, self.device, self.chance = step, loss, device, Chance(seed)
+        self.draws_on = draws_on or (lambda op: device)
         self.train = step.optimizer is not None
-        self.model = copy.deepcopy(model).to(device).train(self.train)
-        self.inputs = tree_map(lambda value: value.to(device) if isinstance(value, Tensor) else value, inputs)
+        self.model = _moved(copy.deepcopy(model), device).train(self.train)
+        self.inputs = _moved(inputs, device)
         self.number = {name: number for number, name in enumerate(step.graph.op_names)}
         values = dict(self.model.named_parameters(remove_duplicate=False))
         self.learning = {name: values[name] for name in step.program.gradients}
@@ -137,9 +140,10 @@ class _Runner(fx.Interpreter):
         op = step.op_of.get(node)
         if is_random(node.target):
             assert op is not None
-            args, kwargs = self.fetch_args_kwargs_from_env(node)
-            draw = self.unplaced.chance.drawing(node.target, self.unplaced.number[op], self.unplaced.device)
-            value = draw(*self._here(args), **self._here(kwargs))
+            device = self.unplaced.draws_on(self.unplaced.number[op])
+            args, kwargs = _moved(self.fetch_args_kwargs_from_env(node), device)
+            draw = self.unplaced.chance.drawing(node.target, self.unplaced.number[op], device)
+            value = _moved(draw(*args, **kwargs), self.unplaced.device)
         else:
             value = super().run_node(node)
         if op is not None and step.maker[op] is node:
@@ -147,15 +151,26 @@ class _Runner(fx.Interpreter):
         return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return super().call_function(target, self._here(args), self._here(kwargs))
+        args, kwargs = _moved((args, kwargs), self.unplaced.device)
+        return super().call_function(target, args, kwargs)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        value = super().get_attr(target, args, kwargs)
-        return value.to(self.unplaced.device) if isinstance(value, Tensor) else value
+        return _moved(super().get_attr(target, args, kwargs), self.unplaced.device)
 
-    def _here(self, values: Any) -> Any:
-        device = self.unplaced.device
-        return tree_map(lambda value: device if isinstance(value, torch.device) else value, values)
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors, and what names a device, on this one; a module with the tensors that are its plain attributes."""
+    if isinstance(value, nn.Module):
+        for module in value.modules():
+            for name, each in vars(module).items():
+                if isinstance(each, Tensor):
+                    setattr(module, name, each.to(device))
+        return value.to(device)
+
+    def move(each: Any) -> Any:
+        return device if isinstance(each, torch.device) else each.to(device) if isinstance(each, Tensor) else each
+
+    return tree_map(move, value)
 
 
 def flat(inputs: Any, names: tuple[str, ...]) -> list[Tensor]:

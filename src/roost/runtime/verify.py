@@ -141,6 +141,7 @@ def verify(
     placement = problem.check(placement)
     check_devices(problem.cluster)
     check_weights(model)
+    _check_residents(step, model)
     if steps < 1:
         raise InputError(f"steps is {steps}; it must be at least 1")
     sides = _Sides(step, problem, placement, model, inputs, optimizer or Optimizer(), seed, tolerance, loss)
@@ -171,6 +172,21 @@ def check_weights(model: nn.Module) -> None:
     for name, value in residents_of(model).items():
         if value.is_meta:
             raise InputError(f"{name!r} is on the meta device and has no value; build the model with its weights")
+
+
+def _check_residents(step: Described, model: nn.Module) -> None:
+    """Refuse a model that is not the one that was captured."""
+    values, program = residents_of(model), step.program
+    for name, node in zip(program.residents, program.placeholders, strict=False):
+        if name in program.constants:
+            continue
+        wanted, value = node.meta["val"], values.get(name)
+        if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
+            has = "has none" if value is None else f"has {list(value.shape)} of {value.dtype}"
+            raise InputError(
+                f"the step was captured from another model: it has {name!r}, {list(wanted.shape)} of {wanted.dtype}; "
+                f"this model {has}"
+            )
 
 
 @contextmanager
@@ -204,6 +220,10 @@ class _Sides:
 
     def device_of(self, op: int) -> str:
         return self.names[int(self.placement.device[op])]
+
+    def _torch_device(self, op: int) -> torch.device:
+        cuda = self.problem.cluster.devices[int(self.placement.device[op])].kind == "cuda"
+        return torch.device(self.device_of(op) if cuda else "cpu")
 
     @cached_property
     def on(self) -> torch.device:
@@ -272,7 +292,9 @@ class _Sides:
     def _run(self, steps: int, probed: set[int]) -> tuple[Verification, list[int]]:
         """Some steps on both sides; in the last, the outputs of some ops as well: those that differ."""
         program, updates = self.step.program, self.step.updates
-        unplaced = Unplaced(self.step, self.model, self.inputs, self.optimizer, self.seed, self.on, self.loss)
+        unplaced = Unplaced(
+            self.step, self.model, self.inputs, self.optimizer, self.seed, self.on, self.loss, self._torch_device
+        )
         resident_of = {op: name for name, op in unplaced.resident_ops().items()}
         learned = {self.number[op]: resident_of[u.resident] for op, u in updates.items()}
         gradients: dict[str, Tensor] = {}

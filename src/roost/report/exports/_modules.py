@@ -43,7 +43,7 @@ class Modules:
             self._guess_ties()
         self.is_block = dict.fromkeys(self.children, False)
         for op in self._own_ops():
-            sources = self.data_inputs(op)
+            sources = self.data_inputs(op, also=INPUT)
             outside = [source for source in sources if not within(self.path[source], self.path[op])]
             if len(sources) > 1 and outside and self.path[op]:
                 self.is_block[self.path[op]] = True
@@ -101,13 +101,13 @@ class Modules:
             if self.graph.phase[op] == FORWARD and self.children[self.path[op]]:
                 yield op
 
-    def data_inputs(self, op: int) -> list[int]:
-        """What an op reads apart from parameters and inputs of the step; outputs of one op count once."""
+    def data_inputs(self, op: int, also: int = FORWARD) -> list[int]:
+        """What an op reads of the phases `forward` and `also`; outputs of one op count once."""
         found: dict[int, None] = {}
         for source in self.graph.inputs_of(op).tolist():
             if self.graph.kinds[source] == "output":
                 source = int(self.graph.inputs_of(source)[0])
-            if self.graph.phase[source] not in (PARAMETER, INPUT):
+            if self.graph.phase[source] in (FORWARD, also):
                 found[source] = None
         return list(found)
 
