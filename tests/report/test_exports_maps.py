@@ -17,7 +17,6 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import FORWARD, INPUT, PARAMETER, GraphBuilder
 from roost.errors import InputError
 from roost.report.exports import device_map, llama_cpp, split_spec
-from roost.report.exports._device_map import covers
 from roost.report.exports._llama_cpp import gguf_names, whole_numbers
 from roost.report.exports._modules import Modules
 
@@ -168,10 +167,10 @@ def test_rounded_maps_keep_accelerates_rules(name, on):
             continue
         made += 1
         values = model.state_dict(keep_vars=True)
-        assert all(covers(found.entries, tensor) is not None for tensor in values)
+        assert all(found.device_of(tensor) is not None for tensor in values)
         tied = {}
         for tensor, value in values.items():
-            assert tied.setdefault(id(value), covers(found.entries, tensor)) == covers(found.entries, tensor)
+            assert tied.setdefault(id(value), found.device_of(tensor)) == found.device_of(tensor)
         if "" not in found.entries:
             for entry in found.entries:
                 parent = entry.rpartition(".")[0]

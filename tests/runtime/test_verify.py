@@ -13,11 +13,12 @@ from roost.frontends._trace import trace
 from roost.frontends.torch import described
 from roost.runtime import graph as graph_runtime
 from roost.runtime import verify as verification
+from roost.runtime._differences import apart
 from roost.runtime.code import _Writer
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
-from roost.runtime.verify import apart, check_devices, verify
-from roost.testing.runs import any_placement, virtual_problem
+from roost.runtime.verify import check_devices, verify
+from roost.testing.runs import any_placement, residents_of, virtual_problem
 
 
 class Small(nn.Module):
@@ -132,6 +133,20 @@ def test_a_loss_of_the_users_own_and_named_inputs():
     swapped = dict(reversed(inputs.items()))
     assert verify(step, problem, random_placement(problem), model, swapped, loss=torch.sum).bitwise
     assert not verify(step, problem, random_placement(problem), model, swapped, loss=lambda y: 2 * y.sum()).same
+
+
+def test_a_watch_sees_every_op_once_in_a_step():
+    step, problem, model, inputs = made("adam")
+    seen = []
+    with GraphRuntime(
+        step, problem, random_placement(problem), residents_of(model), watch=lambda op, value: seen.append((op, value))
+    ) as run:
+        run.step(*inputs)
+    assert sorted(op for op, _ in seen) == np.flatnonzero(~step.graph.is_parameter).tolist()
+    by_op = dict(seen)
+    assert isinstance(by_op[step.graph.index_of("relu")], torch.Tensor)
+    new, gradient, mean, square = by_op[step.graph.index_of("inner.weight:update")]
+    assert new.shape == gradient.shape == mean.shape == square.shape == (6, 6)
 
 
 def test_a_wrong_optimizer_is_found_at_the_first_update(monkeypatch):

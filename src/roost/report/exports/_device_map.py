@@ -51,6 +51,11 @@ class DeviceMap:
     def feasible(self) -> bool:
         return self.missing_bytes == 0
 
+    def device_of(self, tensor: str) -> int | str | None:
+        """The entry of a tensor, as accelerate finds it: the longest that it is within; None where it has none."""
+        matching = [name for name in self.entries if within(tensor, name)]
+        return self.entries[max(matching, key=len)] if matching else None
+
     def text(self) -> str:
         """As JSON, which `json.load` turns into what accelerate takes."""
         return json.dumps(dict(self.entries), indent=2) + "\n"
@@ -322,9 +327,3 @@ def _values(problem: Problem, placement: Placement) -> dict[int, int | str]:
     if len(hosts) > 1:
         raise InputError(f"the placement uses hosts {', '.join(sorted(hosts))}; a device_map is for one")
     return found
-
-
-def covers(entries: Mapping[str, int | str], tensor: str) -> int | str | None:
-    """The entry of a tensor, as accelerate finds it: the longest that it is within."""
-    matching = [name for name in entries if within(tensor, name)]
-    return entries[max(matching, key=len)] if matching else None
