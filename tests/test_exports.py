@@ -8,8 +8,9 @@ import pytest
 import roost
 
 NAMES = """
-    Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Problem Result RoostError
-    Simulator Timeline Trial bound capture cluster estimate load simulate solve zoo
+    Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Plan Problem Result RoostError
+    Simulator Timeline Trial bound capture cluster estimate load place probe profile simulate solve
+    zoo
 """
 
 

@@ -23,6 +23,7 @@ LINE = [
     "search",
     "environments",
     "report",
+    "plan",
     "cli",
     "testing",
 ]

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from roost.core.timeline import Timeline
     from roost.core.trial import Bound, Result, Trial
     from roost.cost_models import estimate
+    from roost.cost_models.profiled import profile
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture
+    from roost.plan import Plan, place
     from roost.presets import cluster
+    from roost.presets.probe import probe
     from roost.search.solve import solve
     from roost.simulator.compiled import Simulator, simulate
 
@@ -39,6 +42,7 @@ _HOME = {
     "InputError": "errors",
     "Link": "core.cluster",
     "Placement": "core.placement",
+    "Plan": "plan",
     "Problem": "core.problem",
     "Result": "core.trial",
     "RoostError": "errors",
@@ -50,6 +54,9 @@ _HOME = {
     "cluster": "presets",
     "estimate": "cost_models",
     "load": "core.formats",
+    "place": "plan",
+    "probe": "presets.probe",
+    "profile": "cost_models.profiled",
     "simulate": "simulator.compiled",
     "solve": "search.solve",
 }
@@ -65,6 +72,7 @@ __all__ = [
     "InputError",
     "Link",
     "Placement",
+    "Plan",
     "Problem",
     "Result",
     "RoostError",
@@ -76,6 +84,9 @@ __all__ = [
     "cluster",
     "estimate",
     "load",
+    "place",
+    "probe",
+    "profile",
     "simulate",
     "solve",
     "zoo",

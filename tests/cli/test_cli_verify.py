@@ -81,7 +81,7 @@ def test_a_callable_with_settings(roost, folder, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("--on", "h100x8"), "is not here: PyTorch sees"),
+        (("--on", "h100x8"), "is not on this machine"),
         (("--steps", "0"), "--steps is 0"),
         (("--tolerance", "-1"), "--tolerance is -1"),
         (("--set", "batch=3"), "placement.json: the placement was made for graph "),

@@ -12,6 +12,7 @@ from roost.errors import InputError, VerificationFailed
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
 from roost.runtime import graph as graph_runtime
+from roost.runtime import transfers
 from roost.runtime import verify as verification
 from roost.runtime._differences import apart
 from roost.runtime.code import _Writer
@@ -172,18 +173,19 @@ def test_a_wrong_optimizer_is_found_at_the_first_update(monkeypatch):
 
 def test_a_wrong_transfer_is_found_at_the_op_that_reads_it(monkeypatch):
     step, problem, model, inputs = made("sgd")
-    graph = step.graph
-    # Only the output of one op crosses, and comes back changed.
-    op = graph.index_of("relu")
-    placement = wholly_on(problem, 0).moved(op, 1)
-    crossing = {graph.op_names[c] for c in graph.consumers_of(op)}
-    assert crossing
-    monkeypatch.setattr(graph_runtime, "copied", lambda tensor: tensor + (tensor.dtype.is_floating_point and 0.5))
+    placement = wholly_on(problem, 0).moved(step.graph.index_of("relu"), 1)
+    right = transfers.copied
+
+    def wrong(tensor, after=(), into=None):
+        parcel = right(tensor, after, into)
+        parcel.tensor.add_(0.5)
+        return parcel
+
+    monkeypatch.setattr(transfers, "copied", wrong)
     found = verify(step, problem, placement, model, inputs)
     assert not found.same
     # What goes there is changed on its way already, so that the op itself has another output.
-    assert found.first_op == "relu"
-    assert found.device == "cpu:1"
+    assert (found.first_op, found.device) == ("relu", "cpu:1")
 
 
 def test_a_wrong_kernel_on_one_device_is_named(monkeypatch):
@@ -306,9 +308,9 @@ def test_a_placement_for_another_model_names_both():
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        (Device("cuda:63", "cuda", 1), "device 'cuda:63' of cluster 'mine' is not here"),
-        (Device("tpu:0", "tpu", 1), "only cpu, cpu:N and cuda:N"),
-        (Device("cpu:0", "cuda", 1), "only cpu, cpu:N and cuda:N"),
+        (Device("cuda:63", "cuda", 1), "cluster 'mine': device 'cuda:63' is not on this machine"),
+        (Device("tpu:0", "tpu", 1), "device 'tpu:0' is not on this machine"),
+        (Device("cpu:0", "cuda", 1), "of kind 'cuda'; only cpu, cpu:N and cuda:N"),
         (Device("fast", "cpu", 1), "device 'fast'"),
     ],
 )

@@ -9,6 +9,8 @@ from roost import catalog
 from roost.core.cluster import Cluster
 from roost.errors import UnknownName
 
+HERE = "here"  # the machine we are on
+
 
 def names() -> list[str]:
     """The presets, sorted."""
@@ -18,8 +20,13 @@ def names() -> list[str]:
 def cluster(name_or_path: str | Path) -> Cluster:
     """The cluster of a preset, or in a file; raises UnknownName with the nearest preset.
 
-    A preset's name wins over a file of that name in the working directory: write `./cpu` for the file.
+    `here` is the machine we are on. A name wins over a file of that name in the working directory: write `./cpu` for
+    the file.
     """
+    if os.fspath(name_or_path) == HERE:
+        from roost.presets.probe import probe
+
+        return probe()
     from roost.core import formats  # msgspec is slow to import, and names() does not need it
 
     text = os.fspath(name_or_path)
@@ -29,7 +36,7 @@ def cluster(name_or_path: str | Path) -> Cluster:
     elif _looks_like_a_path(text):
         path = Path(text)
     else:
-        raise UnknownName("preset", text, known)
+        raise UnknownName("preset", text, [*known, HERE])
     found = formats.load_as(Cluster, path)
     assert isinstance(found, Cluster)
     return found

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from keyword import iskeyword
 from typing import Any, Protocol
 
 import torch
@@ -23,8 +22,10 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.frontends.torch import Described
 from roost.runtime._in_place import reused
-from roost.runtime._lines import Line, Ref, refs
+from roost.runtime._lines import Line, Ref
+from roost.runtime._source import compiled as _compiled
 from roost.runtime.chance import is_random
+from roost.runtime.segments import Capture, segmented
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import Copy, plan_fetches
 
@@ -59,6 +60,9 @@ class Hands(Protocol):
         """Send the new value of a parameter home, to be written there after so many reads of the old one."""
 
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]: ...
+    def capturing(self, device: int) -> Capture | None:
+        """How runs of ops are recorded, where they are."""
+
     def result(self, number: int) -> Callable[[Any], None]: ...
 
 
@@ -93,10 +97,14 @@ class Code:
         for number, node in enumerate(step.program.results):
             self.results.setdefault(self.number[step.op_of[node]], []).append(number)
 
-    def function(self, device: int) -> tuple[Callable[[], None], list[int]]:
-        """What a device runs in a step, and for each line of its source the op it belongs to."""
-        lines = _Writer(self, device).written()
-        return _compiled(lines, f"<step of {self.problem.cluster.device_names[device]}>")
+    def function(self, device: int) -> tuple[Callable[[], None], dict[str, list[int]]]:
+        """What a device runs in a step; and for the title of each source of it, the op that each line belongs to."""
+        lines, parts = _Writer(self, device).written(), dict[str, list[int]]()
+        title = f"<step of {self.problem.cluster.device_names[device]}>"
+        if (capture := self.hands.capturing(device)) is not None:
+            lines, parts = segmented(lines, title, capture)
+        function, ops = _compiled(lines, title)
+        return function, {**parts, title: ops}
 
     def copies_of(self, parameter: int) -> int:
         return sum(copy.parameter == parameter for row in self.copies for copy in row)
@@ -192,6 +200,8 @@ class _Writer:
         elif target in (aten.view.default, aten._unsafe_view.default):
             target = aten.reshape.default  # kernels of another device may lay out their outputs in another way
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
+        if _says_no_device(node):  # it would be made on the host
+            kwargs["device"] = self.code.hands.torch_device(self.device)
         return self._define(op, node, target, args, kwargs)
 
     def _update(self, op: int) -> None:
@@ -268,44 +278,8 @@ class _Writer:
         self.lines.append(Line(op, call, args))
 
 
-def _compiled(lines: list[Line], title: str) -> tuple[Callable[[], None], list[int]]:
-    """The lines as a function; each name is dropped after the last line that reads it."""
-    last: dict[str, int] = {}
-    for number, line in enumerate(lines):
-        for name in line.read | ({line.name} if line.name else set()):
-            last[name] = number
-    dropped: dict[int, list[str]] = {}
-    for name, number in last.items():
-        dropped.setdefault(number, []).append(name)
-    constants: dict[str, Any] = {}
-    known: dict[int, str] = {}
-
-    def said(value: Any) -> str:
-        if isinstance(value, Ref):
-            return value.name
-        if value is None or type(value) in (bool, int):  # a subclass may print itself as it likes
-            return repr(value)
-        if isinstance(value, tuple | list) and list(refs(value)):
-            inside = ", ".join(map(said, value))
-            return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
-        if id(value) not in known:
-            known[id(value)] = f"k{len(known)}"
-            constants[known[id(value)]] = value
-        return known[id(value)]
-
-    source, ops = ["def step():"], [-1]
-    for number, line in enumerate(lines):
-        if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
-            raise InputError(f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}")
-        args = [*map(said, line.args), *(f"{key}={said(value)}" for key, value in line.kwargs.items())]
-        source.append(f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})")
-        ops.append(line.op)
-        if number in dropped:
-            source.append(f"    {' = '.join(sorted(dropped[number]))} = None")
-            ops.append(line.op)
-    source.append("    return")
-    ops.append(-1)
-    # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No value is in it.
-    exec(compile("\n".join(source), title, "exec"), constants)
-    found: Callable[[], None] = constants["step"]
-    return found, ops
+def _says_no_device(node: fx.Node) -> bool:
+    """Whether an op makes a tensor of nothing, on whatever device."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes or node.kwargs.get("device"):
+        return False
+    return any(argument.name == "device" for argument in node.target._schema.arguments)

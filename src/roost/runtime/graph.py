@@ -1,16 +1,15 @@
 """Runs a captured step op by op on the devices of its placement, several steps in a row.
 
 Every device is a thread that runs its own straight function (`code.py`). Tensors that cross are sent once to each
-device that reads them, by a thread for each way between two devices, while both go on. A parameter that lives elsewhere
-is fetched for its uses into a window, and a new value goes home, exactly as the simulator has it; and no new value is
-written before all reads of the old one.
+device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched for its uses into
+a window, and a new value goes home, exactly as the simulator has it; and no new value is written before all reads of
+the old one.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -22,12 +21,16 @@ from roost.errors import ExecutionError, InputError
 from roost.frontends.torch import Described
 from roost.runtime.chance import Chance
 from roost.runtime.code import Code
-from roost.runtime.lanes import Box, Reads, Worker, copied
+from roost.runtime.cuda import Cuda, device_named
+from roost.runtime.homes import Homes
+from roost.runtime.lanes import Worker
 from roost.runtime.optimizers import Optimizer
-from roost.simulator.reference import Copy
+from roost.runtime.places import Cpu, Mark, Place
+from roost.runtime.segments import Capture
+from roost.runtime.transfers import Transfers
 
 
-class GraphRuntime:
+class GraphRuntime(Transfers):
     """A captured step, placed: call `step` with inputs as often as wished, then `close`."""
 
     def __init__(
@@ -39,37 +42,42 @@ class GraphRuntime:
         optimizer: Optimizer | None = None,
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
+        places: Sequence[Place] | None = None,
+        graphs: bool = False,
         watch: Callable[[int, Any], None] | None = None,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
-        `cores` are those of each device of the kind `cpu`. `watch` sees the output of every op (see `Code`).
+        `cores` are those of the thread of each device; an empty set leaves it to the system. `places` are the devices,
+        by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
+        transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step. `watch`
+        sees the output of every op (see `Code`); not with `graphs`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
             raise InputError(
                 f"the problem is of graph {problem.graph.digest}, the captured step is {step.graph.digest}"
             )
+        names = problem.cluster.device_names
+        super().__init__(names, [_place(name) for name in names] if places is None else places)
         self.program, self.graph, self.placement = step.program, step.graph, placement
-        self.device_names = problem.cluster.device_names
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
-        self._boxes: dict[tuple[str, int, int], Box] = {}
-        self._reads: dict[int, Reads] = {}
-        self._links: dict[tuple[int, int], Worker] = {}
-        self._resident = self._at_home(step, residents)
+        self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
+        code = Code(step, problem, placement, self, watch)
+        self.homes = Homes(step, placement, self.places, code.copies, residents)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
-        self._done: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._closing, self._num_home = threading.Lock(), 0
+        self._closing = threading.Lock()
         self._error: BaseException | None = None
-        code = Code(step, problem, placement, self, watch)
         self._functions = [code.function(device) for device in range(len(self.device_names))]
         self._workers = [
             Worker(name, self._fail, None if cores is None else cores[device])
             for device, name in enumerate(self.device_names)
         ]
+        for worker, place in zip(self._workers, self.places, strict=True):
+            worker.give(place.enter)
 
     # ------------------------------------------------------------------ use
 
@@ -77,17 +85,20 @@ class GraphRuntime:
         """Run one step: what the model returns."""
         if self._error is not None:
             raise InputError("this run has failed before, and cannot go on; make another") from self._error
+        if not self._workers:
+            raise InputError("this run is closed; make another")
         wanted = len(self.program.inputs)
         self._inputs = [value for value in torch.utils._pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
         if len(self._inputs) != wanted:
             raise InputError(f"the step takes {wanted} tensors, not {len(self._inputs)}")
+        for device in {value.device for value in self._inputs if value.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()  # whoever made them may still be at it
         self.chance.step += 1
+        for place in self.places:
+            place.begin()
         for device in range(len(self._workers)):
             self._workers[device].give(lambda device=device: self._run(device))  # type: ignore[misc]
-        for _ in range(len(self._workers) + self._num_home):
-            error = self._done.get()
-            if error is not None:
-                raise self._told(error) from error
+        self._await([self._next() for _ in range(len(self._workers) + self._num_home)])
         results, self._results = self._results, [None] * len(self._results)
         self._inputs = []
         return results
@@ -95,16 +106,29 @@ class GraphRuntime:
     def residents(self) -> dict[str, Tensor]:
         """Parameters, buffers and constants by name, as they are now; those of the program, tied ones once."""
         holders = zip(self.program.residents, self.program.placeholders, strict=False)
-        return {name: self._resident[self._number[self._op_of[node]]] for name, node in holders}
+        return {name: self.homes.tensor[self._number[self._op_of[node]]] for name, node in holders}
+
+    def peak_memory(self) -> dict[str, int]:
+        """The most bytes in use on each CUDA device in the last step, residents and window among them."""
+        named = zip(self.device_names, self.places, strict=True)
+        return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
 
     def states(self) -> dict[str, Tensor]:
         """What the optimizer keeps, by the name of its op, as it is now."""
-        return {name: self._resident[self._number[name]] for name in self._states}
+        return {name: self.homes.tensor[self._number[name]] for name in self._states}
 
     def close(self) -> None:
-        """End all threads."""
+        """End all threads; the memory goes back with the last reference to this, and no later."""
         for worker in (*self._workers, *self._links.values()):
             worker.close()
+        for place in self.places:
+            place.close()
+        # All of these lead back here.
+        self._workers.clear()
+        self._links.clear()
+        self._functions.clear()
+        if self._error is not None:
+            self._error = ExecutionError(str(self._error))
 
     def __enter__(self) -> GraphRuntime:
         return self
@@ -114,31 +138,32 @@ class GraphRuntime:
 
     # ------------------------------------------------------------------ inside
 
-    def _at_home(self, step: Described, residents: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """Every parameter of the graph, on the device where it lives."""
-        found: dict[int, Tensor] = {}
-        self._op_of = step.op_of
-        names = dict(zip(step.program.placeholders, step.program.residents, strict=False))
-        for op in (number for number, yes in enumerate(step.graph.is_parameter) if yes):
-            node = step.maker.get(step.graph.op_names[op])
-            if node is None:
-                continue  # of an optimizer, below
-            if node in names:
-                given = residents.get(names[node], step.program.constants.get(names[node]))
-                if given is None:
-                    raise InputError(f"residents lacks {names[node]!r}")
-            else:
-                given = getattr(step.program.module, str(node.target))
-            found[op] = given.detach().clone()
-        for update in step.updates.values():
-            like = found[self._number[update.resident]]
-            found |= {self._number[state]: torch.zeros_like(like) for state in update.states}
-        return found
-
     def _run(self, device: int) -> None:
         function, _ = self._functions[device]
         function()
+        try:
+            self.places[device].finish()
+        except RuntimeError as error:  # of an op told long before
+            name = self.device_names[device]
+            raise ExecutionError(f"{name} failed: {error}", device=name) from error
         self._done.put(None)
+
+    def _next(self) -> Mark | None:
+        """The next thing that a step waits for: a device that is done (None), or a new value on its way home."""
+        found = self._done.get()
+        if isinstance(found, BaseException):
+            raise self._told(found) from found
+        return found
+
+    def _await(self, marks: Sequence[Mark | None]) -> None:
+        """Wait for new values to be home; after all devices are done, which may need every core till then."""
+        try:
+            for mark in marks:
+                if mark is not None:
+                    mark.synchronize()
+        except RuntimeError as error:
+            self._fail(error)
+            raise self._told(error) from error
 
     def _fail(self, error: BaseException) -> None:
         """The first failure ends all: whoever waits for something is told that nothing will come."""
@@ -146,107 +171,66 @@ class GraphRuntime:
             if self._error is None:
                 self._error = error
                 self._done.put(error)
-        for box in self._boxes.values():
-            box.end()
-        for reads in self._reads.values():
-            reads.end()
+        super()._fail(error)
 
     def _told(self, error: BaseException) -> ExecutionError:
         """The error with the op that failed, by the line of the function that it came from."""
-        names = {f"<step of {name}>": device for device, name in enumerate(self.device_names)}
+        if isinstance(error, ExecutionError):
+            return error
+        told = ExecutionError(f"a transfer failed: {error}")
         trace = error.__traceback__
         while trace is not None:
-            device = names.get(trace.tb_frame.f_code.co_filename)
-            if device is not None:
-                op = self._functions[device][1][trace.tb_lineno - 1]
-                name, on = self.graph.op_names[op], self.device_names[device]
-                return ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
+            for device, (_, parts) in enumerate(self._functions):
+                if (ops := parts.get(trace.tb_frame.f_code.co_filename)) is not None:
+                    name, on = self.graph.op_names[ops[trace.tb_lineno - 1]], self.device_names[device]
+                    told = ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
             trace = trace.tb_next
-        return ExecutionError(f"a transfer failed: {error}")
-
-    def _box(self, kind: str, number: int, device: int) -> Box:
-        return self._boxes.setdefault((kind, number, device), Box())
-
-    def _link(self, source: int, target: int) -> Worker:
-        if (source, target) not in self._links:
-            name = f"{self.device_names[source]} to {self.device_names[target]}"
-            self._links[source, target] = Worker(name, self._fail)
-        return self._links[source, target]
+        return told
 
     # ------------------------------------------------------------------ what the code calls
 
     def torch_device(self, device: int) -> torch.device:
-        return torch.device("cpu")
+        return self.places[device].device
 
     def resident(self, op: int) -> Tensor:
-        return self._resident[op]
+        return self.homes.tensor[op]
 
     def given(self, op: int, device: int) -> Callable[[], Any]:
         names = {node: number for number, node in enumerate(self.program.placeholders[len(self.program.residents) :])}
         number = next(place for node, place in names.items() if self._number[self._op_of[node]] == op)
-        return lambda: self._inputs[number]
-
-    def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]:
-        box, link = self._box("value", op, target), self._link(source, target)
-        return lambda tensor: link.give(lambda: box.put(copied(tensor)))
-
-    def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]:
-        return self._box("value", op, target).take
-
-    def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:
-        parameter = copy.parameter
-        box, home = self._box("copy", number, device), int(self.placement.device[parameter])
-        link, value = self._link(home, device), self._resident[parameter]
-        reads = self._reads.setdefault(parameter, Reads())
-
-        def fetch() -> None:
-            box.put(copied(value))
-            reads.add()
-
-        return lambda: link.give(fetch)
-
-    def fetched(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
-        return self._box("copy", number, device).take
-
-    def read_at_home(self, parameter: int) -> Callable[[], None]:
-        return self._reads.setdefault(parameter, Reads()).add
+        place = self.places[device]
+        return lambda: place.given(self._inputs[number])
 
     def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
-        waits = [
-            (self._reads.setdefault(parameter, Reads()), count)
-            for parameter, count in zip(touched, reads, strict=True)
-            if count
-        ]
+        waits = [(self._reads_of(parameter), count) for parameter, count in zip(touched, reads, strict=True) if count]
         write = _copy if self.graph.kinds[op] == "copy" else self.optimizer.update(self.graph.kinds[op])
+        place = self.places[int(self.placement.device[op])]
 
         def update(*tensors: Tensor) -> None:
             for read, count in waits:
-                read.wait(count)
+                for mark in read.take(count):
+                    place.wait(mark)
             write(self.chance.step, *tensors)
 
         return update
 
-    def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
-        home = int(self.placement.device[parameter])
-        link, value = self._link(source, home), self._resident[parameter]
-        read = self._reads.setdefault(parameter, Reads())
-        self._num_home += 1
-
-        def write(tensor: Tensor) -> None:
-            read.wait(reads)
-            value.copy_(tensor)
-            self._done.put(None)
-
-        return lambda tensor: link.give(lambda: write(tensor))
-
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]:
         return self.chance.drawing(target, number, self.torch_device(device))
 
+    def capturing(self, device: int) -> Capture | None:
+        place = self.places[device]
+        return place.engine.capturing(place.device) if self._graphs and isinstance(place, Cuda) else None
+
     def result(self, number: int) -> Callable[[Any], None]:
         def keep(value: Any) -> None:
-            self._results[number] = value
+            self._results[number] = value.clone() if self._graphs else value  # a graph makes it there the next time too
 
         return keep
+
+
+def _place(name: str) -> Place:
+    device = device_named(name)
+    return Cuda(device) if device.type == "cuda" else Cpu()
 
 
 def _copy(step: int, buffer: Tensor, value: Tensor) -> None:

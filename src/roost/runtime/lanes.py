@@ -12,7 +12,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from roost.runtime.places import Mark
 
 
 class Ended(Exception):
@@ -39,36 +40,44 @@ class Box:
 
 
 class Reads:
-    """How often the old value of a parameter was read in this step; whoever writes the new one waits for that."""
+    """Who has read the old value of a parameter in this step; whoever writes the new one waits for all of them."""
 
     def __init__(self) -> None:
-        self._count = threading.Semaphore(0)
-        self._ended = False
+        self._marks: SimpleQueue[Any] = SimpleQueue()
 
-    def add(self) -> None:
-        self._count.release()
+    def add(self, mark: Mark | None) -> None:
+        """Someone will have read it at this point."""
+        self._marks.put(mark)
 
-    def wait(self, count: int) -> None:
+    def there(self, count: int) -> bool:
+        """Whether so many have been added."""
+        return self._marks.qsize() >= count
+
+    def take(self, count: int) -> list[Mark | None]:
+        """The points to wait for, when so many have been added."""
+        found = []
         for _ in range(count):
-            self._count.acquire()
-            if self._ended:
+            mark = self._marks.get()
+            if mark is Ended:
+                self.end()  # for who comes next
                 raise Ended
+            found.append(mark)
+        return found
 
     def end(self) -> None:
-        self._ended = True
-        self._count.release(1_000_000)
+        self._marks.put(Ended)
 
 
 class Worker:
     """A thread that does what it is given, one thing after the other, and tells when it failed."""
 
     def __init__(self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None) -> None:
-        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._failed, self._cores = failed, cores
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def give(self, work: Callable[[], None]) -> None:
+    def give(self, work: Callable[[], Any]) -> None:
         self._work.put(work)
 
     def close(self) -> None:
@@ -90,8 +99,3 @@ class Worker:
                 except BaseException as error:
                     self._failed(error)
                 del work  # what it holds may be large
-
-
-def copied(tensor: Tensor) -> Tensor:
-    """The same tensor in memory of another device of the kind `cpu`."""
-    return tensor.clone()

@@ -8,7 +8,6 @@ draw other numbers: it is compared with the captured program, run node by node o
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from roost.errors import InputError
 from roost.frontends.torch import Described
 from roost.runtime._differences import CAPTURED, EAGER, Difference, Notes, Verification
 from roost.runtime._unplaced import Unplaced, flat, kept, residents_of
+from roost.runtime.cuda import device_named
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 
@@ -72,15 +72,14 @@ def verify(
 def check_devices(cluster: Cluster) -> None:
     """Refuse devices that this machine does not have."""
     for device in cluster.devices:
-        name = re.fullmatch(r"(cpu|cuda)(?::(\d+))?", device.name)
-        if name is None or name[1] != device.kind or (name[1] == "cuda" and name[2] is None):
+        try:
+            found = device_named(device.name)
+        except InputError as error:
+            raise InputError(f"cluster {cluster.name!r}: {error}") from None
+        if found.type != device.kind:
             raise InputError(
                 f"device {device.name!r} of cluster {cluster.name!r} is of kind {device.kind!r}; only cpu, cpu:N and "
                 "cuda:N can be run on"
-            )
-        if device.kind == "cuda" and int(name[2]) >= (count := torch.cuda.device_count()):
-            raise InputError(
-                f"device {device.name!r} of cluster {cluster.name!r} is not here: PyTorch sees {count} GPUs"
             )
 
 
@@ -138,8 +137,7 @@ class _Sides:
         return self.names[int(self.placement.device[op])]
 
     def _torch_device(self, op: int) -> torch.device:
-        cuda = self.problem.cluster.devices[int(self.placement.device[op])].kind == "cuda"
-        return torch.device(self.device_of(op) if cuda else "cpu")
+        return device_named(self.device_of(op))
 
     @cached_property
     def on(self) -> torch.device:
@@ -148,7 +146,7 @@ class _Sides:
         for device in self.placement.device.tolist():
             if self.problem.cluster.devices[device].kind == "cuda":
                 counts[self.names[device]] = counts.get(self.names[device], 0) + 1
-        return torch.device(max(counts, key=counts.__getitem__, default="cpu"))
+        return device_named(max(counts, key=counts.__getitem__, default="cpu"))
 
     def compared(self, steps: int) -> Verification:
         """Everything that the step returns, and leaves behind."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,13 @@ from roost.core.problem import Problem
 from roost.frontends.torch import Described
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
+from roost.runtime.places import Place
 from roost.testing.numerics import distance
 
 
 def virtual_problem(step: Described, num_devices: int = 2) -> Problem:
     """A captured step on several devices that are threads of this machine; every op takes as long as any other."""
-    devices = tuple(Device(f"cpu:{number}", "cpu", 2**60) for number in range(num_devices))
-    seconds = np.where(step.graph.is_parameter, 0.0, 1e-3)[:, None].repeat(num_devices, axis=1)
-    return Problem(step.graph, Cluster("threads", devices, (Link("*", "*", 1e10),)), Costs(seconds))
+    return mixed_problem(step, *(f"cpu:{number}" for number in range(num_devices)))
 
 
 def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
@@ -41,15 +40,39 @@ def residents_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in found.items()}
 
 
+def mixed_problem(step: Described, *names: str) -> Problem:
+    """A captured step on devices of these names, such as `cpu` and `cuda:0`; every op takes as long as any other."""
+    devices = tuple(Device(name, name.partition(":")[0], 2**60) for name in names)
+    seconds = np.where(step.graph.is_parameter, 0.0, 1e-3)[:, None].repeat(len(names), axis=1)
+    return Problem(step.graph, Cluster("mixed", devices, (Link("*", "*", 1e10),)), Costs(seconds))
+
+
+def streamed(problem: Problem, rng: np.random.Generator, on: int = 1) -> Placement:
+    """Every op on one device, some of the residents on others, and any window."""
+    graph = problem.graph
+    away = graph.is_parameter & (rng.random(graph.num_ops) < 0.7)
+    device = np.where(away, rng.integers(0, problem.cluster.num_devices, graph.num_ops), on)
+    window = int(rng.integers(0, 1 + int(graph.output_bytes[graph.is_parameter].sum())))
+    return problem.placement(device, str(rng.choice(["program", "rank"])), prefetch_bytes=window)
+
+
 def run_steps(
-    step: Described, problem: Problem, placement: Placement, model: nn.Module, inputs: tuple[Any, ...], count: int = 2
+    step: Described,
+    problem: Problem,
+    placement: Placement,
+    model: nn.Module,
+    inputs: tuple[Any, ...],
+    count: int = 2,
+    places: Sequence[Place] | None = None,
+    graphs: bool = False,
 ) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:
     """What some steps in a row return, and all residents after them."""
     own = sorted(os.sched_getaffinity(0))
     cores = [{own[device % len(own)]} for device in range(problem.cluster.num_devices)]
-    with GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=0.01), cores) as run:
-        returned = [[value.clone() for value in run.step(*inputs)] for _ in range(count)]
-        return returned, {name: value.clone() for name, value in run.residents().items()}
+    rate = Optimizer(rate=0.01)
+    with GraphRuntime(step, problem, placement, residents_of(model), rate, cores, places=places, graphs=graphs) as run:
+        returned = [[value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)]
+        return returned, {name: value.to("cpu", copy=True) for name, value in run.residents().items()}
 
 
 def differences(one: tuple[Any, Any], other: tuple[Any, Any]) -> dict[str, float]:

@@ -1,0 +1,196 @@
+"""A model that does not fit on the GPU: `roost.place` beside accelerate's `device_map="auto"`, in one run.
+
+    python benchmarks/gpu/offload.py run MODEL CAP [CASE ...] [--without accelerate]    rows, printed and kept
+    python benchmarks/gpu/offload.py page                                              the page made from them
+
+MODEL is one of those below, CAP what the GPU may hold, as 6GiB, half or quarter (of the weights). Weights are random. A
+case is a batch as 4x512, or generate: 64 tokens after 512. Times are medians; the first runs are not counted. The bound
+of streaming is the weights that do not fit over the speed of the link, or what the unplaced model takes, if that is
+more. What the placed model gives is compared with what the unplaced one gave on the same GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import roost
+from roost.core.units import parse_bytes, show_bytes
+
+RESULTS = Path(__file__).parents[1] / "results"
+ROWS = Path(os.environ.get("ROWS", RESULTS / "offload_h200_202611.jsonl"))
+GENERATED, PROMPT = 64, 512
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=32000,
+            max_position_embeddings=4096,
+            dtype=torch.bfloat16,
+        )  # fmt: skip
+    )
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, dtype=torch.bfloat16))
+
+
+def moe() -> nn.Module:
+    return roost.zoo.module("moe")
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "gpt2": gpt2}
+
+
+def inputs_of(model: nn.Module, case: str) -> Any:
+    rows, tokens = (1, PROMPT) if case == "generate" else map(int, case.split("x"))
+    ids = torch.arange(rows * tokens).reshape(rows, tokens) * 7919 % model.config.vocab_size
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def call(model: nn.Module, case: str) -> Callable[[], torch.Tensor]:
+    inputs = {name: value.cuda() for name, value in inputs_of(model, case).items()}
+    if case == "generate":
+        length = {"max_new_tokens": GENERATED, "min_new_tokens": GENERATED}
+        return lambda: model.generate(**inputs, **length, do_sample=False, pad_token_id=0)
+    return lambda: model(**inputs, use_cache=False).logits
+
+
+def timed(run: Callable[[], torch.Tensor], warm: int, repeats: int) -> tuple[float, torch.Tensor, int]:
+    """Median seconds, what was returned (on the CPU), and the most memory that PyTorch held."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    seconds = []
+    with torch.no_grad():
+        for number in range(warm + repeats):
+            begin = time.perf_counter()
+            returned = run()
+            torch.cuda.synchronize()
+            if number >= warm:
+                seconds.append(time.perf_counter() - begin)
+            if number < warm + repeats - 1:
+                del returned
+    peak = torch.cuda.max_memory_allocated()
+    return statistics.median(seconds), returned.cpu(), peak
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference over the largest value; of tokens the share that differs."""
+    if not expected.is_floating_point():
+        return float((found != expected).float().mean())
+    return max(float((a.float() - b.float()).abs().max()) for a, b in zip(found, expected, strict=True)) / float(
+        expected.abs().max()
+    )
+
+
+def keep(row: dict[str, Any]) -> None:
+    print(json.dumps(row), flush=True)
+    with ROWS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def run(name: str, cap: str, cases: list[str], without: list[str]) -> None:
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = MODELS[name]().to(torch.bfloat16).eval()
+    size = sum(t.numel() * t.element_size() for t in {id(p): p for p in model.parameters()}.values())
+    shares = {"half": size // 2, "quarter": size // 4}
+    limit = shares[cap] if cap in shares else parse_bytes(cap)
+    about = {
+        "model": name,
+        "weights": size,
+        "cap": limit,
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+    }
+    expected, alone = {}, {}
+    for case in cases:
+        alone[case], expected[case], peak = timed(call(model, case), 2, 5 if case != "generate" else 1)
+        keep({**about, "case": case, "how": "unplaced", "seconds": alone[case], "peak": peak})
+    model.to("cpu")
+    gc.collect()
+    torch.cuda.empty_cache()
+    if "roost" not in without:
+        for case in cases:
+            with_roost(model, case, limit, about, expected[case], alone[case])
+    if "accelerate" not in without:
+        with_accelerate(model, cases, limit, about, expected)
+
+
+def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: torch.Tensor, alone: float) -> None:
+    begin = time.perf_counter()
+    shape = inputs_of(model, "1x1" if case == "generate" else case)
+    tokens = PROMPT + GENERATED if case == "generate" else 0
+    reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
+    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=20)
+    planned = time.perf_counter() - begin
+    print(plan, flush=True)
+    plan.apply(model)
+    applied = time.perf_counter() - begin - planned
+    seconds, found, peak = timed(call(model, case), 3 if case != "generate" else 1, 7 if case != "generate" else 1)
+    link = float(1 / plan.problem.cluster.seconds_per_byte[0, 1])
+    steps = GENERATED if case == "generate" else 1
+    bound = max((about["weights"] - limit) / link * steps, alone)
+    keep({
+        **about, "case": case, "how": "roost", "seconds": seconds, "peak": peak, "expected": plan.step_time * steps,
+        "difference": difference(found, expected), "bound": bound, "link": link, "planned": planned,
+        "applied": applied, "fits": peak <= limit, "weights_by": plan._weights(),
+        "simulated_peak": int(plan.timeline.peak_memory[1]), "unexpected": model._roost_placed.ring.num_unexpected,
+    })  # fmt: skip
+    plan.remove(model)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def with_accelerate(model: nn.Module, cases: list[str], limit: int, about: Any, expected: Any) -> None:
+    import accelerate
+
+    apart = getattr(model, "_no_split_modules", None)
+    device_map = accelerate.infer_auto_device_map(
+        model, {0: limit, "cpu": "100GiB"}, no_split_module_classes=list(apart or ())
+    )
+    accelerate.dispatch_model(model, device_map)
+    for case in cases:
+        seconds, found, peak = timed(call(model, case), 1 if case != "generate" else 0, 3 if case != "generate" else 1)
+        gap = difference(found, expected[case])
+        keep({**about, "case": case, "how": "accelerate", "seconds": seconds, "peak": peak, "difference": gap})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("part", choices=("run", "page"))
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--without", action="append", default=[])
+    given = parser.parse_args()
+    if given.part == "run":
+        name, cap, *cases = given.rest
+        run(name, cap, cases or ["1x1", "4x512", "32x512", "generate"], given.without)
+
+
+def page() -> str:
+    _ = show_bytes
+    return ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Times a work on a device of this machine, as the runtime would have it there."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from roost.core.cluster import Cluster
+from roost.core.units import show_bytes
+from roost.cost_models._works import Work
+from roost.errors import InputError
+from roost.presets import _machine
+from roost.presets._clock import cuda_time, host_time
+
+# Inputs are rotated through as much memory as no cache holds, or an op would find in a cache what in a step it must
+# fetch from memory. Not beyond so many copies: what is small is in a cache in a step too, it was made just before.
+_CPU_ROTATION, _GPU_ROTATION = 64 * 2**20, 256 * 10**6  # bytes
+_MOST_COPIES = 32
+_PINNED, _CHUNK = 512 * 2**20, 64 * 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Lane:
+    """How a device runs: on a GPU, or with some threads, and cores of its own where the CPU is several devices."""
+
+    device: torch.device
+    hardware: str  # devices that have this alike take alike
+    threads: int = 0
+    cores: frozenset[int] | None = None
+
+
+def lanes(cluster: Cluster) -> list[Lane]:
+    """Of each device; raises InputError where one is not on this machine."""
+    cpus = [device.name for device in cluster.devices if device.kind == "cpu"]
+    shares = dict(zip(cpus, _machine.shares(len(cpus)) if len(cpus) > 1 else [None], strict=False))
+    gpus = {f"cuda:{number}" for number in range(_machine.num_gpus())}
+    found = []
+    for device in cluster.devices:
+        if device.kind == "cpu":
+            cores = shares[device.name]
+            threads = len(cores) if cores else torch.get_num_threads()
+            kept = frozenset(cores) if cores else None
+            found.append(Lane(torch.device("cpu"), f"cpu*{threads}", threads, kept))
+        elif device.kind == "cuda" and device.name in gpus:
+            there = torch.device(device.name)
+            found.append(Lane(there, torch.cuda.get_device_name(there)))
+        else:
+            known = ", ".join(["cpu", *sorted(gpus)])
+            raise InputError(
+                f"device {device.name!r} of cluster {cluster.name!r} is not on this machine, which has {known}; "
+                "ops are timed where they run: take roost.probe(), or --on here"
+            )
+    return found
+
+
+class Timer:
+    """Times works on one device: (seconds of the device, seconds of the host alone)."""
+
+    def __init__(self, lane: Lane, seconds: float) -> None:
+        self.lane, self.seconds = lane, seconds
+        self._thread: _machine.OwnThread | None = None
+
+    def __enter__(self) -> Self:
+        if self.lane.device.type == "cpu":
+            self._thread = _machine.OwnThread(self.lane.threads, set(self.lane.cores or ()) or None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._thread is not None:
+            self._thread.__exit__(kind, error, trace)
+        else:
+            torch.cuda.empty_cache()
+
+    def time(self, work: Work) -> tuple[float, float]:
+        """Raises whatever the op raises, and MemoryError where there is no room to try it."""
+        if self._thread is not None:
+            return self._thread(lambda: (self._on_cpu(work), 0.0))  # type: ignore[no-any-return]
+        with torch.no_grad():
+            return self._on_gpu(work)
+
+    def _on_cpu(self, work: Work) -> float:
+        rotation = max(_CPU_ROTATION, 2 * _machine.cache_bytes())
+        return host_time(
+            work.calls(self.lane.device, _num_copies(work, rotation, _machine.available_memory() // 2)), self.seconds
+        )
+
+    def _on_gpu(self, work: Work) -> tuple[float, float]:
+        number = self.lane.device.index
+        free = torch.cuda.mem_get_info(number)[0]
+        free += torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
+        calls = work.calls(self.lane.device, _num_copies(work, _GPU_ROTATION, int(free * 0.9)))
+        return cuda_time(calls, number, self.seconds)
+
+
+def _num_copies(work: Work, rotation: int, room: int) -> int:
+    room -= work.made_bytes
+    if work.num_bytes > room:
+        raise MemoryError(f"needs {show_bytes(work.num_bytes)}, and {show_bytes(max(room, 0))} are free")
+    size = max(work.num_bytes, 1)
+    return max(1, min(_MOST_COPIES, math.ceil(rotation / size), room // size))
+
+
+class CopiesBeside:
+    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._begun, self._ending = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._begun.wait()
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with torch.cuda.device(self.device):
+                self._copy(min(_PINNED, _machine.available_memory() // 8 // _CHUNK * _CHUNK) or _CHUNK)
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begun.set()
+
+    def _copy(self, size: int) -> None:
+        cuda: Any = torch.cuda  # which has no types for these
+        host = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
+        there = [torch.empty(_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        # Blocking: to wait is to sleep, and takes no core from those who are timed.
+        done = [cuda.Event(blocking=True) for _ in range(2)]
+        with cuda.stream(cuda.Stream(self.device)):
+            number = 0
+            while not self._ending.is_set():
+                turn = number % 2
+                if number >= 2:
+                    done[turn].synchronize()
+                    self._begun.set()
+                there[turn].copy_(host[number % len(host)], non_blocking=True)
+                done[turn].record()
+                number += 1
+        torch.cuda.synchronize(self.device)

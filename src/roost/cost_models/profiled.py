@@ -1,0 +1,237 @@
+"""Time of an op: what it takes here, with tensors of its shapes. Ops that are alike are timed once, and that is kept.
+
+A device runs an op as the runtime would: a CPU with its threads in a thread of its own, on its own cores where it is
+several devices; a GPU with a full queue. What an op takes includes the Python call and the views it looks through.
+What cannot run is taken from the roofline, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.cluster import Cluster
+from roost.core.costs import Costs
+from roost.core.graph import Graph
+from roost.cost_models.roofline import Roofline
+from roost.errors import InputError
+from roost.presets import _kept, _machine
+
+if TYPE_CHECKING:
+    from roost.cost_models._timers import Lane, Timer
+    from roost.cost_models._works import Task, Work
+    from roost.frontends.torch import Described
+
+Progress = Callable[[int, int], None]  # how many are timed, of how many
+_METHOD = 1  # another number where times are taken in another way: what was kept before is no use then
+_BESIDE = "beside copies: "
+_BIG_WEIGHT = 2**20  # bytes
+
+
+def profile(
+    step: Described,
+    cluster: Cluster,
+    *,
+    cache: bool = True,
+    seconds_each: float = 0.03,
+    beside_copies: bool = True,
+    progress: Progress | None = None,
+) -> Costs:
+    """The costs of a captured step on devices of this machine, timed there; see `Profiled`."""
+    return Profiled(step, beside_copies, seconds_each=seconds_each, cache=cache, progress=progress).estimate(
+        step.graph, cluster
+    )
+
+
+@dataclass(frozen=True)
+class FallBack:
+    """Ops that could not be timed on a device, and got the time of a roofline."""
+
+    kind: str
+    device: str
+    num_ops: int
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What was found of a step, op by op."""
+
+    costs: Costs
+    alone: Array  # [ops, devices] seconds with nothing beside
+    beside: Array  # [ops, devices] seconds; on CPUs of ops that read big weights, while a copy to a GPU runs
+    num_signatures: int  # unique ops on unique devices
+    num_timed: int  # of these now, the others before
+    fallen_back: tuple[FallBack, ...]
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Times the ops of a captured step on the devices of this machine."""
+
+    step: Described | None = None
+    # A copy from the host's memory to a GPU takes bandwidth from ops of the CPU that read big weights: for one token
+    # linear layers in bfloat16 were seen to read 70 GB/s alone and 39 GB/s beside a copy, which lost nothing. A
+    # placement that computes on the CPU while it streams to the GPU has copies running nearly all the time.
+    beside_copies: bool = True
+    # One Python thread launches the ops of a GPU ahead of it. In a queue that is full an op takes its time on the GPU;
+    # where ops are shorter than their launches, the queue runs dry and each takes the host's time. So an op takes the
+    # longer of the two. That is too much where a long op lets the host get ahead of short ones, but then the short ones
+    # do not matter. Set to False where launches are captured (CUDA graphs): the GPU's time alone.
+    launches: bool = True
+    seconds_each: float = 0.03  # for each unique op; at least three calls
+    most_seconds: float = 20.0  # what takes longer by the roofline is not tried
+    cache: bool = True
+    progress: Progress | None = field(default=None, repr=False)
+
+    def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        return self.profile(graph, cluster).costs
+
+    def profile(self, graph: Graph, cluster: Cluster) -> Profile:
+        """The costs, and what there is to say of them."""
+        if self.step is None:
+            raise InputError("profiled costs need the captured step, not its graph alone: roost.profile(step, cluster)")
+        if graph.digest != self.step.graph.digest:
+            raise InputError(f"the graph is {graph.digest}, the captured step is {self.step.graph.digest}")
+        return _Run(self, self.step, cluster).found()
+
+
+class _Run:
+    """Times what is not known yet, and puts together what is."""
+
+    def __init__(self, settings: Profiled, step: Described, cluster: Cluster) -> None:
+        from roost.cost_models import _timers, _works
+
+        self.settings, self.graph, self.cluster = settings, step.graph, cluster
+        self.lanes = _timers.lanes(cluster)
+        self.tasks: list[Task] = list(_works.tasks(step))
+        self.gpu = next((lane.device for lane in self.lanes if lane.device.type == "cuda"), None)
+        self.rough = Roofline().estimate(step.graph, cluster).op_time
+        self.key = {name: value for name, value in _machine.hardware().items() if name != "threads"}
+        self.key |= {"method": _METHOD}
+        self.times: dict[str, tuple[float, float]] = {}
+        self.failed: dict[str, str] = {}
+
+    def found(self) -> Profile:
+        self.times = self._kept()
+        wanted = list(self._wanted())
+        missing = [
+            (lane, work, beside) for lane, work, beside in wanted if self._key(lane, work, beside) not in self.times
+        ]
+        try:
+            self._time(missing)
+        finally:
+            if self.settings.cache and missing:
+                _kept.write("profile", self.key, {**self._kept(), **self.times})
+        alone, beside = self._op_times(False), self._op_times(True)
+        fallen = self._fallen_back()
+        op_time = beside if self.settings.beside_copies else alone
+        count = sum(each.num_ops for each in fallen)
+        source = f"profiled; {count} of {op_time.size} by roofline" if count else "profiled"
+        return Profile(Costs(op_time, source), alone, beside, len(wanted), len(missing), fallen)
+
+    # ------------------------------------------------------------------ what to time
+
+    def _wanted(self) -> Iterator[tuple[Lane, Work, bool]]:
+        """Each work once for each kind of device, those beside copies at the end."""
+        lanes = {lane.hardware: lane for lane in self.lanes}
+        works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
+        for beside in (False, True):
+            for lane in lanes.values():
+                yield from ((lane, work, beside) for work in works.values() if not beside or self._heavy(lane, work))
+
+    def _heavy(self, lane: Lane, work: Work) -> bool:
+        return self.gpu is not None and lane.device.type == "cpu" and work.weight_bytes >= _BIG_WEIGHT
+
+    def _key(self, lane: Lane, work: Work, beside: bool) -> str:
+        return f"{_BESIDE if beside else ''}{lane.hardware}: {work.signature}"
+
+    def _kept(self) -> dict[str, tuple[float, float]]:
+        """What was timed before, on this hardware; whatever in the file is no pair of times is passed over."""
+        if not self.settings.cache:
+            return {}
+        return {name: (pair[0], pair[1]) for name, pair in _kept.read("profile", self.key).items() if _is_pair(pair)}
+
+    # ------------------------------------------------------------------ timing
+
+    def _time(self, missing: Sequence[tuple[Lane, Work, bool]]) -> None:
+        from roost.cost_models._timers import CopiesBeside, Timer
+
+        done = 0
+        for lane, beside in dict.fromkeys((lane, beside) for lane, _, beside in missing):
+            mine = [work for each, work, with_copies in missing if each == lane and with_copies == beside]
+            guess = self._guesses(lane)
+            with Timer(lane, self.settings.seconds_each) as timer:
+                if beside:
+                    assert self.gpu is not None
+                    try:
+                        with CopiesBeside(self.gpu):
+                            done = self._each(timer, mine, beside, guess, done, len(missing))
+                    except RuntimeError as error:  # no pinned memory to be had
+                        self.failed |= {self._key(lane, work, beside): _line(error) for work in mine}
+                else:
+                    done = self._each(timer, mine, beside, guess, done, len(missing))
+
+    def _each(
+        self, timer: Timer, works: Sequence[Work], beside: bool, guess: Mapping[str, float], done: int, total: int
+    ) -> int:
+        for work in works:
+            key = self._key(timer.lane, work, beside)
+            try:
+                if guess.get(work.signature, 0.0) > self.settings.most_seconds:
+                    raise TimeoutError(f"would take {guess[work.signature]:.0f} s by the roofline")
+                self.times[key] = timer.time(work)
+            except Exception as error:  # of any op, on any device: there is the roofline
+                self.failed[key] = _line(error)
+            done += 1
+            if self.settings.progress is not None:
+                self.settings.progress(done, total)
+        return done
+
+    def _guesses(self, lane: Lane) -> dict[str, float]:
+        column = self.lanes.index(lane)
+        return {task.work.signature: float(self.rough[task.op, column]) for task in self.tasks}
+
+    # ------------------------------------------------------------------ putting together
+
+    def _op_times(self, beside: bool) -> Array:
+        op_time = np.zeros((self.graph.num_ops, len(self.lanes)))
+        for column, lane in enumerate(self.lanes):
+            for task in self.tasks:
+                found = self._of(lane, task.work, beside)
+                if found is None:
+                    op_time[task.op, column] = self.rough[task.op, column]
+                    continue
+                pairs = [found, *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views)]
+                device, host = (sum(times) for times in zip(*pairs, strict=True))
+                op_time[task.op, column] = max(device, host) if self.settings.launches else device
+        return op_time
+
+    def _of(self, lane: Lane, work: Work, beside: bool) -> tuple[float, float] | None:
+        """Beside copies where that was timed, else alone."""
+        alone = self.times.get(self._key(lane, work, False))
+        return self.times.get(self._key(lane, work, True), alone) if beside else alone
+
+    def _fallen_back(self) -> tuple[FallBack, ...]:
+        count: Counter[tuple[str, str, str]] = Counter()
+        for name, lane in zip(self.cluster.device_names, self.lanes, strict=True):
+            for task in self.tasks:
+                key = self._key(lane, task.work, False)
+                if key not in self.times:
+                    count[self.graph.kinds[task.op], name, self.failed.get(key, "")] += 1
+        return tuple(FallBack(kind, device, number, why) for (kind, device, why), number in count.items())
+
+
+def _is_pair(pair: Any) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    return all(isinstance(each, float) and 0 <= each < 1e6 for each in pair) and max(pair) > 0
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}".strip(": ")

@@ -1,0 +1,212 @@
+"""From a model to a plan in one call: capture, costs, search; and the plan, applied to the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roost.core.cluster import Cluster
+from roost.core.costs import Costs
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.timeline import Timeline
+from roost.core.trial import Result
+from roost.core.units import parse_bytes, show_bytes, show_seconds
+from roost.errors import InputError, UnknownName
+from roost.placers import Placer
+from roost.presets import cluster as preset
+from roost.presets.probe import probe
+from roost.search.evaluate import Progress
+from roost.search.solve import solve
+from roost.simulator.compiled import simulate
+from roost.transforms.by_module import ByModule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from roost.frontends.torch import Described
+    from roost.runtime.modules import ModulePlacement
+
+# What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
+_WORKSPACE = 96 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Where each module of a model runs and where its weights live, and what that is expected to take."""
+
+    step: Described
+    problem: Problem  # of the graph as captured
+    result: Result  # of the search, in which a module is one group
+    modules: ModulePlacement
+    placement: Placement  # the same, op by op
+    timeline: Timeline  # simulated
+
+    @property
+    def step_time(self) -> float:
+        """Seconds that a step is expected to take."""
+        return self.timeline.step_time
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        """Place the model: the same object, for inference, with `generate` and all."""
+        from roost.runtime.modules import apply
+
+        return apply(model, self.modules)
+
+    def remove(self, model: nn.Module) -> nn.Module:
+        """Take the placement off again."""
+        from roost.runtime.modules import remove
+
+        return remove(model)
+
+    def __str__(self) -> str:
+        """What a person wants to know before running it."""
+        main, weights = self.modules.main, self._weights()
+        total = max(1, sum(weights.values()))
+        lines = [
+            f"{kind:34} {show_bytes(size):>10} of weights, {size / total:4.0%}"
+            for kind, size in weights.items()
+            if size
+        ]
+        if self.modules.streamed:
+            lines.append(f"{'window for weights on their way':34} {show_bytes(self.modules.window):>10} on {main}")
+        peak = ", ".join(
+            f"{name} {show_bytes(size)}"
+            for name, size in zip(self.timeline.device_names, self.timeline.peak_memory.tolist(), strict=True)
+        )
+        bound = (
+            f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
+            if self.result.bound
+            else ""
+        )
+        lines.append(f"step: {show_seconds(self.step_time)} expected{bound}")
+        lines.append(f"memory: {peak}")
+        return "\n".join(lines)
+
+    def _weights(self) -> dict[str, int]:
+        """Bytes of weights by what is done with them."""
+        graph, names = self.problem.graph, self.problem.cluster.device_names
+        streamed = {name for brought in self.modules.streamed.values() for name in brought}
+        found: Counter[str] = Counter()
+        for op in np.flatnonzero(graph.is_parameter).tolist():
+            home = names[self.placement.device[op]]
+            if home == self.modules.main:
+                kind = f"kept on {home}"
+            elif graph.op_names[op] in streamed:
+                kind = f"streamed from {home} to {self.modules.main}"
+            else:
+                kind = f"used where they lie, on {home}"
+            found[kind] += int(graph.output_bytes[op])
+        return dict(sorted(found.items()))
+
+
+def place(
+    model: nn.Module,
+    example_inputs: Any,
+    cluster: Cluster | str | None = None,
+    *,
+    memory: Mapping[str, int | str] | None = None,
+    reserve: Mapping[str, int | str] | None = None,
+    kv_tokens: int = 0,
+    costs: Costs | str = "profiled",
+    placer: str | Placer = "auto",
+    seconds: float = 10.0,
+    trials: int | None = None,
+    seed: int = 0,
+    on_trial: Callable[[Progress], object] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Plan:
+    """Find where the modules of a model should run on this machine, or another.
+
+    `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the example does not show.
+    `kv_tokens` is how long the cache of keys and values grows (sequences times tokens) in models of transformers.
+    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. Raises `Infeasible` where
+    nothing fits.
+    """
+    from roost.cost_models import estimate
+    from roost.cost_models.profiled import profile
+    from roost.runtime.rounding import by_modules
+
+    where = _cluster(cluster, memory or {})
+    step = _captured(model, example_inputs)
+    room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
+    main = _main(where)
+    room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens) + (_WORKSPACE if main.startswith("cuda") else 0)
+    where = _with_less(where, room)
+    if costs == "profiled":
+        found = profile(step, where, progress=progress)
+    elif isinstance(costs, Costs):
+        found = costs
+    elif costs == "estimated":
+        found = estimate(step.graph, where).costs
+    else:
+        raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
+    problem = Problem(step.graph, where, found)
+    kind = where.devices[where.index_of(main)].kind
+    whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
+    result = solve(whole.problem(problem), placer, seconds, trials, seed, on_trial)
+    modules, placement = by_modules(problem, whole.expand(result.best.placement), model, step.program.tied)
+    return Plan(step, problem, result, modules, placement, simulate(problem, placement))
+
+
+def kv_bytes(model: nn.Module, tokens: int) -> int:
+    """Bytes that keys and values of so many tokens take in a model of transformers, by its configuration."""
+    if tokens == 0:
+        return 0
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    if not layers or not heads:
+        raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width = next(model.parameters()).element_size()
+    return int(2 * layers * groups * size * width * tokens)
+
+
+def _cluster(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -> Cluster:
+    if cluster is None:
+        return probe(memory)
+    found = preset(cluster) if isinstance(cluster, str) else cluster
+    for name in memory:
+        found.index_of(name)
+    devices = [replace(one, memory=parse_bytes(memory.get(one.name, one.memory))) for one in found.devices]
+    return replace(found, devices=tuple(devices))
+
+
+def _main(cluster: Cluster) -> str:
+    """The device with the highest rate that is no CPU, or the first."""
+    faster = [one for one in cluster.devices if one.kind != "cpu"]
+    return max(faster or cluster.devices[:1], key=lambda one: max(one.peak.values(), default=0.0)).name
+
+
+def _with_less(cluster: Cluster, room: Mapping[str, int]) -> Cluster:
+    for name in room:
+        cluster.index_of(name)
+    devices = [replace(one, memory=max(0, one.memory - room.get(one.name, 0))) for one in cluster.devices]
+    return replace(cluster, devices=tuple(devices))
+
+
+def _captured(model: nn.Module, example_inputs: Any) -> Described:
+    """The step of inference. A cache of keys and values is no tensor, and not part of a graph: it is left out."""
+    from roost.frontends._trace import trace
+    from roost.frontends.torch import described
+
+    if isinstance(example_inputs, Mapping):
+        args, kwargs = (), dict(example_inputs)
+    else:
+        args = tuple(example_inputs) if isinstance(example_inputs, Sequence) else (example_inputs,)
+        kwargs = {}
+    config: Any = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", None)
+    if cached:
+        config.use_cache = False
+    try:
+        return described(trace(model, args, kwargs), type(model).__name__)
+    finally:
+        if cached:
+            config.use_cache = cached

@@ -1,0 +1,71 @@
+"""How long a call takes: in the thread that calls, or on a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Call = Callable[[], Any]
+
+_LEAST, _MOST = 3, 200  # calls
+_LONGEST_HOLD = 0.2  # seconds
+_CYCLES = 2e9  # per second, of any GPU, roughly
+
+
+def host_time(calls: Sequence[Call], seconds: float, most: int = _MOST) -> float:
+    """The median of calls in turn, after one that is not counted, until they took so many seconds.
+
+    The output is given back within the time: whoever runs it pays for that too.
+    """
+    calls[0]()
+    times: list[float] = []
+    spent = 0.0
+    while len(times) < most and (spent < seconds or len(times) < _LEAST) and spent < 10 * seconds:
+        call = calls[(1 + len(times)) % len(calls)]
+        began = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - began)
+        spent += times[-1]
+    return statistics.median(times)
+
+
+def cuda_time(calls: Sequence[Call], device: int, seconds: float) -> tuple[float, float]:
+    """Seconds of a call on the GPU in a full queue, and seconds the host takes to launch it."""
+    import torch
+
+    with torch.cuda.device(device):
+        for call in calls[:2]:
+            call()
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        calls[-1]()
+        torch.cuda.synchronize()
+        whole = time.perf_counter() - began
+        count = max(2, min(100, int(seconds / max(whole, 1e-6))))
+        times = []
+        for number in range(count):
+            began = time.perf_counter()
+            calls[number % len(calls)]()
+            times.append(time.perf_counter() - began)
+        torch.cuda.synchronize()
+        host = statistics.median(times)
+        repeats = 3 if whole * count < seconds * 2 else 1
+        gpu = statistics.median(_batch(calls, count, host * count) for _ in range(repeats))
+    return gpu, host
+
+
+def _batch(calls: Sequence[Call], count: int, launching: float) -> float:
+    """Seconds of each of so many calls. The GPU is held back until they are launched, or it would wait for the host."""
+    import torch
+
+    cuda: Any = torch.cuda  # which has no types for these
+    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    cuda._sleep(int(min(_LONGEST_HOLD, 1.5 * launching + 1e-4) * _CYCLES))
+    start.record()
+    for number in range(count):
+        calls[number % len(calls)]()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / count

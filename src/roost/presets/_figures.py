@@ -1,0 +1,124 @@
+"""Measures the figures of this machine's devices and links, in seconds all told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roost.presets import _machine
+from roost.presets._clock import cuda_time, host_time
+
+DTYPES = ("float32", "bfloat16", "float16")
+_SECONDS = 0.1  # for each figure
+_LARGEST = 8192  # rows of a matrix
+_SMALL, _LARGE = 4096, 128 * 2**20  # bytes of the transfers that give latency and bandwidth
+# New memory costs more than the copying where there is much of it: as large as what models send.
+_ACTIVATION = 16 * 2**20
+
+Clock = Callable[[Callable[[], Any]], float]
+
+
+def of_cpu(threads: int, cores: set[int] | None = None) -> dict[str, Any]:
+    """Figures of a device of the kind `cpu` with so many threads, and cores where given."""
+    cpu = torch.device("cpu")
+    size = min(max(_LARGE, 4 * _machine.cache_bytes()), _machine.available_memory() // 8)
+    with _machine.OwnThread(threads, cores) as thread:
+        return thread(lambda: _device(cpu, lambda call: host_time([call], _SECONDS), size, 0.02))  # type: ignore[no-any-return]
+
+
+def of_gpu(number: int) -> dict[str, Any]:
+    device = torch.device("cuda", number)
+    size = min(2**30, _machine.gpu_memory(number) // 8)
+    found = _device(device, lambda call: cuda_time([call], number, _SECONDS)[0], size, 0.002)
+    one = torch.ones(1, device=device)
+    found["launch_overhead"] = cuda_time([lambda: torch.ops.aten.add.Tensor(one, one)], number, _SECONDS)[1]
+    torch.cuda.empty_cache()
+    return found
+
+
+def _device(device: torch.device, clock: Clock, size: int, enough: float) -> dict[str, Any]:
+    """A matrix product that takes `enough` seconds is large enough; `size` bytes are copied for the bandwidth."""
+    one = torch.ones(1, device=device)
+    rates = {dtype: _matmul_rate(getattr(torch, dtype), device, clock, enough) for dtype in DTYPES}
+    return {
+        "peak": {dtype: rate for dtype, rate in rates.items() if rate > 0},
+        "memory_bandwidth": _memory_bandwidth(device, clock, size),
+        "launch_overhead": clock(lambda: torch.ops.aten.add.Tensor(one, one)),
+    }
+
+
+def _memory_bandwidth(device: torch.device, clock: Clock, size: int) -> float:
+    source = torch.zeros(size, dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return 2 * size / clock(lambda: target.copy_(source))
+
+
+def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough: float) -> float:
+    """The best FLOP/s of square products, larger and larger; 0 where the device has none for this type."""
+    best, size = 0.0, 256
+    while size <= _LARGEST:
+        try:
+            one, other = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
+            one += torch.rand((1, size), device=device).to(dtype)  # data of one value alone saves power, and is faster
+            seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
+        except RuntimeError:  # no such kernel, or out of memory
+            break
+        best = max(best, 2.0 * size**3 / seconds)
+        if seconds > enough:
+            break
+        size *= 2
+    return best
+
+
+def host_to_gpu(number: int) -> dict[str, float]:
+    return _host_link(number, up=True)
+
+
+def gpu_to_host(number: int) -> dict[str, float]:
+    return _host_link(number, up=False)
+
+
+def _host_link(number: int, up: bool) -> dict[str, float]:
+    """A way between pinned memory of the host and a GPU."""
+    host = torch.zeros(_LARGE, dtype=torch.uint8, pin_memory=True)
+    there = torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
+    source, target = (host, there) if up else (there, host)
+    return _copies(source, target, lambda: torch.cuda.synchronize(number))
+
+
+def gpu_to_gpu(source: int, target: int) -> dict[str, float]:
+    one, other = (
+        torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number)) for number in (source, target)
+    )
+
+    def wait() -> None:
+        torch.cuda.synchronize(source)
+        torch.cuda.synchronize(target)
+
+    return _copies(one, other, wait)
+
+
+def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[str, float]:
+    """The latency is what one small copy takes from its call to its arrival, as an op that needs it sees it."""
+
+    def copy(size: int) -> Callable[[], None]:
+        def call() -> None:
+            target[:size].copy_(source[:size], non_blocking=True)
+            wait()
+
+        return call
+
+    latency = host_time([copy(_SMALL)], _SECONDS)
+    return {"latency": latency, "bandwidth": _LARGE / max(host_time([copy(_LARGE)], _SECONDS) - latency, 1e-9)}
+
+
+def between_threads() -> dict[str, float]:
+    """A way between two devices that are threads: a third thread is given a tensor, and hands over a copy of it."""
+    small, large = (torch.zeros(size, dtype=torch.uint8) for size in (_SMALL, _ACTIVATION))
+    with _machine.OwnThread(1) as link:
+        latency = host_time([lambda: link(small.clone)], _SECONDS)
+        whole = host_time([lambda: link(large.clone)], _SECONDS)
+    return {"latency": latency, "bandwidth": _ACTIVATION / max(whole - latency, 1e-9)}

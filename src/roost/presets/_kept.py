@@ -1,0 +1,51 @@
+"""What was measured on this machine, kept in a folder for the next time. A damaged file is as good as none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from roost.core import files
+from roost.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+
+def folder() -> Path:
+    """`roost` in `$XDG_CACHE_HOME`, or in `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "roost"
+
+
+def path_of(what: str, key: dict[str, Any]) -> Path:
+    """A file for each kind of measurement and each key."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / f"{what}-{name}.json"
+
+
+def read(what: str, key: dict[str, Any]) -> dict[str, Any]:
+    """What was kept under this key; nothing where there is none, or none that can be read."""
+    path = path_of(what, key)
+    try:
+        if not path.exists():
+            return {}
+        found = json.loads(files.read_bytes(path))
+        if found["key"] == key and isinstance(found["found"], dict):
+            return found["found"]
+    except (InputError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        _log.warning("%s is damaged and not used: %s", path, error)
+    return {}
+
+
+def write(what: str, key: dict[str, Any], found: dict[str, Any]) -> None:
+    """Keep it; where that cannot be done, measuring again is all it costs."""
+    path = path_of(what, key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_bytes(path, json.dumps({"key": key, "found": found}, indent=1).encode())
+    except (InputError, OSError) as error:
+        _log.warning("what was measured cannot be kept: %s", error)

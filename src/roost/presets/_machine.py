@@ -1,0 +1,147 @@
+"""The machine we are on: its processors, its memory, and threads that keep to some of its cores."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+_SOME_CACHE = 32 * 2**20  # bytes of last-level cache, where the machine does not tell
+
+
+def hardware() -> dict[str, Any]:
+    """What measurements depend on: they are kept under this."""
+    import torch
+
+    return {
+        "gpus": [torch.cuda.get_device_name(number) for number in range(num_gpus())],
+        "driver": _driver(),
+        "cpu": cpu_model(),
+        "cores": len(own_cores()),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
+    }
+
+
+def num_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def shares(count: int) -> list[set[int]]:
+    """The cores of this process split evenly over so many devices, at least one for each."""
+    own = own_cores()
+    if count >= len(own):
+        return [{own[number % len(own)]} for number in range(count)]
+    return [set(own[number * len(own) // count : (number + 1) * len(own) // count]) for number in range(count)]
+
+
+def cpu_model() -> str:
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def cache_bytes() -> int:
+    """Of the last-level cache."""
+    found = re.fullmatch(r"(\d+)([KM])", _text("/sys/devices/system/cpu/cpu0/cache/index3/size").strip())
+    return int(found[1]) * {"K": 2**10, "M": 2**20}[found[2]] if found else _SOME_CACHE
+
+
+def available_memory() -> int:
+    """Bytes that programs may still take, within what a container allows."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    group = Path("/sys/fs/cgroup")
+    most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
+    if most.isdecimal() and used.isdecimal():
+        cached = re.search(r"^inactive_file (\d+)$", _text(group / "memory.stat"), re.M)
+        free = min(free, int(most) - int(used) + (int(cached[1]) if cached else 0))
+    return max(free, 0)
+
+
+def gpu_memory(number: int) -> int:
+    """Bytes that this process may have on a GPU: what is free, and what it holds already. Makes a CUDA context."""
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(number)
+    return int(free) + int(torch.cuda.memory_reserved(number))
+
+
+def _driver() -> str:
+    found = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
+    return found[1] if found else ""
+
+
+def _text(path: str | Path) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+class OwnThread:
+    """A thread with some threads of PyTorch's, and cores where given, that does what it is asked, one by one.
+
+    It is how the runtime has a device of the kind `cpu`, so it is how one is measured.
+    """
+
+    def __init__(self, threads: int, cores: set[int] | None = None) -> None:
+        import torch
+
+        self._before = torch.get_num_threads()
+        self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._found: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(threads, cores), daemon=True)
+        self._thread.start()
+
+    def __call__(self, work: Callable[[], Any]) -> Any:
+        """What it returns or raises, in that thread."""
+        self._work.put(work)
+        value, error = self._found.get()
+        if error is not None:
+            raise error
+        return value
+
+    def _run(self, threads: int, cores: set[int] | None) -> None:
+        import torch
+
+        if cores:
+            os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
+        torch.set_num_threads(threads)
+        with torch.no_grad():
+            while (work := self._work.get()) is not None:
+                value: Any = None
+                failed: BaseException | None = None
+                try:
+                    value = work()
+                except BaseException as error:
+                    failed = error
+                del work  # what it holds may be large
+                self._found.put((value, failed))
+                del value, failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import torch
+
+        self._work.put(None)
+        if error is None or isinstance(error, Exception):  # with Ctrl-C nobody waits for what it is at
+            self._thread.join()
+        torch.set_num_threads(self._before)  # what one thread sets is what new threads begin with

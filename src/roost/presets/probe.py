@@ -1,0 +1,157 @@
+"""The machine we are on as a cluster: its devices found, their figures and links measured, once for its hardware."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roost.core.cluster import MOST_DEVICES, Cluster, Device, Link
+from roost.core.units import parse_bytes, show_bytes
+from roost.errors import InputError, UnknownName
+from roost.presets import _kept, _machine
+
+_ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
+_DEVICE_FIGURES = """
+memory: {memory}
+peak: measured here, square matrix products in each type, with the settings that PyTorch has
+memory_bandwidth: measured here, a copy inside the device with bytes read and bytes written both counted
+launch_overhead: measured here, what the host takes for a tiny op
+"""
+_LINK_FIGURES = """
+bandwidth: measured here, many MiB {way}
+latency: measured here, 4 KiB {way}, from the call to the arrival
+bus: assumed, each direction is separate
+"""
+
+
+def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, refresh: bool = False) -> Cluster:
+    """The cluster of this machine: `cpu`, and `cuda:0` and so on where there are any.
+
+    `memory` caps what devices have, as in {"cuda:0": "6GiB"}. With `virtual` the devices are so many threads instead,
+    `cpu:0` and so on, which share the cores and the memory evenly. What is measured, in under a minute, is kept for
+    this hardware, driver and PyTorch; `refresh` measures it anew. Raises UnknownName for a device that is not here,
+    and InputError for a cap above what there is.
+    """
+    if not isinstance(virtual, int) or not 0 <= virtual <= MOST_DEVICES:
+        raise InputError(f"virtual is {virtual!r}; it must be a number of devices, at most {MOST_DEVICES}")
+    names = _names(virtual)
+    caps = _caps(memory or {}, names)
+    key = _machine.hardware() | {"virtual": virtual}
+    figures = {} if refresh else _kept.read("probe", key)
+    if not _sound(figures, names):
+        figures = measured(virtual)
+        _kept.write("probe", key, figures)
+    room = {name: _memory(name, virtual) for name in names}
+    for name, cap in caps.items():
+        if cap > room[name]:
+            raise InputError(f"memory of {name!r} is {show_bytes(cap)}; only {show_bytes(room[name])} can be had")
+    devices = tuple(_device(name, figures["devices"][name], caps.get(name, room[name]), name in caps) for name in names)
+    links = tuple(_link(*row) for row in figures["links"])
+    return Cluster("here", devices, links, _description(key))
+
+
+def measured(virtual: int) -> dict[str, Any]:
+    """Figures of each device, and [source, target, bandwidth, latency, way] of each link."""
+    from roost.presets import _figures
+
+    if virtual:
+        cores = _machine.shares(virtual)
+        found = {
+            len(share): _figures.of_cpu(len(share), share) for share in {len(each): each for each in cores}.values()
+        }
+        link = _figures.between_threads() if virtual > 1 else None
+        return {
+            "devices": {f"cpu:{number}": found[len(share)] for number, share in enumerate(cores)},
+            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread"]] if link else [],
+        }
+    import torch
+
+    devices = {"cpu": _figures.of_cpu(torch.get_num_threads())}
+    links: list[list[Any]] = []
+    for number in range(_machine.num_gpus()):
+        name = f"cuda:{number}"
+        devices[name] = _figures.of_gpu(number)
+        links += [
+            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory"),
+            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory"),
+        ]
+        for other in range(number):
+            links += [
+                _row(f"cuda:{one}", f"cuda:{two}", _figures.gpu_to_gpu(one, two), "from GPU to GPU")
+                for one, two in ((other, number), (number, other))
+            ]
+    return {"devices": devices, "links": links}
+
+
+def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
+    return [source, target, found["bandwidth"], found["latency"], way]
+
+
+def _names(virtual: int) -> list[str]:
+    if virtual:
+        return [f"cpu:{number}" for number in range(virtual)]
+    return ["cpu", *(f"cuda:{number}" for number in range(_machine.num_gpus()))]
+
+
+def _caps(memory: Mapping[str, int | str], names: list[str]) -> dict[str, int]:
+    for name in memory:
+        if name not in names:
+            raise UnknownName("device of this machine", name, names)
+    return {name: parse_bytes(size) for name, size in memory.items()}
+
+
+def _memory(name: str, virtual: int) -> int:
+    """What a device can have, rounded down: a program that differs by a page is not another problem."""
+    if name.startswith("cuda:"):
+        room = _machine.gpu_memory(int(name.removeprefix("cuda:")))
+    else:
+        room = _machine.available_memory() // max(virtual, 1)
+    return room // _ROUND * _ROUND
+
+
+def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) -> Device:
+    kind = name.partition(":")[0]
+    found = "as asked for" if capped else "what this process can have" if kind == "cuda" else "what is available"
+    return Device(
+        name,
+        kind,
+        memory,
+        peak=dict(figures["peak"]),
+        memory_bandwidth=figures["memory_bandwidth"],
+        launch_overhead=figures["launch_overhead"],
+        figures_from=_DEVICE_FIGURES.format(memory=found),
+    )
+
+
+def _link(source: str, target: str, bandwidth: float, latency: float, way: str) -> Link:
+    return Link(
+        source, target, bandwidth, latency, both_ways=source == target, figures_from=_LINK_FIGURES.format(way=way)
+    )
+
+
+def _description(key: Mapping[str, Any]) -> str:
+    parts = [f"{key['cpu']}, {key['cores']} cores", *key["gpus"]]
+    return " + ".join(parts) + (f", as {key['virtual']} devices" if key["virtual"] else "")
+
+
+def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
+    """Whether what was kept can be used: it may have been written by anyone."""
+    try:
+        devices = figures["devices"]
+        numbers = [
+            value
+            for name in names
+            for value in (
+                devices[name]["memory_bandwidth"], devices[name]["launch_overhead"], *devices[name]["peak"].values()
+            )
+        ]  # fmt: skip
+        numbers += [number for _, _, bandwidth, latency, _ in figures["links"] for number in (bandwidth, latency)]
+        if not all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers):
+            return False
+        made = tuple(_device(name, devices[name], 1, False) for name in names)
+        return all(made_of.peak for made_of in made) and bool(
+            Cluster("here", made, tuple(_link(*row) for row in figures["links"]))
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False

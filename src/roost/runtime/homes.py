@@ -1,0 +1,80 @@
+"""Residents of a step on the devices where they live, and the windows into which other devices fetch them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from roost.core.placement import Placement
+from roost.errors import InputError
+from roost.frontends.torch import Described
+from roost.runtime.cuda import Cuda, Pins
+from roost.runtime.places import Place
+from roost.runtime.window import lives, packed
+from roost.simulator.reference import Copy
+
+
+class Homes:
+    """Every parameter of a graph at home; pinned, where a CUDA device fetches it."""
+
+    def __init__(
+        self,
+        step: Described,
+        placement: Placement,
+        places: Sequence[Place],
+        copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
+        residents: Mapping[str, Tensor],
+    ) -> None:
+        self.device: list[int] = placement.device.tolist()  # [ops]
+        self.tensor: dict[int, Tensor] = {}  # parameter -> its value
+        self._places, self._copies = places, copies
+        self._pins = Pins()
+        self._fetcher = {
+            copy.parameter: place
+            for place, row in zip(places, copies, strict=True)
+            for copy in row
+            if isinstance(place, Cuda)
+        }
+        number = {name: place for place, name in enumerate(step.graph.op_names)}
+        for name, value in _values(step, residents):
+            self._settle(number[name], value)
+        for update in step.updates.values():
+            zeros = torch.zeros_like(self.tensor[number[update.resident]], device="cpu")
+            for state in update.states:
+                self._settle(number[state], zeros)
+        touched = [name for update in step.updates.values() for name in (update.resident, *update.states)]
+        self.written = {number[name] for name in touched}  # parameters that get a new value
+        self.window = [self._window(device) for device in range(len(places))]
+
+    def _settle(self, op: int, value: Tensor) -> None:
+        place, fetcher = self._places[self.device[op]], self._fetcher.get(op)
+        if fetcher is not None and not isinstance(place, Cuda):
+            self.tensor[op] = self._pins.home(value, fetcher.engine.pinned)
+        else:
+            self.tensor[op] = place.home(value)
+
+    def _window(self, device: int) -> list[Tensor]:
+        """On a CUDA device, where each copy that it fetches will lie."""
+        place, copies = self._places[device], self._copies[device]
+        if not isinstance(place, Cuda) or not copies:
+            return []
+        likes = [self.tensor[copy.parameter] for copy in copies]
+        return place.window(likes, *packed([like.nbytes for like in likes], lives(copies)))
+
+
+def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The ops that are parameters, buffers and constants, with their values; what an optimizer keeps is not there."""
+    program = step.program
+    names = dict(zip(program.placeholders, program.residents, strict=False))
+    for op in (name for name, yes in zip(step.graph.op_names, step.graph.is_parameter, strict=True) if yes):
+        node = step.maker.get(op)
+        if node is None:
+            continue
+        given = getattr(program.module, str(node.target), None)
+        if node in names:
+            given = residents.get(names[node], program.constants.get(names[node]))
+        if given is None:
+            raise InputError(f"residents lacks {names[node]!r}")
+        yield op, given

@@ -1,0 +1,249 @@
+"""Runs a model as it is written, with its weights where a placement has them.
+
+A module's weights are kept on the device that computes, or streamed to it ahead of need, or the module runs where they
+lie. Nothing of the model changes but where its tensors are and what happens around a call: names in `state_dict` stay,
+tied weights stay tied, and `remove` takes it all off again. For inference: training steps have the graph runtime.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roost.core.arrays import digest
+from roost.errors import InputError, UnknownName
+from roost.runtime.aside import Aside
+from roost.runtime.moves import moved, pin, place_of, unpin
+from roost.runtime.ring import Load, Ring
+from roost.runtime.ways import CudaWay, ThreadWay
+
+_MARK = "_roost_placed"
+
+Slots = tuple[Tensor, list[tuple[dict[str, Any], str]]]  # a tensor at home, and under which names modules hold it
+
+
+@dataclass(frozen=True)
+class ModulePlacement:
+    """Where the weights of a model live, and where its modules run."""
+
+    main: str  # the device on which everything runs that is not mentioned
+    home: Mapping[str, str]  # parameter or buffer -> device; tied ones under one of their names, or all
+    runs_on: Mapping[str, str] = field(default_factory=dict)  # modules that run on another device than the main one
+    streamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # module -> weights brought for each call
+    window: int = 0  # bytes on the main device for weights on their way
+    model: str = ""  # signature of the model that it is for; "" is any
+
+    def __post_init__(self) -> None:
+        for module, names in self.streamed.items():
+            if module in self.runs_on:
+                raise InputError(
+                    f"module {module!r} runs on {self.runs_on[module]}; its weights cannot be streamed too"
+                )
+            for name in names:
+                if self.home.get(name) in (None, self.main):
+                    raise InputError(f"{name!r} is streamed to {module!r}, but lives on {self.main} already")
+
+
+def signature(model: nn.Module) -> str:
+    """A short name that differs where names, shapes or types of parameters and buffers differ."""
+    return digest([f"{name} {list(t.shape)} {t.dtype}" for name, t in sorted(named_tensors(model).items())])
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers under all their names."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    return found | dict(model.named_buffers(remove_duplicate=False))
+
+
+def apply(model: nn.Module, placement: ModulePlacement) -> nn.Module:
+    """Place a model: the same object, ready to be called."""
+    _check(model, placement)
+    Placed(model, placement)
+    return model
+
+
+def remove(model: nn.Module) -> nn.Module:
+    """Take a placement off: the model is what it was, on the devices where it was."""
+    placed = model.__dict__.get(_MARK)
+    if placed is None:
+        raise InputError("the model has no placement of ours to take off")
+    placed.remove()
+    return model
+
+
+class Placed:
+    """What was done to a model."""
+
+    def __init__(self, model: nn.Module, placement: ModulePlacement) -> None:
+        self.model, self.placement = model, placement
+        self.main = place_of(placement.main)
+        self._modules = dict(model.named_modules(remove_duplicate=False))
+        self._wrapped: list[nn.Module] = []
+        self._pinned: list[Tensor] = []
+        self._was: list[tuple[Tensor, torch.device]] = []
+        self.ring: Ring | None = None
+        self.aside: Aside | None = None  # computes on the CPU, in the order of the GPU's stream
+        model.__dict__[_MARK] = self
+        try:
+            self._settle()
+            self._stream()
+            for name, device in placement.runs_on.items():
+                self._wrap(self._modules[name], self._elsewhere(place_of(device)))
+            self._wrap(model, self._run)
+        except BaseException:
+            self.remove()
+            raise
+
+    def remove(self) -> None:
+        for module in self._wrapped:
+            module.__dict__.pop("forward", None)
+        self._wrapped.clear()
+        if self.aside is not None:
+            self.aside.close()
+            self.aside = None
+        if self.ring is not None:
+            self.ring.close()
+            self.ring = None
+        for tensor in self._pinned:
+            unpin(tensor)
+        self._pinned.clear()
+        for tensor, device in self._was:
+            tensor.data = tensor.data.to(device)
+        self._was.clear()
+        self.model.__dict__.pop(_MARK, None)
+
+    def _settle(self) -> None:
+        """Bring every tensor home: first those that leave the main device, so that there is room for the others."""
+        home: dict[int, tuple[Tensor, torch.device]] = {}
+        for name, tensor in named_tensors(self.model).items():
+            device = place_of(self.placement.home.get(name, self.placement.main))
+            if name in self.placement.home or id(tensor) not in home:
+                home[id(tensor)] = (tensor, device)
+        for tensor, device in sorted(home.values(), key=lambda pair: pair[1] == self.main):
+            self._was.append((tensor, tensor.device))
+            tensor.data = tensor.data.to(device)
+
+    def _stream(self) -> None:
+        tensors = named_tensors(self.model)
+        brought = {name for names in self.placement.streamed.values() for name in names}
+        if not brought:
+            return
+        if self.main.type == "cuda":
+            for tensor in {id(tensors[name]): tensors[name] for name in sorted(brought)}.values():
+                if pin(tensor):
+                    self._pinned.append(tensor)
+        way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
+        loads = {
+            module: Load(module, [tensors[name].data for name in names])
+            for module, names in self.placement.streamed.items()
+        }
+        self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
+        for module, names in self.placement.streamed.items():
+            slots = [self._slots(tensors[name], module) for name in names]
+            self._wrap(self._modules[module], functools.partial(_streamed, self.ring, loads[module], slots))
+
+    def _slots(self, tensor: Tensor, module: str) -> Slots:
+        """Where a module, or what is inside it, holds a tensor."""
+        tables: list[dict[str, Any]] = [
+            table for inside in self._modules[module].modules() for table in (inside._parameters, inside._buffers)
+        ]
+        return tensor, [(table, key) for table in tables for key, value in table.items() if value is tensor]
+
+    def _elsewhere(self, device: torch.device) -> Callable[..., Any]:
+        if self.main.type != "cuda" or device.type != "cpu":
+            return functools.partial(_elsewhere, device)
+        if self.aside is None:
+            self.aside = Aside(self.main)
+        return self.aside
+
+    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
+        before = next(_tensors((args, kwargs)), None)
+        with torch.no_grad():
+            args, kwargs = moved((args, kwargs), self.main)
+            returned = forward(*args, **kwargs)
+            if self.ring is not None:
+                self.ring.end_run()
+            if self.aside is not None:
+                self.aside.join()
+            return returned if before is None else moved(returned, before.device)
+
+    def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
+        forward = module.forward
+
+        @functools.wraps(forward)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return around(forward, *args, **kwargs)
+
+        module.__dict__["forward"] = run
+        self._wrapped.append(module)
+
+
+def _streamed(
+    window: Ring,
+    load: Load,
+    slots: list[Slots],
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    visit = window.enter(load)
+    for (tensor, places), view in zip(slots, visit.views, strict=True):
+        here = nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
+        for table, key in places:
+            table[key] = here
+    try:
+        return forward(*args, **kwargs)
+    finally:
+        for tensor, places in slots:
+            for table, key in places:
+                table[key] = tensor
+        window.leave(visit)
+
+
+def _elsewhere(device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    before = next(_tensors((args, kwargs)), None)
+    args, kwargs = moved((args, kwargs), device)
+    returned = forward(*args, **kwargs)
+    return returned if before is None else moved(returned, before.device)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for each in value:
+            yield from _tensors(each)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors(each)
+
+
+def _check(model: nn.Module, placement: ModulePlacement) -> None:
+    """Refuse what cannot be placed, before anything is moved."""
+    if _MARK in model.__dict__:
+        raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
+    for name, module in model.named_modules():
+        if hasattr(module, "_hf_hook") or hasattr(module, "hf_device_map"):
+            raise InputError(
+                f"module {name or type(model).__name__!r} was dispatched by accelerate; take that off first with "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it without a device_map"
+            )
+    tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
+    if placement.model and placement.model != signature(model):
+        odd = sorted(set(placement.home) - set(tensors))
+        said = f", which has no {odd[0]!r}" if odd else ""
+        raise InputError(f"the plan is for model {placement.model}, this model is {signature(model)}{said}")
+    for name in placement.home:
+        if name not in tensors:
+            raise UnknownName("parameter or buffer of the model", name, tensors)
+    for name in (*placement.runs_on, *placement.streamed):
+        if name not in modules:
+            raise UnknownName("module of the model", name, modules)
+    for device in {placement.main, *placement.home.values(), *placement.runs_on.values()}:
+        place_of(device)

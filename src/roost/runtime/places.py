@@ -1,0 +1,109 @@
+"""What a device is to the runtime, and how a tensor gets from one to another.
+
+A device of the kind `cpu` has done what it was told when the call returns. A CUDA device is told ahead of time: what it
+will have done by some point is a mark, which others wait for, on the device itself where they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is past."""
+
+    def synchronize(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A tensor that may still be on its way."""
+
+    tensor: Tensor
+    arrival: Mark | None
+
+
+class Place(Protocol):
+    """A device; its own thread calls what is not said to be called by others, and neither `home` nor `close`."""
+
+    device: torch.device
+
+    def enter(self) -> None:
+        """Called once, by its thread."""
+
+    def begin(self) -> None:
+        """Called before a step, by whoever asks for it."""
+
+    def finish(self) -> None:
+        """Return when all is done that the device was told."""
+
+    def mark(self) -> Mark | None:
+        """The point when all is done that the device was told so far."""
+
+    def wait(self, mark: Mark | None) -> None:
+        """What the device is told from now on comes after this point."""
+
+    def given(self, value: Tensor) -> Tensor:
+        """An input of the step, wherever it lies."""
+
+    def received(self, parcel: Parcel) -> Tensor:
+        """A tensor that was sent here."""
+
+    def home(self, value: Tensor) -> Tensor:
+        """A copy of a resident that stays here."""
+
+    def close(self) -> None: ...
+
+
+class Cpu:
+    """A device of the kind `cpu`: its thread does everything itself."""
+
+    device = torch.device("cpu")
+
+    def enter(self) -> None:
+        pass
+
+    def begin(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def mark(self) -> Mark | None:
+        return None
+
+    def wait(self, mark: Mark | None) -> None:
+        if mark is not None:
+            mark.synchronize()
+
+    def given(self, value: Tensor) -> Tensor:
+        return value.to("cpu")
+
+    def received(self, parcel: Parcel) -> Tensor:
+        self.wait(parcel.arrival)
+        return parcel.tensor
+
+    def home(self, value: Tensor) -> Tensor:
+        return value.detach().to("cpu", copy=True)
+
+    def close(self) -> None:
+        pass
+
+
+def copied(tensor: Tensor, after: Iterable[Mark | None] = (), into: Tensor | None = None) -> Parcel:
+    """The same tensor in memory of another device of the kind `cpu`, or in a tensor that is there."""
+    for mark in after:
+        if mark is not None:
+            mark.synchronize()
+    return Parcel(tensor.clone() if into is None else into.copy_(tensor), None)
+
+
+class Carry(Protocol):
+    """Copies a tensor to another device, after some points; into a tensor that is there, or a new one."""
+
+    def __call__(self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None) -> Parcel: ...

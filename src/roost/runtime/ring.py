@@ -1,0 +1,156 @@
+"""The window through which weights pass that live elsewhere: fetched ahead in the order of their use.
+
+The window is one block of memory, filled round and round. A module that comes as expected finds its weights there, or
+on their way; after it has run their place is free for the next. What comes out of turn is fetched at once, and what
+had been fetched in vain is passed over. The order of one run is what the next is expected to follow, and after its
+last module comes the first of the next run: generating text never waits for its first weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roost.runtime.ways import Way
+
+_ALIGNED = 512  # bytes: what kernels of every kind like
+
+
+@dataclass(eq=False)
+class Load:
+    """The weights that one module needs for a call."""
+
+    name: str
+    tensors: list[Tensor]  # at home
+    offsets: list[int] = field(default_factory=list)
+    size: int = 0  # bytes in the window
+
+    def __post_init__(self) -> None:
+        for tensor in self.tensors:
+            self.offsets.append(self.size)
+            self.size += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+
+
+@dataclass(eq=False)
+class Visit:
+    """A load in the window."""
+
+    load: Load
+    begin: int
+    views: list[Tensor]
+    ready: Any
+    begun: bool = False  # its module has come, or never will
+    done: Any = None  # after which its place is free
+    left: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.begin + self.load.size
+
+
+class Ring:
+    """Weights on their way to one device."""
+
+    def __init__(self, way: Way, device: torch.device, size: int, loads: Sequence[Load]) -> None:
+        """At least the largest load fits, whatever the size."""
+        self.way, self.size = way, max([size, *(load.size for load in loads)])
+        self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
+        self._device = device
+        self._visits: list[Visit] = []  # oldest first
+        self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
+        self._came: list[Load] = []
+        self.num_unexpected = 0
+        self._fetch_ahead()
+
+    def enter(self, load: Load) -> Visit:
+        """The weights of a module that is about to run."""
+        self._came.append(load)
+        if not any(visit.load is load and not visit.begun for visit in self._visits):
+            self._expect(load)
+        for visit in self._visits:
+            if visit.begun:
+                continue
+            visit.begun = True
+            if visit.load is load:
+                self.way.wait(visit.ready)
+                return visit
+            visit.left = True  # fetched in vain
+        return self._outside(load)
+
+    def leave(self, visit: Visit) -> None:
+        """A module has run."""
+        visit.done, visit.left = self.way.mark(), True
+        self._fetch_ahead()
+
+    def end_run(self) -> None:
+        """The model has run once; the next run is expected to be like it."""
+        came, self._came = self._came, []
+        if came and came != self._order:
+            # What was fetched ahead by the old order is still good where the new one begins alike.
+            ahead = [visit.load for visit in self._visits if not visit.begun]
+            self._order = came
+            if ahead == came[: len(ahead)]:
+                self._next = len(ahead) % len(came)
+            else:
+                self._pass_over()
+                self._next = 0
+            self._fetch_ahead()
+
+    def close(self) -> None:
+        self.way.close()
+        self._visits.clear()
+
+    def _expect(self, load: Load) -> None:
+        """Something comes out of turn: begin again with it."""
+        self.num_unexpected += 1
+        self._pass_over()
+        if load in self._order:
+            start = self._next
+            count = len(self._order)
+            self._next = min((i for i in range(count) if self._order[i] is load), key=lambda i: (i - start) % count)
+            self._fetch_ahead()
+
+    def _pass_over(self) -> None:
+        for visit in self._visits:
+            if not visit.begun:
+                visit.begun = visit.left = True
+
+    def _outside(self, load: Load) -> Visit:
+        """There is no room: a module with weights runs inside another whose weights fill the window."""
+        views = [tensor.to(self._device, copy=True) for tensor in load.tensors]
+        return Visit(load, 0, views, None, begun=True)
+
+    def _fetch_ahead(self) -> None:
+        while len(self._visits) - self._num_begun() < len(self._order):
+            load = self._order[self._next]
+            begin = self._room(load.size)
+            if begin is None:
+                return
+            self._next = (self._next + 1) % len(self._order)
+            self._fetch(load, begin)
+
+    def _num_begun(self) -> int:
+        return sum(visit.begun for visit in self._visits)
+
+    def _room(self, size: int) -> int | None:
+        """Where the next load goes; None where something stands there that is still to be used."""
+        begin = self._visits[-1].end if self._visits else 0
+        if begin + size > self.size:
+            begin = 0
+        over = (visit for visit in self._visits if visit.begin < begin + size and begin < visit.end)
+        return begin if all(visit.left for visit in over) else None
+
+    def _fetch(self, load: Load, begin: int) -> None:
+        over = [visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end]
+        self._visits = [visit for visit in self._visits if visit not in over]
+        views = [
+            self._memory[begin + offset : begin + offset + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
+            for t, offset in zip(load.tensors, load.offsets, strict=True)
+        ]
+        used = [visit.done for visit in over if visit.done is not None]
+        ready = self.way.copy(list(zip(views, load.tensors, strict=True)), used)
+        self._visits.append(Visit(load, begin, views, ready))

@@ -1,0 +1,145 @@
+"""A CUDA device that is none: it computes on the host, and its copies come late.
+
+So what the runtime must wait for on a CUDA device, it must wait for here, or its numbers are wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from roost.runtime.cuda import Cuda, Stream
+from roost.runtime.places import Mark
+from roost.runtime.segments import Capture
+
+
+class LateMark:
+    """Past when the stream has come to it."""
+
+    def __init__(self) -> None:
+        self._past = threading.Event()
+
+    def reach(self) -> None:
+        self._past.set()
+
+    def synchronize(self) -> None:
+        if not self._past.wait(60):
+            raise RuntimeError("a stream waits for ever")
+
+
+class LateStream:
+    """A thread that does each thing some time after it was given."""
+
+    def __init__(self, seed: int, most: float) -> None:
+        self._work: SimpleQueue[tuple[str, tuple[object, ...]]] = SimpleQueue()
+        self._rng, self._most = random.Random(seed), most
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
+        self._work.put(("copy", (target, source)))
+
+    def empty_like(self, like: Tensor) -> Tensor:
+        return _nonsense(like)
+
+    def wait(self, mark: Mark) -> None:
+        self._work.put(("wait", (mark,)))
+
+    def mark(self, sleep: bool = False) -> Mark:
+        mark = LateMark()
+        self._work.put(("mark", (mark,)))
+        return mark
+
+    def keep(self, tensor: Tensor) -> None:
+        pass  # the queue holds it
+
+    def _run(self) -> None:
+        while True:
+            what, things = self._work.get()
+            time.sleep(self._rng.random() * self._most)
+            match what, things:
+                case "copy", (Tensor() as target, Tensor() as source):
+                    target.copy_(source)
+                case "wait", (LateMark() as mark,):
+                    mark.synchronize()
+                case "mark", (LateMark() as mark,):
+                    mark.reach()
+
+
+class AtOnce:
+    """The stream that computes: whoever gives it work does it."""
+
+    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
+        target.copy_(source)
+
+    def empty_like(self, like: Tensor) -> Tensor:
+        return _nonsense(like)
+
+    def wait(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def mark(self, sleep: bool = False) -> Mark:
+        mark = LateMark()
+        mark.reach()
+        return mark
+
+    def keep(self, tensor: Tensor) -> None:
+        pass
+
+
+class LateEngine:
+    """An `Engine` of such streams; each waits at most so many seconds before each thing it does."""
+
+    def __init__(self, seed: int = 0, most: float = 1e-3) -> None:
+        self._seed, self._most = seed, most
+
+    def compute(self, device: torch.device) -> Stream:
+        return AtOnce()
+
+    def stream(self, device: torch.device) -> Stream:
+        self._seed += 1
+        return LateStream(self._seed, self._most)
+
+    def pinned(self, like: Tensor) -> Tensor:
+        return _nonsense(like)
+
+    def enter(self, device: torch.device) -> None:
+        pass
+
+    def capturing(self, device: torch.device) -> Capture:
+        return _capture
+
+    def allocated(self, device: torch.device) -> int:
+        return 0
+
+    def peak(self, device: torch.device) -> int:
+        return 0
+
+
+def late_place(seed: int = 0, most: float = 1e-3) -> Cuda:
+    return Cuda(torch.device("cpu"), LateEngine(seed, most))
+
+
+def _capture(
+    function: Callable[..., tuple[Any, ...]], static: Sequence[Any]
+) -> tuple[Callable[[], None], tuple[Any, ...]]:
+    """Nothing is done while it is recorded; done again, it writes where it was recorded."""
+    made = tree_map(_nonsense, function(*(tensor.clone() for tensor in static)))
+
+    def replay() -> None:
+        for target, source in zip(tree_leaves(made), tree_leaves(function(*static)), strict=True):
+            target.copy_(source)
+
+    return replay, made
+
+
+def _nonsense(like: Tensor) -> Tensor:
+    """Memory that gives wrong numbers to whoever reads it too early."""
+    return torch.empty_like(like).fill_(float("nan") if like.is_floating_point() else 1)

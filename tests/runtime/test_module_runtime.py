@@ -1,0 +1,196 @@
+"""A placed model gives what it gives unplaced, and can be taken off again."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from roost.errors import InputError, UnknownName
+from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+
+
+class Block(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.register_buffer("scale", torch.rand(size))
+
+    def forward(self, x):
+        return x + self.down(functional.gelu(self.up(self.norm(x)))) * self.scale
+
+
+class Tied(nn.Module):
+    """Blocks between an embedding and a head that share one weight."""
+
+    def __init__(self, size=16, vocabulary=50, count=4):
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, size)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(count))
+        self.head = nn.Linear(size, vocabulary, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return {"logits": self.head(x), "last": x}
+
+
+class Adapted(nn.Module):
+    """A layer with a low-rank change beside it."""
+
+    def __init__(self, base, rank=2):
+        super().__init__()
+        self.base = base
+        self.one = nn.Linear(base.in_features, rank, bias=False)
+        self.other = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.other(self.one(x))
+
+
+def placement(model, rng, window=0):
+    """Every module with weights kept, streamed or run where its weights lie, at random."""
+    home, runs_on, streamed = {}, {}, {}
+    shared = {id(t) for n, t in named_tensors(model).items() if n.startswith(("embed.", "head."))}
+    for name, module in model.named_modules():
+        own = [f"{name}.{key}" for key, _ in module.named_parameters(recurse=False)]
+        choice = rng.choice(["keep", "stream", "elsewhere"])
+        if not own or choice == "keep":
+            continue
+        if choice == "elsewhere" and not any(id(p) in shared for p in module.parameters()):
+            runs_on[name] = "cpu:1"
+        else:
+            streamed[name] = tuple(own)
+        home |= dict.fromkeys(own, "cpu:1")
+    for name, tensor in named_tensors(model).items():  # a tied weight lives in one place
+        if any(tensor is named_tensors(model)[other] for other in home):
+            home[name] = "cpu:1"
+    return ModulePlacement("cpu:0", home, runs_on, streamed, window, signature(model))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return Tied().eval()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_outputs_are_the_same_whatever_is_streamed(model, seed):
+    rng = np.random.default_rng(seed)
+    ids = torch.randint(0, 50, (2, 7))
+    expected = model(ids)
+    names, tensors = list(model.state_dict()), {n: t.clone() for n, t in named_tensors(model).items()}
+    apply(model, placement(model, rng, window=int(rng.integers(0, 50_000))))
+    for _ in range(3):
+        found = model(ids)
+        assert torch.equal(found["logits"], expected["logits"])
+        assert torch.equal(found["last"], expected["last"])
+    assert list(model.state_dict()) == names
+    assert model.head.weight is model.embed.weight
+    remove(model)
+    assert all("forward" not in module.__dict__ for module in model.modules())
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in named_tensors(model).items())
+    assert torch.equal(model(ids)["logits"], expected["logits"])
+    with pytest.raises(InputError, match="no placement"):
+        remove(model)
+
+
+class Watched(nn.Linear):
+    """Remembers where its weight was while it ran."""
+
+    def forward(self, x):
+        self.seen = self.weight.data_ptr()
+        return super().forward(x)
+
+
+def test_streamed_weights_are_in_the_window_while_a_module_runs_and_at_home_else(model):
+    model.blocks[1].up, model.blocks[2].up = Watched(16, 64), Watched(16, 64)
+    name = "blocks.1.up.weight"
+    apply(model, ModulePlacement("cpu:0", {name: "cpu:1"}, {}, {"blocks.1.up": (name,)}))
+    model(torch.zeros(1, 3, dtype=torch.long))
+    begin = model.__dict__["_roost_placed"].ring._memory.data_ptr()
+    assert model.blocks[1].up.seen == begin != model.blocks[1].up.weight.data_ptr()
+    assert model.blocks[2].up.seen == model.blocks[2].up.weight.data_ptr()
+    remove(model)
+
+
+def test_an_error_inside_a_module_leaves_a_model_that_works(model):
+    ids = torch.randint(0, 50, (2, 7))
+    expected = model(ids)["logits"]
+    rng = np.random.default_rng(5)
+    apply(model, placement(model, rng, 10_000))
+    with pytest.raises(IndexError):
+        model(torch.full((1, 2), 10**6))
+    model.blocks[2].down.bias, kept = None, model.blocks[2].down.bias
+    model(ids)
+    model.blocks[2].down.bias = kept
+    assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+
+
+def test_adapters_beside_a_streamed_layer(model):
+    for block in model.blocks:
+        block.up = Adapted(block.up)
+    ids = torch.randint(0, 50, (2, 7))
+    expected = model(ids)["logits"]
+    names = [f"blocks.{n}.up.base" for n in range(4)]
+    home = {f"{name}.{key}": "cpu:1" for name in names for key in ("weight", "bias")}
+    apply(model, ModulePlacement("cpu:0", home, {}, {name: (f"{name}.weight", f"{name}.bias") for name in names}))
+    assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+
+
+def test_what_is_refused(model):
+    plan = placement(model, np.random.default_rng(0))
+    other = Tied(size=8)
+    with pytest.raises(InputError, match=f"{signature(model)}, this model is {signature(other)}"):
+        apply(other, plan)
+    with pytest.raises(InputError, match=r"which has no 'blocks\.[123].*'"):
+        apply(Tied(count=1), plan)
+    with pytest.raises(UnknownName, match="no device on this machine called 'cuda:77'"):
+        apply(model, ModulePlacement("cuda:77", {}))
+    with pytest.raises(UnknownName, match=r"'hed\.weight'.*did you mean 'head.weight'"):
+        apply(model, ModulePlacement("cpu", {"hed.weight": "cpu:1"}))
+    with pytest.raises(UnknownName, match="no module of the model called 'nothing'"):
+        apply(model, ModulePlacement("cpu", {}, {"nothing": "cpu:1"}))
+    with pytest.raises(InputError, match="lives on cpu already"):
+        ModulePlacement("cpu", {}, {}, {"head": ("head.weight",)})
+    apply(model, plan)
+    with pytest.raises(InputError, match="placed already"):
+        apply(model, plan)
+    remove(model)
+
+
+def test_a_model_dispatched_by_accelerate_is_told():
+    accelerate = pytest.importorskip("accelerate")
+    model = accelerate.cpu_offload(copy.deepcopy(Tied()), execution_device="cpu")
+    with pytest.raises(InputError, match="dispatched by accelerate"):
+        apply(model, ModulePlacement("cpu", {}))
+
+
+def test_generate_gives_the_same_tokens():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=97, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 97, (2, 6))
+    ask = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    expected = model.generate(ids, **ask)
+    layers = range(3)
+    mlp = [f"model.layers.{n}.mlp.{part}" for n in layers for part in ("gate_proj", "up_proj", "down_proj")]
+    streamed = {name: (f"{name}.weight",) for name in mlp[:6]} | {"lm_head": ("lm_head.weight",)}
+    home = dict.fromkeys((f"{name}.weight" for name in mlp), "cpu:1")
+    home |= {"lm_head.weight": "cpu:1", "model.embed_tokens.weight": "cpu:1"}
+    runs_on = {"model.layers.2.mlp": "cpu:1", "model.embed_tokens": "cpu:1"}
+    apply(model, ModulePlacement("cpu:0", home, runs_on, streamed, 20_000, signature(model)))
+    assert torch.equal(model.generate(ids, **ask), expected)
+    assert model.__dict__["_roost_placed"].ring.num_unexpected <= 1
+    remove(model)
+    assert torch.equal(model.generate(ids, **ask), expected)

@@ -1,0 +1,69 @@
+"""The module runtime on a GPU: weights streamed from the CPU, or used there."""
+
+import numpy as np
+import pytest
+import torch
+
+from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def model():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=1000, tie_word_embeddings=True,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def placement(model, seed, in_place=False):
+    rng = np.random.default_rng(seed)
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    away = [name for name in linear if rng.random() < 0.7]
+    there = [name for name in away if in_place and name != "lm_head" and rng.random() < 0.4]
+    home = {f"{name}.weight": "cpu" for name in away}
+    home |= dict.fromkeys(["model.embed_tokens.weight", "lm_head.weight"], home.get("lm_head.weight", "cuda:0"))
+    streamed = {name: (f"{name}.weight",) for name in away if name not in there}
+    if home["lm_head.weight"] == "cpu":
+        streamed = {"model.embed_tokens": ("model.embed_tokens.weight",), **streamed}
+    window = int(rng.integers(0, 8_000_000))
+    return ModulePlacement("cuda:0", home, dict.fromkeys(there, "cpu"), streamed, window, signature(model))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streaming_does_not_change_a_bit(model, seed):
+    ids = torch.randint(0, 1000, (2, 17))
+    with torch.no_grad():
+        expected = model.cuda()(ids.cuda()).logits.cpu()
+    model.cpu()
+    apply(model, placement(model, seed))
+    for _ in range(20):
+        assert torch.equal(model(ids).logits, expected)
+    remove(model)
+    assert {tensor.device.type for tensor in named_tensors(model).values()} == {"cpu"}
+    assert not any(tensor.is_pinned() for tensor in named_tensors(model).values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_modules_that_run_on_the_cpu(model, seed):
+    ids = torch.randint(0, 1000, (2, 17))
+    with torch.no_grad():
+        expected = model(ids).logits
+    apply(model, placement(model, seed, in_place=True))
+    assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-2 * float(expected.abs().max()))
+    remove(model)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_generate_gives_the_same_tokens(model, seed):
+    ids = torch.randint(0, 1000, (1, 9))
+    ask = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    expected = model.cuda().generate(ids.cuda(), attention_mask=torch.ones_like(ids).cuda(), **ask).cpu()
+    apply(model.cpu(), placement(model, seed))
+    given = ids.to(model.device)  # that of the first weight
+    assert torch.equal(model.generate(given, attention_mask=torch.ones_like(given), **ask).cpu(), expected)
+    remove(model)
