@@ -148,6 +148,8 @@ def test_a_watch_sees_every_op_once_in_a_step():
     assert isinstance(by_op[step.graph.index_of("relu")], torch.Tensor)
     new, gradient, mean, square = by_op[step.graph.index_of("inner.weight:update")]
     assert new.shape == gradient.shape == mean.shape == square.shape == (6, 6)
+    with pytest.raises(InputError, match="cannot be watched"):
+        GraphRuntime(step, problem, wholly_on(problem, 0), residents_of(model), graphs=True, watch=print)
 
 
 def test_a_wrong_optimizer_is_found_at_the_first_update(monkeypatch):
@@ -186,6 +188,18 @@ def test_a_wrong_transfer_is_found_at_the_op_that_reads_it(monkeypatch):
     assert not found.same
     # What goes there is changed on its way already, so that the op itself has another output.
     assert (found.first_op, found.device) == ("relu", "cpu:1")
+
+
+def test_settings_of_pytorch_are_as_before():
+    def now():
+        return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+    before = now()
+    seen = []
+    with verification._exactly():
+        seen.append(now())
+    assert seen == [(False, False)]
+    assert now() == before
 
 
 def test_a_wrong_kernel_on_one_device_is_named(monkeypatch):

@@ -58,6 +58,8 @@ class GraphRuntime(Transfers):
             raise InputError(
                 f"the problem is of graph {problem.graph.digest}, the captured step is {step.graph.digest}"
             )
+        if graphs and watch is not None:
+            raise InputError("ops that are launched as CUDA graphs cannot be watched; leave out graphs")
         names = problem.cluster.device_names
         super().__init__(names, [_place(name) for name in names] if places is None else places)
         self.program, self.graph, self.placement = step.program, step.graph, placement

@@ -106,9 +106,16 @@ def _check_residents(step: Described, model: nn.Module) -> None:
 
 @contextmanager
 def _exactly() -> Iterator[None]:
-    """Without TF32, which some GPUs convolve float32 in by themselves and no CPU does."""
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False):
+    """Without TF32, in which GPUs may multiply float32, and convolve it by themselves; no CPU does."""
+    settings: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
+    before = [setting.allow_tf32 for setting in settings]
+    try:
+        for setting in settings:
+            setting.allow_tf32 = False
         yield
+    finally:
+        for setting, allowed in zip(settings, before, strict=True):
+            setting.allow_tf32 = allowed
 
 
 class _Sides:
