@@ -142,7 +142,7 @@ def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: to
     shape = inputs_of(model, "1x1" if case == "generate" else case)
     tokens = PROMPT + GENERATED if case == "generate" else 0
     reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
-    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=20)
+    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=15)
     planned = time.perf_counter() - begin
     print(plan, flush=True)
     plan.apply(model)

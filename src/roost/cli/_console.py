@@ -10,7 +10,7 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _SLOW_SECONDS = 3.0  # after which it is said why something takes so long
+_PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _NO_WIDTH = 100_000
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")]
@@ -103,6 +104,22 @@ def working(text: str, slow: str = "") -> Iterator[None]:
     """Say on standard error what takes so long, while it does; only on a terminal."""
     with console(stderr=True).status(Waiting(text, slow)):
         yield
+
+
+@contextmanager
+def progress(text: str) -> Iterator[Callable[[int, int], None]]:
+    """As `working`, with how many of how many are done, once that is told; without a terminal a line now and then."""
+    line, out, told = Waiting(text), console(stderr=True), time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal told
+        line.text = f"{text}: {done:,} of {total:,}"
+        if not out.is_terminal and time.monotonic() - told >= _PIPE_SECONDS:
+            told = time.monotonic()
+            note(line.text)
+
+    with out.status(line):
+        yield tell
 
 
 def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:

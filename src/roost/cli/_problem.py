@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roost.cli import _console
-from roost.errors import InputError
+from roost.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from roost.core.graph import Graph
     from roost.core.problem import Problem
+    from roost.frontends.torch import Described
 
 ModelOrGraph = Annotated[
     str,
@@ -24,7 +28,10 @@ ModelOrGraph = Annotated[
     ),
 ]
 On = Annotated[
-    str | None, typer.Option("--on", metavar="CLUSTER", help="A preset (see roost clusters) or a cluster.toml.")
+    str | None,
+    typer.Option(
+        "--on", metavar="CLUSTER", help="A preset (see roost clusters), a cluster.toml, or here: this machine."
+    ),
 ]
 CostsFile = Annotated[
     Path | None,
@@ -91,28 +98,65 @@ class Model:
         kept = tuple((key, value) for key, value in self.settings if key != "batch")
         return Model(self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes)
 
-    def _made(self) -> Graph:
-        """The graph of what package.module:callable returns with these settings."""
+    def _made(self) -> tuple[nn.Module, Any]:
+        """What package.module:callable returns with these settings."""
         from roost import catalog
-        from roost.frontends.torch import capture
+        from roost.frontends.torch import load_model
 
+        if not self.settings:
+            return load_model(self.source)
         try:
             made = catalog.imported(self.source)(**dict(self.settings))
             model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
         except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
             given = ", ".join(f"{key}={value!r}" for key, value in self.settings)
             raise InputError(f"{self.source!r} with {given}: {type(error).__name__}: {error}") from error
-        return capture(model, inputs() if callable(inputs) else inputs, train=self.train, optimizer=self.optimizer)
+        return model, inputs() if callable(inputs) else inputs
+
+    def real(self) -> tuple[nn.Module, Any]:
+        """The module and its inputs, of a model that is not a file."""
+        from roost import zoo
+
+        if self.in_zoo:
+            return zoo.model(self.source, self.train, **dict(self.settings))
+        return self._made()
+
+    def describe(self) -> Described:
+        """As `capture`, with the program that the ops come from; of what has one."""
+        try:
+            return self._described()
+        except InputError as error:
+            _advise(error)
+            raise
 
     def capture(self) -> Graph:
         """Raises InputError with what to do on the command line, where Python would do otherwise."""
         try:
             return self._captured()
         except InputError as error:
-            said, loss, _ = str(error).partition(" Return the loss, or give loss=")
-            if loss:
-                error.args = (f"{said} {_WITH_LOSS}",)
+            _advise(error)
             raise
+
+    def _described(self) -> Described:
+        import torch
+
+        from roost.frontends import _trace
+        from roost.frontends.torch import OPTIMIZERS, described
+
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
+        if self.shapes or not (self.in_zoo or ":" in self.source):
+            raise InputError(f"{self.source}: cannot be timed; give a zoo name or package.module:callable, no --input")
+        try:
+            with torch.device("meta") if self.in_zoo else nullcontext():
+                model, inputs = self.real()
+            args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
+            args = tuple(args) if isinstance(args, tuple | list) else (args,)
+            program = _trace.trace(model, args, kwargs, train=self.train)
+        except (RuntimeError, NotImplementedError, OverflowError) as error:
+            raise InputError(f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}") from error
+        name = self.source if self.in_zoo else type(model).__name__
+        return described(program, name, self.optimizer if self.train else None)
 
     def _captured(self) -> Graph:
         from roost import frontends, zoo
@@ -122,7 +166,9 @@ class Model:
                 raise InputError("--input is for files; a model of the zoo takes --set, such as --set batch=8")
             return zoo.build(self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings))
         if self.settings and ":" in self.source:
-            return self._made()
+            from roost.frontends.torch import capture
+
+            return capture(*self._made(), train=self.train, optimizer=self.optimizer)
         options: dict[str, Any] = dict(self.settings)
         if self.shapes:
             options["inputs"] = dict(self.shapes)
@@ -134,6 +180,13 @@ class Model:
             raise InputError(
                 f"{self.source}: {str(error).split('got an ')[-1]}: this kind of file takes no such setting"
             ) from error
+
+
+def _advise(error: InputError) -> None:
+    """Say what to do on the command line, where Python would do otherwise."""
+    said, loss, _ = str(error).partition(" Return the loss, or give loss=")
+    if loss:
+        error.args = (f"{said} {_WITH_LOSS}",)
 
 
 def read(
@@ -203,11 +256,12 @@ def _with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None)
 
 
 def _check_cluster(source: str, on: str | None) -> None:
-    from roost.presets import cluster
+    from roost.presets import HERE, cluster
 
     if on is None:
         raise InputError(f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
-    cluster(on)
+    if on != HERE:
+        cluster(on)
 
 
 def _is_our_file(source: str) -> bool:

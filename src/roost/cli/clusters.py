@@ -33,7 +33,7 @@ def clusters(
 
     if cluster is not None:
         found = presets.cluster(cluster)
-        _console.show_json(_detail(found)) if as_json else _console.show(*_portrait(found))
+        _console.show_json(detail(found)) if as_json else _console.show(*portrait(found))
         return
     known = [presets.cluster(name) for name in presets.names()]
     _console.show_json({"clusters": [_brief(each) for each in known]}) if as_json else _console.show(_list(known))
@@ -44,7 +44,7 @@ def _brief(cluster: Cluster) -> dict[str, Any]:
     return {"name": cluster.name, "description": cluster.description, "devices": devices}
 
 
-def _detail(cluster: Cluster) -> dict[str, Any]:
+def detail(cluster: Cluster) -> dict[str, Any]:
     return {
         "name": cluster.name,
         "description": cluster.description,
@@ -71,7 +71,7 @@ def _list(known: Sequence[Cluster]) -> RenderableType:
     return rows
 
 
-def _portrait(cluster: Cluster) -> Iterator[RenderableType]:
+def portrait(cluster: Cluster) -> Iterator[RenderableType]:
     """One cluster for people: its devices, its links, its sources."""
     from rich.text import Text
 

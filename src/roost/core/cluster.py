@@ -20,6 +20,7 @@ MOST_DEVICES = 64
 # Beyond these no machine is, and sums of them would leave the range of numbers.
 MOST_BYTES = 2**60
 MOST_SECONDS = 1e15
+MEMORY = "memory"  # kind of a device that holds and never computes
 
 
 @dataclass(frozen=True)

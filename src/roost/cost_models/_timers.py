@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -12,7 +13,7 @@ import torch
 
 from roost.core.cluster import Cluster
 from roost.core.units import show_bytes
-from roost.cost_models._works import Work
+from roost.cost_models._works import Work, forget
 from roost.errors import InputError
 from roost.presets import _machine
 from roost.presets._clock import cuda_time, host_time
@@ -68,14 +69,17 @@ class Timer:
     def __enter__(self) -> Self:
         if self.lane.device.type == "cpu":
             self._thread = _machine.OwnThread(self.lane.threads, set(self.lane.cores or ()) or None)
+            # What is multiplied in place again and again gets so small that a CPU is slow with it; in a step it is not.
+            self._thread(lambda: torch.set_flush_denormal(True))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        forget()
         if self._thread is not None:
             self._thread.__exit__(kind, error, trace)
-        else:
+        elif torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def time(self, work: Work) -> tuple[float, float]:
@@ -84,6 +88,19 @@ class Timer:
             return self._thread(lambda: (self._on_cpu(work), 0.0))  # type: ignore[no-any-return]
         with torch.no_grad():
             return self._on_gpu(work)
+
+    def in_a_row(self, works: Sequence[Work]) -> float:
+        """Seconds of the host for works one after the other, once each."""
+        calls = [work.calls(self.lane.device, 1)[0] for work in works]
+
+        def row() -> None:
+            for call in calls:
+                call()
+
+        if self._thread is not None:
+            return float(self._thread(lambda: host_time([row], self.seconds)))
+        with torch.no_grad():
+            return cuda_time([row], self.lane.device.index, self.seconds)[1]
 
     def _on_cpu(self, work: Work) -> float:
         rotation = max(_CPU_ROTATION, 2 * _machine.cache_bytes())

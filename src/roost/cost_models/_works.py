@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from roost.cost_models._reuse import reused
 from roost.cost_models._updates import UPDATES
 from roost.frontends._flop import tensors_in
 from roost.frontends._trace import is_getitem
@@ -98,6 +99,7 @@ def tasks(step: Described) -> Iterator[Task]:
     """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them take none."""
     seen: set[fx.Node] = set()
     known: dict[fx.Node, Work] = {}
+    over = reused(step)
     for op, name in enumerate(step.graph.op_names):
         if name in step.updates:
             update = step.updates[name]
@@ -108,7 +110,7 @@ def tasks(step: Described) -> Iterator[Task]:
             if node is None or node.op != "call_function" or is_getitem(node):
                 continue
             values = node.all_input_nodes
-            work = known.setdefault(node, _op(step, node))
+            work = _op(step, node, *over.get(node, ()))
         views = [view for value in values for view in _views(step, value, seen)]
         yield Task(op, work, tuple(known.setdefault(view, _op(step, view)) for view in views))
 
@@ -126,23 +128,28 @@ def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.No
         seen.add(node)
 
 
-def _op(step: Described, node: fx.Node) -> Work:
+def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) -> Work:
+    """The call of a node; in place, the operand that is written over comes first."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
         target = aten.reshape.default  # as the runtime calls it
     fakes = fx.map_arg((node.args, dict(node.kwargs)), lambda other: _value(step, other))
     below = _limits(target, fakes[0])
     args = _alike(fakes, below)
-    weight = max(
-        (_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)), default=0
-    )
+    if in_place is not None:
+        given = list(args[0])
+        given[0], given[operand] = given[operand], given[0]
+        target, args = in_place, (tuple(given), args[1])
+    weights = [_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)]
+    if step.maker[step.op_of[node]] is not node:
+        weights = []  # a view reads nothing
     return Work(
         f"{target}{_said(args)}",
         target,
         args,
         sum(like.num_bytes for like in _likes(args)),
         sum(map(_bytes, tensors_in(node.meta.get("val")))),
-        weight,
+        max(weights, default=0),
     )
 
 
@@ -178,7 +185,14 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
             return {id(args[1]): args[0].shape[0]}
         if packet is aten.embedding_dense_backward:
             return {id(args[1]): args[2]}
-        if packet in (aten.gather, aten.index_select, aten.scatter, aten.scatter_add, aten.index_add, aten.index_copy):
+        if packet in (
+            aten.gather,
+            aten.index_select,
+            aten.scatter,
+            aten.scatter_add,
+            aten.index_add,
+            aten.scatter_reduce,
+        ):
             return {id(args[2]): args[0].shape[args[1]]}
         if packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
             return {id(each): args[0].shape[place] for place, each in enumerate(args[1]) if each is not None}
@@ -238,9 +252,14 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
+def forget() -> None:
+    """Give back what tensors are filled with."""
+    _block.cache_clear()
+
+
 @lru_cache(maxsize=16)
 def _block(dtype: torch.dtype, below: int, device: torch.device) -> Tensor:
-    """What tensors are filled with: numbers from 0 to 1, chances too; indices in their range; ones as masks."""
+    """To fill tensors with: numbers from 0 to 1, which are chances too, indices in their range, masks of ones."""
     generator = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.ones(_BLOCK, dtype=dtype, device=device)

@@ -31,6 +31,7 @@ Progress = Callable[[int, int], None]  # how many are timed, of how many
 _METHOD = 1  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE = "beside copies: "
 _BIG_WEIGHT = 2**20  # bytes
+_SMALL, _FEW, _MANY = 2**16, 20, 200  # bytes of an op, and ops, that tell what a call costs in a row of others
 
 
 def profile(
@@ -46,6 +47,17 @@ def profile(
     return Profiled(step, beside_copies, seconds_each=seconds_each, cache=cache, progress=progress).estimate(
         step.graph, cluster
     )
+
+
+def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:
+    """Call with the PyTorch device that a device of a cluster is here, in a thread as ops are timed in there."""
+    from roost.cost_models._timers import lanes
+
+    lane = lanes(cluster)[device]
+    if lane.device.type != "cpu":
+        return call(lane.device)
+    with _machine.OwnThread(lane.threads, set(lane.cores or ()) or None) as thread:
+        return thread(lambda: call(lane.device))
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,8 @@ class Profiled:
     launches: bool = True
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
-    cache: bool = True
+    cache: bool = True  # use what is kept of before, and keep what is found
+    refresh: bool = False  # use nothing of before
     progress: Progress | None = field(default=None, repr=False)
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
@@ -118,15 +131,16 @@ class _Run:
         self.failed: dict[str, str] = {}
 
     def found(self) -> Profile:
-        self.times = self._kept()
-        wanted = list(self._wanted())
+        self.times = {} if self.settings.refresh else self._kept()
+        before, wanted = dict(self.times), list(self._wanted())
         missing = [
             (lane, work, beside) for lane, work, beside in wanted if self._key(lane, work, beside) not in self.times
         ]
         try:
             self._time(missing)
+            self._time_rows()
         finally:
-            if self.settings.cache and missing:
+            if self.settings.cache and self.times != before:
                 _kept.write("profile", self.key, {**self._kept(), **self.times})
         alone, beside = self._op_times(False), self._op_times(True)
         fallen = self._fallen_back()
@@ -141,12 +155,13 @@ class _Run:
         """Each work once for each kind of device, those beside copies at the end."""
         lanes = {lane.hardware: lane for lane in self.lanes}
         works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
+        heavy = dict.fromkeys(task.work.signature for task in self.tasks if task.work.weight_bytes >= _BIG_WEIGHT)
         for beside in (False, True):
             for lane in lanes.values():
-                yield from ((lane, work, beside) for work in works.values() if not beside or self._heavy(lane, work))
-
-    def _heavy(self, lane: Lane, work: Work) -> bool:
-        return self.gpu is not None and lane.device.type == "cpu" and work.weight_bytes >= _BIG_WEIGHT
+                if not beside:
+                    yield from ((lane, work, beside) for work in works.values())
+                elif self.gpu is not None and lane.device.type == "cpu":
+                    yield from ((lane, works[signature], beside) for signature in heavy)
 
     def _key(self, lane: Lane, work: Work, beside: bool) -> str:
         return f"{_BESIDE if beside else ''}{lane.hardware}: {work.signature}"
@@ -193,6 +208,21 @@ class _Run:
                 self.settings.progress(done, total)
         return done
 
+    def _time_rows(self) -> None:
+        """What a call takes more among others than by itself, again and again: its code comes from no cache then."""
+        from roost.cost_models._timers import Timer
+
+        works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
+        small = [work for work in works.values() if work.num_bytes + work.made_bytes <= _SMALL][:_MANY]
+        for lane in {lane.hardware: lane for lane in self.lanes}.values():
+            mine = [work for work in small if self._key(lane, work, False) in self.times]
+            if _row(lane) in self.times or len(mine) < _FEW:
+                continue
+            alone = sum(self.times[self._key(lane, work, False)][_host(lane)] for work in mine)
+            with Timer(lane, self.settings.seconds_each) as timer:
+                more = (timer.in_a_row(mine) - alone) / len(mine)
+            self.times[_row(lane)] = (max(more, 1e-9), 0.0)
+
     def _guesses(self, lane: Lane) -> dict[str, float]:
         column = self.lanes.index(lane)
         return {task.work.signature: float(self.rough[task.op, column]) for task in self.tasks}
@@ -208,7 +238,9 @@ class _Run:
                     op_time[task.op, column] = self.rough[task.op, column]
                     continue
                 pairs = [found, *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views)]
-                device, host = (sum(times) for times in zip(*pairs, strict=True))
+                seconds = [sum(times) for times in zip(*pairs, strict=True)]  # of the device, of the host
+                seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
+                device, host = seconds
                 op_time[task.op, column] = max(device, host) if self.settings.launches else device
         return op_time
 
@@ -225,6 +257,15 @@ class _Run:
                 if key not in self.times:
                     count[self.graph.kinds[task.op], name, self.failed.get(key, "")] += 1
         return tuple(FallBack(kind, device, number, why) for (kind, device, why), number in count.items())
+
+
+def _row(lane: Lane) -> str:
+    return f"{lane.hardware}: a call in a row"
+
+
+def _host(lane: Lane) -> int:
+    """Which of the two times a call of Python is part of: on a CPU there is one time for both."""
+    return 0 if lane.device.type == "cpu" else 1
 
 
 def _is_pair(pair: Any) -> bool:

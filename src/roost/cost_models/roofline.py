@@ -13,11 +13,9 @@ from roost.core.arrays import Array
 from roost.core.cluster import Cluster, Device
 from roost.core.costs import Costs
 from roost.core.graph import Graph
+from roost.core.kinds import CLASSES as CLASSES
+from roost.core.kinds import class_of
 from roost.errors import InputError
-
-# Classes of op that a device's `efficiency` may speak of, with a word that tells them by their kind. The class `memory`
-# is the share of the memory bandwidth that is attained. What is in no class, or not mentioned, attains all.
-CLASSES = {"attention": "attention", "conv": "conv", "matmul": "mm", "recurrent": "lstm"}
 
 
 @dataclass(frozen=True)
@@ -62,12 +60,3 @@ def known_share(graph: Graph) -> tuple[float, float]:
         float(graph.flop[known].sum() / max(graph.flop.sum(), 1.0)),
         float(moved[known].sum() / max(int(moved.sum()), 1)),
     )
-
-
-def class_of(kind: str) -> str:
-    """The class of an op by its kind: `addmm` is a matmul, `convolution_backward` a conv."""
-    words = kind.lower()
-    for name, word in CLASSES.items():
-        if word in words or name in words:
-            return name
-    return "other"

@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.cluster import MEMORY
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -101,7 +102,7 @@ def _roomiest(problem: Problem, excess: Array, ops: Array, crowded: int, size: i
     allowed = np.array(problem.allowed[ops].all(axis=0))
     allowed[crowded] = False
     room = np.where(allowed, -excess.astype(np.float64), -np.inf)
-    hosts = np.array([device.kind == "cpu" for device in problem.cluster.devices])
+    hosts = np.array([device.kind in ("cpu", MEMORY) for device in problem.cluster.devices])
     for among in (hosts, ~hosts):
         best = int(np.argmax(np.where(among, room, -np.inf)))
         if among[best] and room[best] > size:
@@ -112,6 +113,6 @@ def _roomiest(problem: Problem, excess: Array, ops: Array, crowded: int, size: i
 def needs_offload(problem: Problem) -> bool:
     """Whether the parameters are more than the accelerators hold, so that some must live with a host."""
     graph, cluster = problem.graph, problem.cluster
-    hosts = np.array([device.kind == "cpu" for device in cluster.devices])
+    hosts = np.array([device.kind in ("cpu", MEMORY) for device in cluster.devices])
     resident = int(graph.output_bytes[graph.is_parameter].sum())
     return bool((~hosts).any()) and resident > 0.5 * int(cluster.memory[~hosts].max())

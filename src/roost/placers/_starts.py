@@ -14,6 +14,7 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate, Round
 from roost.placers._groups import grouped, may_group
+from roost.placers._mixed import mixed
 from roost.placers._offload import needs_offload, offloaded
 from roost.placers._orders import placement_of
 from roost.placers.rules import best_placements, portfolio
@@ -70,7 +71,7 @@ def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
     seed = int(evaluate.rng.integers(2**62))
     state = evaluate.round(lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.trials_left))
-    seen: list[Trial] = []
+    seen = mixed(problem, evaluate)
     for placement in _placements(problem, state):
         seen += offloaded(problem, evaluate, placement)
     return seen

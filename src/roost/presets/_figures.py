@@ -62,7 +62,8 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough:
     while size <= _LARGEST:
         try:
             one, other = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
-            one += torch.rand((1, size), device=device).to(dtype)  # data of one value alone saves power, and is faster
+            # Data of one value alone saves power, and is faster.
+            one += torch.rand((1, size), generator=torch.Generator().manual_seed(0)).to(device, dtype)
             seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or out of memory
             break
@@ -105,8 +106,10 @@ def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[st
     """The latency is what one small copy takes from its call to its arrival, as an op that needs it sees it."""
 
     def copy(size: int) -> Callable[[], None]:
+        there, here = target[:size], source[:size]
+
         def call() -> None:
-            target[:size].copy_(source[:size], non_blocking=True)
+            there.copy_(here, non_blocking=True)
             wait()
 
         return call

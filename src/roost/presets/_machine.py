@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -25,9 +26,21 @@ def hardware() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": len(own_cores()),
         "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "precision": [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32],
+        "torch": str(torch.__version__),
+        "precision": _precision(),
     }
+
+
+def _precision() -> list[Any]:
+    """How PyTorch was asked to compute in single precision. It warns of, or refuses, a mix of its old and new ways."""
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return [torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32]
+        except RuntimeError:
+            return []
 
 
 def num_gpus() -> int:
@@ -38,6 +51,8 @@ def num_gpus() -> int:
 
 def own_cores() -> list[int]:
     """The cores that this process may use."""
+    if not hasattr(os, "sched_getaffinity"):  # not on every system
+        return list(range(os.cpu_count() or 1))
     return sorted(os.sched_getaffinity(0))
 
 
@@ -63,7 +78,7 @@ def cache_bytes() -> int:
 def available_memory() -> int:
     """Bytes that programs may still take, within what a container allows."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
-    free = int(found[1]) * 1024 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
     most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if most.isdecimal() and used.isdecimal():
@@ -81,8 +96,8 @@ def gpu_memory(number: int) -> int:
 
 
 def _driver() -> str:
-    found = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
-    return found[1] if found else ""
+    found = re.search(r"\d+\.\d+(\.\d+)*", _text("/proc/driver/nvidia/version"))
+    return found[0] if found else ""
 
 
 def _text(path: str | Path) -> str:
@@ -118,7 +133,7 @@ class OwnThread:
     def _run(self, threads: int, cores: set[int] | None) -> None:
         import torch
 
-        if cores:
+        if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
         torch.set_num_threads(threads)
         with torch.no_grad():

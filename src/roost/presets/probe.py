@@ -131,7 +131,7 @@ def _link(source: str, target: str, bandwidth: float, latency: float, way: str) 
 
 
 def _description(key: Mapping[str, Any]) -> str:
-    parts = [f"{key['cpu']}, {key['cores']} cores", *key["gpus"]]
+    parts = [f"{key['cpu']}, {key['cores']} cores, {key['threads']} threads", *key["gpus"]]
     return " + ".join(parts) + (f", as {key['virtual']} devices" if key["virtual"] else "")
 
 

@@ -13,9 +13,9 @@ import numpy as np
 from torch import nn
 
 from roost.core.arrays import Array
+from roost.core.kinds import class_of
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.cost_models.roofline import class_of
 from roost.runtime.modules import ModulePlacement, named_tensors, signature
 from roost.transforms.by_module import plain, readers_of
 

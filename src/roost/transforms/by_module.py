@@ -2,7 +2,8 @@
 
 A model that runs as written can be changed only where a module is called: its weights lie here or there, and it runs
 here or there. Whatever is computed between such modules runs on the main device. So ops of one module are one group;
-a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs.
+a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs. A module of
+a few such, with little else in it, is one group: a pair of layers with an activation between runs in one place.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roost.core.graph import Graph
+from roost.core.kinds import class_of
 from roost.errors import InputError
 from roost.transforms._transformed import Transformed
 from roost.transforms._unions import Kinds, Unions
+
+_SHARE = 1 / 16  # of all weights: a module of modules with more than this is not one decision
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,7 @@ class ByModule:
     """Sets the groups of a graph, and where ops may run; its ops stay as they are."""
 
     main: str = "cuda"  # kind of the devices on which everything runs that belongs to no module with weights
+    others: tuple[str, ...] = ("cpu",)  # kinds on which modules with weights may run too
     small_bytes: int = 2**20  # a parameter with less than this lives where its module runs
     tied: Mapping[str, str] = field(default_factory=dict)  # other names of parameters -> their name in the graph
 
@@ -31,8 +36,14 @@ class ByModule:
             raise InputError("decisions by module are for inference: this graph has a backward pass or updates")
         readers = readers_of(graph)
         units = {module for modules in readers.values() for module in modules}
+        together = self._together(graph, units, readers)
+        kinds = tuple(dict.fromkeys((self.main, *self.others)))
         allowed = [
-            choice if parameter or plain(module) in units else self._on_main(choice, name)
+            choice
+            if parameter
+            else (choice or kinds)
+            if plain(module) in units or plain(module) in together
+            else self._on_main(choice, name)
             for choice, parameter, module, name in zip(
                 graph.allowed, graph.is_parameter.tolist(), graph.modules, graph.op_names, strict=True
             )
@@ -44,7 +55,7 @@ class ByModule:
             if not all(_may_hold(module, names[graph.op_names[parameter]]) for module in modules):
                 allowed[parameter] = self._on_main(allowed[parameter], graph.op_names[parameter])
         limited = replace(graph, allowed=tuple(allowed))
-        sets = self._joined(limited, readers, units)
+        sets = self._joined(limited, readers, {module: together.get(module, module) for module in {*units, *together}})
         root = sets.roots()
         heads = [int(head) for head, size in enumerate(np.bincount(root, minlength=graph.num_ops)) if size > 1]
         number = np.full(graph.num_ops, -1, dtype=np.int32)
@@ -58,20 +69,40 @@ class ByModule:
             raise InputError(f"op {name!r} may only run on {', '.join(choice)}; between modules all run on {self.main}")
         return (self.main,)
 
-    def _joined(self, graph: Graph, readers: dict[int, list[str]], units: set[str]) -> Unions:
+    def _together(self, graph: Graph, units: set[str], readers: dict[int, list[str]]) -> dict[str, str]:
+        """Modules that run with those beside them -> the module around them all."""
+        size: dict[str, int] = {}
+        for parameter, modules in readers.items():
+            for module in modules:
+                size[module] = size.get(module, 0) + int(graph.output_bytes[parameter])
+        ops: dict[str, list[int]] = {}
+        for op in np.flatnonzero(~graph.is_parameter).tolist():
+            ops.setdefault(plain(graph.modules[op]), []).append(op)
+        found: dict[str, str] = {}
+        for around in {module.rpartition(".")[0] for module in units} - {""} - units:
+            within = [module for module in ops if module == around or module.startswith(f"{around}.")]
+            inside = [module for module in within if module in units]
+            between = [op for module in within if module not in units for op in ops[module]]
+            near = all(module.count(".") == around.count(".") + 1 for module in inside)
+            cheap = all(class_of(graph.kinds[op]) == "other" for op in between)
+            if len(inside) > 1 and near and cheap and sum(size[m] for m in inside) <= _SHARE * sum(size.values()):
+                found |= dict.fromkeys(within, around)
+        return found
+
+    def _joined(self, graph: Graph, readers: dict[int, list[str]], units: dict[str, str]) -> Unions:
         kinds = Kinds(graph)
         sets = Unions(kinds.masks(graph).tolist())
         head: dict[str, int] = {}
         for op, (module, parameter) in enumerate(zip(graph.modules, graph.is_parameter.tolist(), strict=True)):
             if not parameter and plain(module) in units:
-                sets.join(head.setdefault(plain(module), op), op)
+                sets.join(head.setdefault(units[plain(module)], op), op)
         leader: dict[int, int] = {}
         for op, group in enumerate(graph.group.tolist()):
             if group >= 0:
                 sets.join(leader.setdefault(group, op), op)
         for parameter, modules in readers.items():
             if len(modules) == 1 and graph.output_bytes[parameter] < self.small_bytes:
-                sets.join(head[modules[0]], parameter)
+                sets.join(head[units[modules[0]]], parameter)
         return sets
 
 

@@ -1,0 +1,181 @@
+"""`roost profile`: how long the ops of a model take on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost.cli import _console, _problem
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.core.problem import Problem
+    from roost.cost_models.profiled import Profile
+
+_SLOWEST = 12  # kinds of ops that are shown
+
+
+def profile(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="A zoo name (see roost zoo) or package.module:callable.")
+    ],
+    on: Annotated[
+        str, typer.Option("--on", metavar="CLUSTER", help="Devices of this machine: here, or a file of roost probe.")
+    ] = "here",
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A problem.json to write, or .json.gz, for roost place."),
+    ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option("--alone", help="Ops of the CPU with nothing beside them, not while a copy to a GPU runs."),
+    ] = False,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Time also ops that were timed here before.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="Run the whole model on each device too, to compare.")
+    ] = True,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Time each op of a model on the devices of this machine.
+
+    Ops that are alike are timed once, and not again another time. What cannot be timed is taken from the figures of the
+    cluster (a roofline), and counted. The whole model is run on each device it fits on, and compared with the step that
+    the times predict for it.
+    """
+    from roost import presets
+    from roost.core.problem import Problem
+    from roost.cost_models.profiled import Profiled
+
+    chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    with _console.working("measuring this machine", "once for its hardware"):
+        cluster = presets.cluster(on)
+    with _console.working(f"capturing {model}"):
+        step = chosen.describe()
+    with _console.progress("timing ops") as tell:
+        found = Profiled(step, not alone, refresh=refresh, progress=tell).profile(step.graph, cluster)
+    problem = Problem(step.graph, cluster, found.costs)
+    if output is not None:
+        problem.save(output)
+        _console.note(f"wrote {output}")
+    facts = _facts(problem, found)
+    if measure:
+        with _console.working(f"running {model} on each device"):
+            _measure(chosen, problem, facts)
+    _console.show_json(facts) if as_json else _console.show(*_portrait(facts))
+
+
+def _facts(problem: Problem, found: Profile) -> dict[str, Any]:
+    import numpy as np
+
+    from roost.simulator.compiled import simulate
+
+    graph, names = problem.graph, problem.cluster.device_names
+    devices = []
+    for index, name in enumerate(names):
+        step = simulate(problem, problem.placement(np.full(graph.num_ops, index)))
+        devices.append(
+            {
+                "name": name,
+                "op_time": float(problem.op_time[:, index].sum()),
+                "predicted_step_time": step.step_time,
+                "fits": step.feasible,
+                "measured_step_time": None,
+                "not_measured": "",
+            }
+        )
+    kinds = np.array(graph.kinds)
+    rows: list[dict[str, Any]] = [
+        {
+            "kind": kind,
+            "num_ops": int((kinds == kind).sum()),
+            "seconds": dict(zip(names, problem.op_time[kinds == kind].sum(axis=0).tolist(), strict=True)),
+        }
+        for kind in dict.fromkeys(graph.kinds)
+    ]
+    share = [max(row["seconds"][device["name"]] / (device["op_time"] or 1.0) for device in devices) for row in rows]
+    order = sorted(range(len(rows)), key=lambda row: -share[row])
+    return {
+        "graph": graph.name,
+        "digest": graph.digest,
+        "cluster": problem.cluster.name,
+        "costs": problem.costs.source,
+        "num_ops": graph.num_ops,
+        "num_signatures": found.num_signatures,
+        "num_timed": found.num_timed,
+        "fallen_back": [asdict(each) for each in found.fallen_back],
+        "kinds": [rows[row] for row in order if share[row] > 0],
+        "devices": devices,
+    }
+
+
+def _measure(model: _problem.Model, problem: Problem, facts: dict[str, Any]) -> None:
+    """Fill in what a whole step takes on each device, or why that was not tried."""
+    import torch
+
+    from roost.cost_models.profiled import alone_on
+    from roost.runtime.eager import eager_step_time
+
+    torch.manual_seed(0)
+    module, inputs = model.real()
+    for index, device in enumerate(facts["devices"]):
+        if not device["fits"]:
+            device["not_measured"] = "does not fit"
+            continue
+        try:
+            device["measured_step_time"] = alone_on(
+                problem.cluster,
+                index,
+                lambda there: eager_step_time(module, inputs, there, model.optimizer if model.train else None),
+            )
+        except Exception as error:  # it is the user's code, on a device it may not know
+            device["not_measured"] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
+    from roost.core.units import show_seconds
+
+    names = [device["name"] for device in facts["devices"]]
+    unique = _console.plural(facts["num_signatures"], "unique pair") + " of op"
+    yield f"{facts['graph']}: {facts['num_ops']:,} ops; {unique} and device, {facts['num_timed']:,} timed now"
+    lost = sum(each["num_ops"] for each in facts["fallen_back"])
+    if lost:
+        yield f"{_console.plural(lost, 'time')} taken from the figures of the cluster instead:"
+        for each in facts["fallen_back"]:
+            yield f"  {each['kind']} on {each['device']} ({_console.plural(each['num_ops'], 'op')}): {each['why']}"
+    yield ""
+    columns = [text for name in names for text in (name, f"share of {name}" if len(names) > 1 else "share")]
+    rows = _console.table(["kind", "ops", *columns], ["ops", *columns])
+    for row in facts["kinds"][:_SLOWEST]:
+        cells = []
+        for device in facts["devices"]:
+            seconds = row["seconds"][device["name"]]
+            cells += [show_seconds(seconds), f"{seconds / device['op_time']:.0%}" if device["op_time"] else "-"]
+        rows.add_row(row["kind"], f"{row['num_ops']:,}", *cells)
+    yield rows
+    yield ""
+    yield _devices(facts)
+
+
+def _devices(facts: dict[str, Any]) -> RenderableType:
+    from roost.core.units import show_seconds
+
+    numbers = ["all ops", "predicted step", "measured step", "predicted / measured"]
+    rows = _console.table(["device", *numbers], numbers)
+    for device in facts["devices"]:
+        predicted, measured = device["predicted_step_time"], device["measured_step_time"]
+        rows.add_row(
+            device["name"],
+            show_seconds(device["op_time"]),
+            show_seconds(predicted),
+            show_seconds(measured) if measured else device["not_measured"] or "-",
+            f"{predicted / measured:.2f}" if measured else "-",
+        )
+    return rows

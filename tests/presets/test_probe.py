@@ -1,0 +1,187 @@
+"""This machine as a cluster: positive figures, measured once, and caps that are kept to."""
+
+import json
+import math
+import os
+
+import pytest
+import torch
+
+import roost
+from roost import presets
+from roost.errors import InputError, UnknownName
+from roost.presets import _kept, _machine
+from roost.presets import probe as probing
+
+GPU = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(_machine, "num_gpus", lambda: 0)
+
+
+FIGURES = {
+    "devices": {"cpu": {"peak": {"float32": 1e11}, "memory_bandwidth": 1e10, "launch_overhead": 1e-6}},
+    "links": [],
+}
+
+
+@pytest.fixture
+def given(no_gpu, monkeypatch):
+    """Figures as if measured, and how often they were."""
+    calls = []
+
+    def measured(virtual):
+        calls.append(virtual)
+        return FIGURES
+
+    monkeypatch.setattr(probing, "measured", measured)
+    return calls
+
+
+def sound(cluster):
+    for device in cluster.devices:
+        numbers = [device.memory, device.memory_bandwidth, device.launch_overhead, *device.peak.values()]
+        assert all(number > 0 and math.isfinite(number) for number in numbers), device
+        assert {"float32", "bfloat16"} <= set(device.peak)
+        assert device.peak["float32"] > 1e8
+        assert device.launch_overhead < 1e-2
+        assert all(f"{field}: " in device.figures_from for field in ("memory", "peak", "memory_bandwidth"))
+    for link in cluster.links:
+        assert 0 < link.latency < 1
+        assert 1e6 < link.bandwidth < 1e14
+
+
+def test_the_cpu_is_found_and_measured_once(no_gpu, monkeypatch):
+    threads = torch.get_num_threads()
+    cluster = roost.probe()
+    assert cluster.device_names == ("cpu",)
+    assert torch.get_num_threads() == threads
+    sound(cluster)
+
+    def never(virtual):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(probing, "measured", never)
+    again = roost.probe()
+    assert again.devices[0].peak == cluster.devices[0].peak
+    assert again.devices[0].memory_bandwidth == cluster.devices[0].memory_bandwidth
+    with pytest.raises(AssertionError, match="measured again"):
+        roost.probe(refresh=True)
+    with pytest.raises(AssertionError, match="measured again"):
+        roost.probe(virtual=2)
+
+
+def test_threads_as_devices(no_gpu):
+    cluster = roost.probe(virtual=2)
+    assert cluster.device_names == ("cpu:0", "cpu:1")
+    assert {device.kind for device in cluster.devices} == {"cpu"}
+    sound(cluster)
+    assert cluster.latency[0, 1] > 0
+    assert cluster.bus[0, 1] != cluster.bus[1, 0]
+    assert cluster.memory.sum() <= _machine.available_memory() * 1.5
+
+
+def test_other_hardware_is_measured_anew(given, monkeypatch):
+    roost.probe()
+    roost.probe()
+    assert given == [0]
+    before = _machine.hardware()
+    monkeypatch.setattr(_machine, "hardware", lambda: {**before, "driver": "999.1"})
+    roost.probe()
+    assert given == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"key": 3, "found": {}}',
+        b"[" * 100_000,
+        {},
+        {"devices": {}, "links": []},
+        {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "memory_bandwidth": -1.0}}, "links": []},
+        {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "launch_overhead": "fast"}}, "links": []},
+        {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "peak": {}}}, "links": []},
+        {**FIGURES, "links": [["cpu", "cuda:7", 1.0, 1.0, ""]]},
+        {**FIGURES, "links": [3]},
+    ],
+)
+def test_a_damaged_file_is_measured_anew(given, content):
+    key = _machine.hardware() | {"virtual": 0}
+    path = _kept.path_of("probe", key)
+    path.parent.mkdir()
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps({"key": key, "found": content}).encode())
+    assert roost.probe().devices[0].peak == {"float32": 1e11}
+    assert given == [0]
+    roost.probe()
+    assert given == [0]
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(given, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert roost.probe().device_names == ("cpu",)
+
+
+def test_memory_is_capped(given):
+    assert roost.probe({"cpu": "100MiB"}).devices[0].memory == 100 * 2**20
+    assert roost.probe({"cpu": 12345}).devices[0].memory == 12345
+    whole = roost.probe().devices[0].memory
+    assert 0 < whole <= _machine.available_memory() * 1.5
+
+
+def test_caps_that_cannot_be(given):
+    with pytest.raises(UnknownName, match=r"'cuda:0'.*cpu"):
+        roost.probe({"cuda:0": "6GiB"})
+    with pytest.raises(InputError, match=r"memory of 'cpu' is 1024.0 TiB; only .* can be had"):
+        roost.probe({"cpu": "1PiB"})
+    with pytest.raises(InputError, match="cannot read 'much'"):
+        roost.probe({"cpu": "much"})
+    for count in (-1, 65, 1.5):
+        with pytest.raises(InputError, match="virtual is"):
+            roost.probe(virtual=count)
+
+
+def test_here_is_this_machine(given):
+    assert presets.cluster("here") == roost.probe()
+    assert "here" not in presets.names()
+
+
+def test_cores_are_shared_evenly(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda who: {3, 5, 7, 9, 11})
+    assert _machine.shares(2) == [{3, 5}, {7, 9, 11}]
+    assert _machine.shares(5) == [{3}, {5}, {7}, {9}, {11}]
+    assert _machine.shares(7) == [{3}, {5}, {7}, {9}, {11}, {3}, {5}]
+
+
+def test_a_thread_of_its_own_says_what_it_raised():
+    with _machine.OwnThread(1) as thread:
+        assert thread(lambda: 3) == 3
+        with pytest.raises(ZeroDivisionError):
+            thread(lambda: 1 / 0)
+        assert thread(torch.get_num_threads) == 1
+
+
+@GPU
+def test_gpus_are_found_and_measured():
+    cluster = roost.probe()
+    count = torch.cuda.device_count()
+    assert cluster.device_names == ("cpu", *(f"cuda:{number}" for number in range(count)))
+    sound(cluster)
+    gpu, cpu = cluster.devices[1], cluster.devices[0]
+    assert gpu.kind == "cuda"
+    assert gpu.memory < torch.cuda.get_device_properties(0).total_memory
+    assert gpu.peak["float16"] > cpu.peak["float16"]
+    assert cluster.bus[0, 1] != cluster.bus[1, 0]
+    capped = roost.probe({"cuda:0": "1GiB"})
+    assert capped.devices[1].memory == 2**30
