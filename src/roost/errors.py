@@ -8,6 +8,7 @@
     ├─ Infeasible                   nothing fits; carries device and missing bytes
     ├─ MissingExtra(ImportError)    says which extra to install
     ├─ ExecutionError               a device failed; carries op, device, placement
+    ├─ VerificationFailed           a placed step has other numbers; carries the first op that differs, and its device
     └─ BudgetSpent                  internal; `solve` catches it
 
 A placement that overflows memory is a result (`trial.feasible` is false), never an exception.
@@ -74,6 +75,15 @@ class MissingExtra(RoostError, ImportError):
 
 class ExecutionError(RoostError):
     """A device failed while it ran a placement."""
+
+    def __init__(self, message: str, op: str = "", device: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.device = device
+
+
+class VerificationFailed(RoostError):
+    """A placed step does not have the numbers of the unplaced one."""
 
     def __init__(self, message: str, op: str = "", device: str = "") -> None:
         super().__init__(message)

@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 from roost import __version__
-from roost.cli import bound, capture, clusters, compare, learn, place, placers, probe, profile, simulate, zoo
+from roost.cli import (
+    bound,
+    capture,
+    clusters,
+    compare,
+    export,
+    learn,
+    place,
+    placers,
+    probe,
+    profile,
+    simulate,
+    verify,
+    zoo,
+)
 from roost.cli._exits import Group
 
 app = typer.Typer(
@@ -45,6 +59,8 @@ app.command()(bound.bound)
 app.command()(learn.learn)
 app.command()(probe.probe)
 app.command()(profile.profile)
+app.command()(verify.verify)
+app.command()(export.export)
 app.command()(placers.placers)
 app.command()(zoo.zoo)
 app.command()(clusters.clusters)

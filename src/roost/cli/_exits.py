@@ -9,7 +9,7 @@ from typing import Any
 from typer.core import TyperGroup
 
 from roost.cli import _console
-from roost.errors import Infeasible, InputError, MissingExtra, RoostError
+from roost.errors import Infeasible, InputError, MissingExtra, RoostError, VerificationFailed
 
 # Typer ends bad usage with 2 too, Ctrl-C with 130, a closed pipe with 1.
 BAD_INPUT, NOTHING_FITS, NOT_VERIFIED = 2, 3, 4
@@ -56,4 +56,6 @@ def _abandon_output() -> None:
 def _code(error: RoostError) -> int:
     if isinstance(error, InputError | MissingExtra):
         return BAD_INPUT
+    if isinstance(error, VerificationFailed):
+        return NOT_VERIFIED
     return NOTHING_FITS if isinstance(error, Infeasible) else _OTHER

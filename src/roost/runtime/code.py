@@ -10,6 +10,7 @@ A view is made anew on each device that looks at one: only what the view looks i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -68,10 +69,22 @@ class Hands(Protocol):
 class Code:
     """The functions of all devices for one placement."""
 
-    def __init__(self, step: Described, problem: Problem, placement: Placement, hands: Hands) -> None:
+    def __init__(
+        self,
+        step: Described,
+        problem: Problem,
+        placement: Placement,
+        hands: Hands,
+        watch: Callable[[int, Any], None] | None = None,
+    ) -> None:
+        """`watch` is called after each op with its number and its output, which is only valid then.
+
+        Of an update it is given the new value, what it was made of (such as the gradient), and the new states.
+        """
         if placement.order == "fifo":
             raise InputError("a placement in fifo order cannot be run: devices follow one order; take program or rank")
         self.step, self.problem, self.placement, self.hands = step, problem, placement, hands
+        self.watch = watch
         graph = step.graph
         self.device: list[int] = placement.device.tolist()
         self.number = {name: number for number, name in enumerate(graph.op_names)}
@@ -163,6 +176,7 @@ class _Writer:
             self.sent.add(self._define(op, node, code.hands.given(op, self.device), ()))
         else:
             self._run(op, node)
+        self._watch(op, Ref(self.names[node]))
         for target in sorted({code.device[consumer] for consumer in code.consumers[op]} - {self.device}):
             self._call(op, code.hands.sending(op, self.device, target), Ref(self.names[node]))
             self.sent.add(self.names[node])
@@ -196,7 +210,9 @@ class _Writer:
         touched = [code.number[update.resident], *(code.number[state] for state in update.states)]
         holds = [self._held(parameter, op) for parameter in touched]
         reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
-        self._call(op, code.hands.updating(op, touched, reads), holds[0], self._value(update.value, op), *holds[1:])
+        value = self._value(update.value, op)
+        self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:])
+        self._watch(op, (holds[0], value, *holds[1:]))
         for parameter, held in zip(touched, holds, strict=True):
             if code.device[parameter] != self.device:
                 before = code.copies_of(parameter) + (code.last_read_at_home(parameter) is not None)
@@ -253,6 +269,10 @@ class _Writer:
         name = self.names[node] = f"v{self.node_number[node]}_{self.temporary}"
         self.lines.append(Line(op, call, args, kwargs or {}, name, node))
         return name
+
+    def _watch(self, op: int, value: Any) -> None:
+        if self.code.watch is not None:
+            self._call(op, partial(self.code.watch, op), value)
 
     def _call(self, op: int, call: Any, *args: Any) -> None:
         self.lines.append(Line(op, call, args))

@@ -44,25 +44,30 @@ class GraphRuntime(Transfers):
         seed: int = 0,
         places: Sequence[Place] | None = None,
         graphs: bool = False,
+        watch: Callable[[int, Any], None] | None = None,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
         `cores` are those of the thread of each device; an empty set leaves it to the system. `places` are the devices,
         by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
-        transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step.
+        transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step. `watch`
+        sees the output of every op (see `Code`); not with `graphs`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
             raise InputError(
                 f"the problem is of graph {problem.graph.digest}, the captured step is {step.graph.digest}"
             )
+        if graphs and watch is not None:
+            raise InputError("ops that are launched as CUDA graphs cannot be watched; leave out graphs")
         names = problem.cluster.device_names
         super().__init__(names, [_place(name) for name in names] if places is None else places)
         self.program, self.graph, self.placement = step.program, step.graph, placement
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
         self._op_of, self._graphs = step.op_of, graphs
-        code = Code(step, problem, placement, self)
+        self._states = [state for update in step.updates.values() for state in update.states]
+        code = Code(step, problem, placement, self, watch)
         self.homes = Homes(step, placement, self.places, code.copies, residents)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
@@ -109,6 +114,10 @@ class GraphRuntime(Transfers):
         """The most bytes in use on each CUDA device in the last step, residents and window among them."""
         named = zip(self.device_names, self.places, strict=True)
         return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
+
+    def states(self) -> dict[str, Tensor]:
+        """What the optimizer keeps, by the name of its op, as it is now."""
+        return {name: self.homes.tensor[self._number[name]] for name in self._states}
 
     def close(self) -> None:
         """End all threads; the memory goes back with the last reference to this, and no later."""

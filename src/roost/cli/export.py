@@ -1,0 +1,116 @@
+"""`roost export`: a placement in the words of another tool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from roost.cli import _built, _console, _problem, _search
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from roost.core.placement import Placement
+    from roost.core.problem import Problem
+
+Format = Literal["device_map", "split_spec", "llama_cpp"]
+
+
+def export(
+    model_or_graph: _problem.ModelOrGraph,
+    on: _problem.On = None,
+    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to export.")] = None,
+    form: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            help="device_map for accelerate and transformers, split_spec for torch.distributed.pipelining, llama_cpp "
+            "for the -ot option of llama.cpp.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here instead of standard output.")
+    ] = None,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    setting: _problem.Settings = None,
+    shape: _problem.Shapes = None,
+    costs: _problem.CostsFile = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Write a placement as another tool takes it.
+
+    Rounded to what that tool can express, with what the rounding costs. What cannot be expressed is refused, with the
+    reason. Given a model rather than a graph, the export also knows modules that the step does not use.
+    """
+    if placement is None:
+        raise InputError("--placement is missing; name the placement.json to export")
+    if form is None:
+        raise InputError("--format is missing; give device_map, split_spec or llama_cpp")
+    from roost.core import formats
+    from roost.core.placement import Placement
+
+    problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    loaded = formats.load_as(Placement, placement)
+    try:
+        loaded = problem.check(loaded)
+    except InputError as error:
+        error.args = (f"{placement}: {error}",)
+        raise
+    with _console.working("exporting", _search.COMPILING):
+        found, facts = _exported(form, _module(model), problem, loaded)
+    if output is not None:
+        found.save(output)
+        _console.note(f"wrote {output}")
+    if as_json:
+        _console.show_json({"format": form} | facts)
+    elif output is None:
+        typer.echo(found.text(), nl=False)
+    _console.note(str(found))
+
+
+def _module(model: _problem.Model | None) -> nn.Module | None:
+    """The model that the graph was captured from, where it is one of PyTorch; its weights are not held."""
+    if model is None or model.source.endswith((".pt2", ".onnx", ".pb")):
+        return None
+    if not (model.in_zoo or ":" in model.source or _has_config(model.source)):
+        return None
+    return _built.build(model, "meta").module
+
+
+def _has_config(source: str) -> bool:
+    path = Path(source)
+    return path.name == "config.json" or (path / "config.json").is_file()
+
+
+def _exported(
+    form: Format, module: nn.Module | None, problem: Problem, placement: Placement
+) -> tuple[Any, dict[str, Any]]:
+    """What is written, and what --json says of it."""
+    from roost.report import exports
+
+    if form == "device_map":
+        found = exports.device_map(module, problem, placement)
+        return found, {
+            "device_map": dict(found.entries),
+            "agreement": found.agreement,
+            "step_time": found.step_time,
+            "placed_time": found.placed_time,
+            "cost": found.cost,
+            "feasible": found.feasible,
+            "missing_bytes": found.missing_bytes,
+        }
+    if form == "split_spec":
+        spec = exports.split_spec(module, problem, placement)
+        return spec, {"split_spec": dict(spec.points), "devices": list(spec.devices), "agreement": spec.agreement}
+    line = exports.llama_cpp(problem, placement)
+    return line, {
+        "line": line.line,
+        "num_gpu_layers": line.num_gpu_layers,
+        "rules": [list(rule) for rule in line.rules],
+        "tensors": dict(line.tensors),
+        "agreement": line.agreement,
+    }

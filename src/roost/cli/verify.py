@@ -1,0 +1,139 @@
+"""`roost verify`: whether a placed step has the numbers of the unplaced model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from roost.cli import _built, _console, _problem
+from roost.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from roost.runtime.verify import Verification
+
+
+def verify(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json.",
+        ),
+    ],
+    on: _problem.On = None,
+    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to run.")] = None,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the weights, the inputs, and what the step draws.")] = 0,
+    tolerance: Annotated[
+        float | None, typer.Option(metavar="X", help="Largest relative difference; otherwise by type.")
+    ] = None,
+    setting: _problem.Settings = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Run a placed step beside the unplaced model.
+
+    Compares outputs, loss, gradients, a step of the optimizer, buffers and tied weights. The devices of the cluster
+    must be on this machine: cpu, cpu:N, cuda:N. The exit code is 4 where something differs, with the first such op.
+    """
+    if placement is None:
+        raise InputError("--placement is missing; name the placement.json to verify")
+    if tolerance is not None and not tolerance >= 0:
+        raise InputError(f"--tolerance is {tolerance:g}; it must be 0 or more")
+    if steps < 1:
+        raise InputError(f"--steps is {steps}; it must be at least 1")
+    chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    found = _verified(chosen, on, placement, steps, seed, tolerance)
+    _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
+    found.check()
+
+
+def _verified(
+    chosen: _problem.Model, on: str | None, path: Path, steps: int, seed: int, tolerance: float | None
+) -> Verification:
+    from roost.core import formats
+    from roost.core.placement import Placement
+    from roost.cost_models import estimate
+    from roost.presets import cluster
+    from roost.runtime import verify as verification
+
+    if on is None:
+        raise InputError(f"{chosen.source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
+    devices, placement = cluster(on), formats.load_as(Placement, path)
+    verification.check_devices(devices)
+    with _console.working(f"building {chosen.source}"):
+        _check_size(chosen)
+        built = _built.build(chosen, "cpu", seed)
+        verification.check_weights(built.module)
+    with _console.working(f"capturing {chosen.source}"):
+        step = built.described()
+    problem = estimate(step.graph, devices)
+    try:
+        placement = problem.check(placement)
+    except InputError as error:
+        error.args = (f"{path}: {error}",)
+        raise
+    with _console.working("running it placed and unplaced"):
+        return verification.verify(
+            step, problem, placement, built.module, built.inputs, steps=steps, seed=seed, tolerance=tolerance
+        )
+
+
+def _check_size(chosen: _problem.Model) -> None:
+    """Refuse what this machine has no room for, before it is built. A callable decides by itself."""
+    import os
+
+    from roost.core.units import show_bytes
+
+    if ":" in chosen.source:
+        return
+    sketch = _built.build(chosen, "meta").module
+    size = sum(value.nbytes for value in sketch.parameters())
+    # The model, its copy, the placed weights; in training gradients on both sides, and states of the optimizer.
+    wanted = size * (9 if chosen.train else 3)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if wanted > memory:
+        raise InputError(
+            f"{chosen.source}: has weights of {show_bytes(size)}; to run it placed and unplaced takes "
+            f"{show_bytes(wanted)}, and this machine has {show_bytes(memory)}. Verify it at a smaller size: "
+            "--set layers=2, --set hidden=64, ..."
+        )
+
+
+def _facts(found: Verification) -> dict[str, Any]:
+    import math
+    from dataclasses import asdict
+
+    def plain(difference: Any) -> dict[str, Any]:
+        """JSON has no infinity: null."""
+        values = asdict(difference) | {"same": difference.same}
+        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+
+    return {
+        "same": found.same,
+        "bitwise": found.bitwise,
+        "steps": found.steps,
+        "devices": list(found.devices),
+        "first_op": found.first_op or None,
+        "device": found.device or None,
+        "note": found.note,
+        "differences": {name: plain(difference) for name, difference in found.differences.items()},
+    }
+
+
+def _report(found: Verification) -> list[RenderableType]:
+    from rich.text import Text
+
+    numbers = ["count", "largest", "relative", "allowed"]
+    rows = _console.table(["what", "against", *numbers, "of"], numbers)
+    for what, against, count, name, worst in found.rows():
+        figures = [f"{value:.2g}" for value in (worst.absolute, worst.relative, worst.tolerance)]
+        style = "" if worst.same else "red"
+        rows.add_row(what, against, str(count), *(Text(text, style) for text in figures), Text(name, style))
+    verdict = Text(found.verdict, "bold green" if found.same else "bold red")
+    return [verdict, rows, *([found.note] if found.note else [])]

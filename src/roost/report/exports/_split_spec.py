@@ -1,0 +1,118 @@
+"""A `split_spec` for `torch.distributed.pipelining.pipeline`: before which modules a new stage begins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from roost.core import files
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.report.exports._modules import Modules, ancestors, within
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """Where the stages begin, and on which devices they are."""
+
+    points: Mapping[str, str]  # module -> name of a SplitPoint
+    devices: tuple[str, ...]  # [stages]
+    agreement: float  # share of the forward ops on the device of their stage
+
+    def text(self) -> str:
+        return json.dumps({"split_spec": dict(self.points), "devices": list(self.devices)}, indent=2) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        files.write_bytes(Path(path), self.text().encode())
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.devices)} stages on {', '.join(self.devices)}; "
+            f"{self.agreement:.1%} of the forward ops are on the device of their stage"
+        )
+
+
+def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
+    """The stages of a placement that goes from device to device along the model, never back.
+
+    A module counts as being where most of its computing is. Raises InputError with the first module that goes back, or
+    whose weights lie elsewhere.
+    """
+    placement = problem.check(placement)
+    graph, names = problem.graph, problem.cluster.device_names
+    modules = Modules(graph, model)
+    device = _majority(modules, problem, placement)
+    calls: list[str] = []  # units as they are called, one after the other
+    for op in modules.forward_ops().tolist():
+        unit = modules.unit_of_module(modules.path[op])
+        if unit is not None and (not calls or calls[-1] != unit):
+            calls.append(unit)
+    if not calls:
+        raise InputError(f"graph {graph.name!r} has no modules to split at; capture it from a model of PyTorch")
+    stages: list[int] = []
+    points: dict[str, str] = {}
+    seen: list[str] = []
+    for unit in calls:
+        if not stages:
+            stages.append(device[unit])
+        elif device[unit] != stages[-1]:
+            if device[unit] in stages:
+                raise InputError(
+                    f"module {unit!r} goes back to {names[device[unit]]} after {names[stages[-1]]}; a pipeline goes "
+                    "from stage to stage once"
+                )
+            stages.append(device[unit])
+            points[_begins(unit, seen)] = "BEGINNING"
+        seen.append(unit)
+    _check_weights(modules, problem, placement, device)
+    ops = modules.forward_ops()
+    agree = [int(placement.device[op]) == device[unit] for op in ops.tolist() if (unit := modules.unit[op]) is not None]
+    return SplitSpec(points, tuple(names[stage] for stage in stages), sum(agree) / len(agree))
+
+
+def _begins(unit: str, seen: list[str]) -> str:
+    """The outermost module that begins with this unit."""
+    return next(path for path in ancestors(unit) if not any(within(other, path) for other in seen))
+
+
+def _majority(modules: Modules, problem: Problem, placement: Placement) -> dict[str, int]:
+    """Unit -> the device of most of its computing."""
+    seconds: dict[str, dict[int, float]] = {}
+    for op in modules.forward_ops().tolist():
+        unit, on = modules.unit_of_module(modules.path[op]), int(placement.device[op])
+        if unit is not None:
+            there = seconds.setdefault(unit, {})
+            there[on] = there.get(on, 0.0) + float(problem.op_time[op, on]) + 1e-12
+    return {unit: max(there, key=lambda d: (there[d], -d)) for unit, there in seconds.items()}
+
+
+def _check_weights(modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]) -> None:
+    """A stage holds its own weights: most of each unit's must be where it computes, and a tied one in one stage."""
+    names = problem.cluster.device_names
+    sizes: dict[str, dict[int, int]] = {}  # unit -> bytes by where they lie
+    for op, tensors in modules.names_of.items():
+        units = {tensor: modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors}
+        homes = {device[unit]: tensor for tensor, unit in units.items() if unit is not None and unit in device}
+        if len(homes) > 1:
+            raise InputError(
+                f"{' and '.join(map(repr, homes.values()))} are one weight, used on "
+                f"{' and '.join(names[home] for home in homes)}; a pipeline has it in one stage"
+            )
+        lies = int(placement.device[op])
+        for unit in {unit for unit in units.values() if unit is not None and unit in device}:
+            there = sizes.setdefault(unit, {})
+            there[lies] = there.get(lies, 0) + int(problem.graph.output_bytes[op])
+    for unit, there in sizes.items():
+        if 2 * there.get(device[unit], 0) < sum(there.values()):
+            lies = max(there, key=lambda home: (there[home], -home))
+            raise InputError(
+                f"weights of module {unit!r} lie on {names[lies]} while it computes on {names[device[unit]]}; "
+                "a stage of a pipeline holds its own weights"
+            )
