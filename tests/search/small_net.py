@@ -59,11 +59,11 @@ def fault_of(placement: Placement) -> str:
 
 
 def standing_for(problem: Problem, fault: str, more: int = 0) -> Placement:
-    """The placement that has a fault; with other devices of the last ops for other numbers."""
+    """The placement that has a fault; for each number up to 15 another one."""
     device = np.zeros(problem.graph.num_ops, np.int32)
     number = FAULTS.index(fault)
     device[:4] = [(number >> op) & 1 for op in range(4)]
-    device[-4:] = [(more >> op) & 1 for op in range(4)]
+    device[4:8] = [(more >> op) & 1 for op in range(4)]
     return problem.placement(device)
 
 

@@ -250,11 +250,16 @@ def serve(connection: Connection) -> None:
             try:
                 connection.send((True, getattr(bench, command)(*args)))
             except Exception as error:
-                connection.send((False, (_kind(error), _said(error))))
+                connection.send((False, told(error)))
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # before anything was measured
-        connection.send((False, (_kind(error), _said(error))))
+        connection.send((False, told(error)))
+
+
+def told(error: BaseException) -> tuple[str, str]:
+    """The kind of an error, and what it says."""
+    return _kind(error), _said(error)
 
 
 def _kind(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The last word: finalists against baselines, timed in turn many times over, and none recommended that is not faster."""
+"""The last word: finalists against baselines, timed in turn many times over; what is not faster is not recommended."""
 
 from __future__ import annotations
 

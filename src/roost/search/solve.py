@@ -122,7 +122,8 @@ def search(
 def none_ran(result: Result) -> str:
     """What to say where the best try did not fail for memory as simulated; nothing where it did."""
     best = result.best
-    return f"nothing runs: of {result.num_trials} trials the best {best.why}" if best.why else ""
+    failed = best.why and not best.missing_bytes
+    return f"nothing runs: the best try of {result.num_trials} failed: {best.why}" if failed else ""
 
 
 def check(problem: Problem) -> None:
