@@ -164,4 +164,4 @@ def check_devices(cluster: Cluster) -> None:
 
             count = torch.cuda.device_count()
             if int(named[2] or 0) >= count:
-                raise InputError(f"{where} is not here: there {'is 1' if count == 1 else f'are {count}'} CUDA devices")
+                raise InputError(f"{where} is not here: PyTorch finds {count or 'no'} CUDA device{'s' * (count != 1)}")
