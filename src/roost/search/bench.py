@@ -81,6 +81,7 @@ class Bench:
         self.tolerance = _TOLERANCE_CUDA if self.cuda else _TOLERANCE
         self.expected = self._unplaced()
         self._check_captured(model, args, kwargs)
+        self.source = replace(source, model="")  # a model that was moved to a GPU would stay there
         self.running: dict[str, Any] = {}
         gc.collect()
         gc.freeze()

@@ -56,6 +56,7 @@ class Stand:
         self.best_seconds = inf  # of the step of the best so far: what is very much slower is not waited for
         self.num_started = 0  # processes
         self._worker: Worker | None = None
+        self._peaks: dict[str, Array] = {}  # by digest
         self._ready: dict[str, tuple[Placement, Built]] = {}  # by digest, what was used last comes last
 
     def open(self) -> Worker:
@@ -122,7 +123,9 @@ class Stand:
         return np.array([device.kind == "cpu" for device in self.problem.cluster.devices])
 
     def _peak(self, placement: Placement) -> Array:  # [devices] bytes
-        return Simulator.of(self.problem).simulate(placement).peak_memory
+        if placement.digest not in self._peaks:
+            self._peaks[placement.digest] = Simulator.of(self.problem).simulate(placement).peak_memory
+        return self._peaks[placement.digest]
 
     def _build(self, placement: Placement, until: float) -> Built:
         steps = _CHECKED_STEPS + self.warm_up

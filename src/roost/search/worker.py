@@ -55,7 +55,8 @@ class Worker:
         self._process: SpawnProcess = context.Process(target=_serve, args=(theirs,), name="roost-measure", daemon=True)
         self._process.start()
         theirs.close()
-        self.rss, self._busy = 0, True  # bytes, once the model is there
+        self.rss = 0  # bytes, once the model is there
+        self._busy, self._closed = True, False
         with contextlib.suppress(BrokenPipeError):  # it died at once: the next line says so
             self._connection.send_bytes(packed)
         try:
@@ -82,32 +83,46 @@ class Worker:
 
     def _answer(self, until: float, limit: float, most_bytes: float) -> Any:
         try:
-            while not wait([self._connection, self._process.sentinel], _LOOK_SECONDS):
+            while not wait([self._connection], _LOOK_SECONDS):
+                if self._is_dead() and not self._connection.poll():
+                    raise EOFError  # not told by the connection: a process that it started may hold the other end
                 if time.monotonic() > until:
                     raise Failed("time", f"did not end within {show_seconds(limit)}")
                 if (held := rss_of(self.pid)) > most_bytes:
                     raise Failed("runaway", f"held {show_bytes(held)}, of {show_bytes(int(most_bytes))} that it may")
-            try:
-                fine, answer = self._connection.recv()
-            except (EOFError, OSError):
-                self._process.join()
-                raise Failed("died", _ending(self._process.exitcode)) from None
+            fine, answer = self._connection.recv()
             self._busy = False
             if not fine:
                 raise Failed(*answer)
             return answer
+        except (EOFError, ConnectionError):
+            self._wait_for_end()
+            self.close()
+            raise Failed("died", _ending(self._process.exitcode)) from None
         except BaseException as error:  # Ctrl-C too: its answer would be taken for that to the next question
             if not (isinstance(error, Failed) and error.kind == "refused"):
                 self.close()
             raise
 
+    def _is_dead(self) -> bool:
+        """Whether it has ended. It is not collected by that: its number is not given to another process before."""
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return found is not None
+
+    def _wait_for_end(self) -> None:
+        until = time.monotonic() + _END_SECONDS
+        while not self._is_dead() and time.monotonic() < until:
+            time.sleep(_LOOK_SECONDS)
+
     def close(self) -> None:
         """End it, and all that it has started."""
-        if not self._connection.closed:
-            self._connection.close()  # one that waits for a question ends by itself
-            self._process.join(0.0 if self._busy else _END_SECONDS)
-        if self._process.pid is not None:
-            end_tree(self._process.pid)
+        if self._closed:
+            return
+        self._closed = True
+        self._connection.close()  # one that waits for a question ends by itself
+        if not self._busy:
+            self._wait_for_end()
+        end_tree(self.pid)
         self._process.join()
 
 
