@@ -155,6 +155,55 @@ def test_an_order_that_cannot_be_run_is_refused_without_a_new_process(source):
     assert source.stand.num_started == before
 
 
+def test_where_there_is_no_room_for_both_one_is_timed_after_the_other(source, monkeypatch):
+    best = measured(source, "fine")
+    monkeypatch.setattr(source.stand, "has_room", lambda placement: False)
+    laps: list[str] = []
+    own = source.stand.lap
+    monkeypatch.setattr(source.stand, "lap", lambda p: (laps.append(small_net.fault_of(p)), own(p))[1])
+    assert best.better_than(measured(source, "slow", 6))
+    assert laps == ["slow", "fine"]  # so slow that it was timed once
+    source.remember([replace(measured(source, "slow", 7), step_time=1e-8)])
+    laps.clear()
+    source.trials([standing_for(source.problem, "fine", 7)])
+    # Once, for it seems slow beside what the other is said to take; and as it is to be the best, as often as it should.
+    assert laps == ["fine", "slow", "fine", "fine", "slow", "slow"]
+
+
+def test_a_best_that_fails_later_is_done_without(source, monkeypatch):
+    best = source.problem.check(source._best.placement)
+    own = source.stand.lap
+
+    def lap(placement):
+        if placement.digest == best.digest:
+            raise Failed("died", "it died")
+        return own(placement)
+
+    monkeypatch.setattr(source.stand, "lap", lap)
+    trial = measured(source, "fine", 8)
+    assert trial.feasible
+    assert trial.step_time >= Faulty.fast  # in seconds of its own
+
+
+def test_out_of_memory_beside_another_is_tried_again_alone(source, monkeypatch):
+    placement, tried = standing_for(source.problem, "fine", 9), []
+    own = source.stand._build
+
+    def build(placement):
+        tried.append(source.stand.holds(best))
+        if tried[0] and len(tried) == 1:
+            source.stand.close()  # as a process that failed is
+            raise Failed("memory", "none left")
+        return own(placement)
+
+    best = source.problem.check(measured(source, "fine").placement)
+    source.stand.hold(best)
+    monkeypatch.setattr(source.stand, "_build", build)
+    assert source.stand.hold(placement).seconds > 0
+    assert tried == [True, False]
+    monkeypatch.undo()
+
+
 def test_compiled_loops_propose_and_what_is_run_decides(source):
     """Simulations of a loop are not counted as trials: what it proposes is."""
     fine, slow = (standing_for(source.problem, fault) for fault in ("fine", "slow"))
@@ -262,6 +311,9 @@ class Laps:
         self.problem, self.stand, self.seconds = problem, self, seconds
         self.rng = np.random.default_rng(0)
         self.drift = 1.0
+
+    def allow(self) -> None:
+        pass
 
     def lap(self, placement: roost.Placement) -> float:
         self.drift *= 1.01  # the machine grows slower

@@ -95,12 +95,8 @@ class Finalists:
         return self.tell(progress)
 
 
-def single_of(problem: Problem, source: Measuring) -> Trial:
-    """Everything on the best single device, measured."""
-    return asked(problem, source, "single")
-
-
 def asked(problem: Problem, source: Measuring, placer: str) -> Trial:
+    """What a placer finds, measured."""
     from roost.search.solve import search
 
     with _console.working(f"measuring {placer}"):

@@ -186,7 +186,13 @@ def _single(problem: Problem, result: Result, source: Measuring | None) -> Trial
     asked = {result.placer: result.best, **result.baselines}
     if source is None or "single" in asked:
         return _search.single_trial(problem, asked)
-    return None if result.ended == "interrupted" else _measured.single_of(problem, source)
+    if result.ended == "interrupted":
+        return None
+    try:
+        return _measured.asked(problem, source, "single")
+    except KeyboardInterrupt:
+        _console.note("interrupted: one device alone was not measured")
+        return None
 
 
 def _facts(problem: Problem, result: Result, single: Trial | None, step: Timeline) -> dict[str, Any]:

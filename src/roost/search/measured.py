@@ -123,13 +123,13 @@ class Measuring:
 
     def _measured(self, placement: Placement) -> tuple[float, Built]:
         """The step time, and what was found on the way."""
-        until = time.monotonic() + self.stand.limits.most
-        built, best = self.stand.hold(placement, until), self._best
+        self.stand.allow()
+        built, best = self.stand.hold(placement), self._best
         if best is None:
-            return median(self.stand.lap(placement, until) for _ in range(self.repeats)), built
+            return median(self.stand.lap(placement) for _ in range(self.repeats)), built
         other = self.problem.check(best.placement)
         try:
-            ratio = self._beside(placement, other, built, until)
+            ratio = self._beside(placement, other, built)
         except _BestFailed as error:
             log.warning("the best so far fails now; going on without it: %s", error)
             self._best, self.stand.best_seconds = None, inf
@@ -137,30 +137,30 @@ class Measuring:
         self.stand.drop(other if ratio < 1.0 else placement)
         return ratio * best.step_time, built
 
-    def _beside(self, placement: Placement, best: Placement, built: Built, until: float) -> float:
+    def _beside(self, placement: Placement, best: Placement, built: Built) -> float:
         """The step of a placement over that of the best so far: the median of pairs."""
         slow = built.seconds > _SLOW * self.stand.best_seconds
-        pairs = self._pairs(placement, best, until, 1 if slow else self.repeats)
+        pairs = self._pairs(placement, best, 1 if slow else self.repeats)
         if median(pairs) < 1.0:
-            pairs += self._pairs(placement, best, until, self.repeats)
+            pairs += self._pairs(placement, best, self.repeats)
         return median(pairs)
 
-    def _pairs(self, placement: Placement, best: Placement, until: float, count: int) -> list[float]:
+    def _pairs(self, placement: Placement, best: Placement, count: int) -> list[float]:
         """Both in turn where there is room for both, or else one after the other."""
         mine, theirs = [], []
         if self.stand.holds(best) or self.stand.has_room(best):
             for _ in range(count):
-                mine.append(self.stand.lap(placement, until))
-                theirs.append(self._lap_of_best(best, until))
+                mine.append(self.stand.lap(placement))
+                theirs.append(self._lap_of_best(best))
         else:
-            mine = [self.stand.lap(placement, until) for _ in range(count)]
-            theirs = [self._lap_of_best(best, until) for _ in range(count)]
+            mine = [self.stand.lap(placement) for _ in range(count)]
+            theirs = [self._lap_of_best(best) for _ in range(count)]
         self.stand.best_seconds = median(theirs)
         return [own / other for own, other in zip(mine, theirs, strict=True)]
 
-    def _lap_of_best(self, best: Placement, until: float) -> float:
+    def _lap_of_best(self, best: Placement) -> float:
         try:
-            return self.stand.lap(best, until)
+            return self.stand.lap(best)
         except Failed as error:
             raise _BestFailed(str(error)) from error
 

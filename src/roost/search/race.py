@@ -66,6 +66,7 @@ def race(
     rng = np.random.default_rng(seed)
     for number in range(rounds):
         for key in rng.permutation(sorted(laps)).tolist():
+            source.stand.allow()
             try:
                 laps[key].append(source.stand.lap(entered[key].placement))
             except Failed as error:

@@ -55,6 +55,7 @@ class Stand:
         self.problem, self.model, self.warm_up, self.limits, self.runtime = problem, model, warm_up, limits, runtime
         self.best_seconds = inf  # of the step of the best so far: what is very much slower is not waited for
         self.num_started = 0  # processes
+        self._until = inf  # by the clock: then what was allowed is over
         self._worker: Worker | None = None
         self._peaks: dict[str, Array] = {}  # by digest
         self._ready: dict[str, tuple[Placement, Built]] = {}  # by digest, what was used last comes last
@@ -62,6 +63,7 @@ class Stand:
     def open(self) -> Worker:
         """The process. Raises where the model cannot be run in it."""
         if self._worker is None:
+            began = time.monotonic()
             most = self.limits.share * available_bytes()
             try:
                 self._worker = Worker(self.model, self.problem, self.runtime, self.limits.start, most)
@@ -70,6 +72,7 @@ class Stand:
                     raise InputError(str(error)) from None
                 raise ExecutionError(f"the model cannot be run: {error}") from None
             self.num_started += 1
+            self._until += time.monotonic() - began  # nobody's fault
         return self._worker
 
     def close(self) -> None:
@@ -78,7 +81,11 @@ class Stand:
         if worker is not None:
             worker.close()
 
-    def hold(self, placement: Placement, until: float = inf) -> Built:
+    def allow(self) -> None:
+        """All that follows, up to when this is called again, may take as long as one trial may."""
+        self._until = time.monotonic() + self.limits.most
+
+    def hold(self, placement: Placement) -> Built:
         """Have a placement ready, beside others where there is room; raises `Failed` where it fails."""
         key = placement.digest
         if key in self._ready:
@@ -88,11 +95,11 @@ class Stand:
                 self.drop(next(iter(self._ready.values()))[0])
             crowded = bool(self._ready)
             try:
-                built = self._build(placement, until)
+                built = self._build(placement)
             except Failed as error:
                 if error.kind != "memory" or not crowded:
                     raise
-                built = self._build(placement, until)  # alone: with the process all others went
+                built = self._build(placement)  # alone: with the process all others went
             self._ready[key] = placement, built
         return self._ready[key][1]
 
@@ -103,11 +110,11 @@ class Stand:
         if self._ready.pop(placement.digest, None) is not None:
             self._ask("drop", placement.digest)
 
-    def lap(self, placement: Placement, until: float = inf) -> float:
+    def lap(self, placement: Placement) -> float:
         """Seconds of a step, now."""
-        about = self.hold(placement, until).seconds
+        about = self.hold(placement).seconds
         steps = min(_MOST_STEPS, max(1, ceil(_SAMPLE_SECONDS / max(about, 1e-6))))
-        return float(self._ask("time", placement.digest, steps, steps=steps, until=until))
+        return float(self._ask("time", placement.digest, steps, steps=steps))
 
     def has_room(self, placement: Placement) -> bool:
         """Whether a placement can be held beside those that are ready."""
@@ -127,16 +134,16 @@ class Stand:
             self._peaks[placement.digest] = Simulator.of(self.problem).simulate(placement).peak_memory
         return self._peaks[placement.digest]
 
-    def _build(self, placement: Placement, until: float) -> Built:
+    def _build(self, placement: Placement) -> Built:
         steps = _CHECKED_STEPS + self.warm_up
         args = (placement.digest, placement, self.warm_up)
-        found: Built = self._ask("build", *args, steps=steps, until=until, more=placement)
+        found: Built = self._ask("build", *args, steps=steps, more=placement)
         return found
 
-    def _ask(self, command: str, *args: Any, steps: int = 0, until: float = inf, more: Placement | None = None) -> Any:
+    def _ask(self, command: str, *args: Any, steps: int = 0, more: Placement | None = None) -> Any:
         worker, limits = self.open(), self.limits
         seconds = limits.floor + (limits.multiple * self.best_seconds * steps if steps else 0.0)
-        limit = max(0.0, min(limits.most, seconds, until - time.monotonic()))
+        limit = max(0.0, min(limits.most, seconds, self._until - time.monotonic()))
         try:
             return worker.ask(command, *args, limit=limit, most_bytes=self._most_bytes(worker, more))
         except BaseException as error:
