@@ -148,6 +148,7 @@ class Measuring:
     def _pairs(self, placement: Placement, best: Placement, count: int) -> list[float]:
         """Both in turn where there is room for both, or else one after the other."""
         mine, theirs = [], []
+        self.stand.hold(placement)  # the best may have to make room for it
         if self.stand.holds(best) or self.stand.has_room(best):
             for _ in range(count):
                 mine.append(self.stand.lap(placement))
