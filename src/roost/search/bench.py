@@ -76,7 +76,7 @@ class Bench:
                 f"the model that is measured has graph {self.step.graph.digest}, the problem {problem.graph.digest}; "
                 "capture it with the same settings"
             )
-        self.inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        self.inputs = [leaf.detach().cpu() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self.residents = _residents(model)
         self.tolerance = _TOLERANCE_CUDA if self.cuda else _TOLERANCE
         self.expected = self._unplaced()
@@ -186,8 +186,8 @@ class Bench:
 
 def _residents(model: nn.Module) -> dict[str, Tensor]:
     """Parameters as they lie; buffers copied, for the model changes them when it is called."""
-    found = {name: value.detach() for name, value in model.named_parameters(remove_duplicate=False)}
-    return found | {name: value.detach().clone() for name, value in model.named_buffers(remove_duplicate=False)}
+    found = {name: value.detach().cpu() for name, value in model.named_parameters(remove_duplicate=False)}
+    return found | {name: value.detach().cpu().clone() for name, value in model.named_buffers(remove_duplicate=False)}
 
 
 def _has_room(alone: Problem, placement: Placement) -> bool:

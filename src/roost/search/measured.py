@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_SECONDS_EACH = 0.2  # so that every trial is written down when it is done, and the budget looked at
+_SHARE = 0.1  # of the time for a trial that one set of repeats may take
 _SLOW = 4.0  # times the best: what is that slow is timed once
 
 
@@ -126,7 +127,7 @@ class Measuring:
         self.stand.allow()
         built, best = self.stand.hold(placement), self._best
         if best is None:
-            return median(self.stand.lap(placement) for _ in range(self.repeats)), built
+            return median(self.stand.lap(placement) for _ in range(self._repeats(built))), built
         other = self.problem.check(best.placement)
         try:
             ratio = self._beside(placement, other, built)
@@ -140,10 +141,15 @@ class Measuring:
     def _beside(self, placement: Placement, best: Placement, built: Built) -> float:
         """The step of a placement over that of the best so far: the median of pairs."""
         slow = built.seconds > _SLOW * self.stand.best_seconds
-        pairs = self._pairs(placement, best, 1 if slow else self.repeats)
+        pairs = self._pairs(placement, best, 1 if slow else self._repeats(built))
         if median(pairs) < 1.0:
-            pairs += self._pairs(placement, best, self.repeats)
+            pairs += self._pairs(placement, best, self._repeats(built))
         return median(pairs)
+
+    def _repeats(self, built: Built) -> int:
+        """Fewer of long steps: all of a trial must end within its limit."""
+        most = _SHARE * self.stand.limits.most / max(built.seconds, 1e-9)
+        return max(1, min(self.repeats, int(most)))
 
     def _pairs(self, placement: Placement, best: Placement, count: int) -> list[float]:
         """Both in turn where there is room for both, or else one after the other."""
