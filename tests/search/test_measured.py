@@ -22,8 +22,8 @@ from roost.core.trial import Trial
 from roost.errors import ExecutionError, Infeasible, InputError
 from roost.placers import Round
 from roost.placers._orders import best_of
-from roost.search.bench import Bench, WrongResult, cores_of, difference, told
-from roost.search.measured import Measuring
+from roost.search.bench import Bench, Built, WrongResult, cores_of, difference, told
+from roost.search.measured import Measuring, surely_below
 from roost.search.model_source import ModelSource
 from roost.search.race import race
 from roost.search.solve import search, solve
@@ -134,6 +134,46 @@ def test_step_times_are_those_of_the_best_times_a_ratio(source):
     source.remember([replace(slow, step_time=1e-6)])
     faster = measured(source, "fine", 2)
     assert 1e-8 < faster.step_time < 1e-6  # in the seconds of the best, whatever those are
+
+
+class Noisy:
+    """Stands for a process in which every step takes a second, more or less."""
+
+    limits, best_seconds, holds, has_room = Limits(), inf, lambda *_: True, lambda *_: True
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.rng, self.seconds = np.random.default_rng(1), seconds
+        self.first = ""
+
+    def allow(self) -> None:
+        pass
+
+    def drop(self, placement: roost.Placement) -> None:
+        pass
+
+    def hold(self, placement: roost.Placement) -> Built:
+        self.first = self.first or placement.digest
+        return Built(1.0, {})
+
+    def lap(self, placement: roost.Placement) -> float:
+        return (1.0 if placement.digest == self.first else self.seconds) * float(self.rng.lognormal(0.0, 0.1))
+
+
+def test_luck_does_not_make_step_times_shrink(problem):
+    """A hundred that are all as fast as the first: none may count as much faster."""
+    source = Measuring(problem, ModelSource(small_net.made))
+    source.stand = Noisy()  # type: ignore[assignment]
+    rng = np.random.default_rng(2)
+    found = source.trials([any_placement(problem, rng) for _ in range(100)])
+    assert min(trial.step_time for trial in found) > 0.7
+    faster = Measuring(problem, ModelSource(small_net.made))
+    faster.stand = Noisy(0.5)  # type: ignore[assignment]
+    first, other = faster.trials([any_placement(problem, rng) for _ in range(2)])
+    assert 0.4 < other.step_time / first.step_time < 0.7
+
+
+def test_a_sign_test_says_what_is_below():
+    assert [surely_below(range(1, n + 1)) for n in (1, 2, 4, 5, 10, 20)] == [1, 2, 4, 5, 8, 14]
 
 
 def test_what_was_measured_is_not_measured_again(source):

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import inf
+from math import comb, inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_SECONDS_EACH = 0.2  # so that every trial is written down when it is done, and the budget looked at
+_CHANCE = 0.06  # that what is no faster counts as faster
 _SHARE = 0.1  # of the time for a trial that one set of repeats may take
 _SLOW = 4.0  # times the best: what is that slow is timed once
 
@@ -40,8 +41,10 @@ class Measuring:
 
     The step time of a trial is its time over that of the best so far, both run in turn, times the step time of the
     trial of that best. So a machine that grows slower or faster in the course of a search decides nothing: trials
-    compare as the steps did side by side, and all are in the seconds of the first. What seems to be the new best is
-    timed as often again before it is believed: the luckiest of many would be taken for the best.
+    compare as the steps did side by side, and all are in the seconds of the first. What seems to be faster than the
+    best is timed as often again, and counts as faster only as far as that is beyond the noise: otherwise the luckiest
+    of many would be taken for the best, the next would be the luckiest beside it, and step times would shrink without
+    end.
     """
 
     source = "measured"
@@ -142,9 +145,10 @@ class Measuring:
         """The step of a placement over that of the best so far: the median of pairs."""
         slow = built.seconds > _SLOW * self.stand.best_seconds
         pairs = self._pairs(placement, best, 1 if slow else self._repeats(built))
-        if median(pairs) < 1.0:
-            pairs += self._pairs(placement, best, self._repeats(built))
-        return median(pairs)
+        if median(pairs) >= 1.0:
+            return median(pairs)
+        pairs += self._pairs(placement, best, self._repeats(built))
+        return median(pairs) if median(pairs) >= 1.0 else min(1.0, surely_below(pairs))
 
     def _repeats(self, built: Built) -> int:
         """Fewer of long steps: all of a trial must end within its limit."""
@@ -170,6 +174,14 @@ class Measuring:
             return self.stand.lap(best)
         except Failed as error:
             raise _BestFailed(str(error)) from error
+
+
+def surely_below(samples: Sequence[float]) -> float:
+    """What the median of the distribution is below, by a sign test: the 8th of 10, the 5th of 5."""
+    count = len(samples)
+    tail = [sum(comb(count, n) for n in range(k, count + 1)) / 2**count for k in range(1, count + 1)]
+    rank = next((k for k, chance in enumerate(tail, 1) if chance <= _CHANCE), count)
+    return sorted(samples)[rank - 1]
 
 
 class _BestFailed(Exception):
