@@ -147,6 +147,8 @@ def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = No
 
     best, bound = progress.best, progress.bound
     words = [f"{progress.seconds + since:.1f} s", _console.plural(progress.num_trials, "trial")]
+    if not best.feasible and best.why and not best.missing_bytes:
+        return ", ".join([*words, f"nothing runs yet: {best.why}"])
     if not best.feasible:
         return ", ".join([*words, f"nothing fits yet, the best try lacks {show_bytes(best.missing_bytes)}"])
     words.append(f"best {show_seconds(best.step_time)} by {best.placer}")
@@ -212,14 +214,14 @@ def main_device(problem: Problem, trial: Trial) -> str:
     return problem.cluster.device_names[int(count.argmax())]
 
 
-def ratio(trial: Trial, single: Trial) -> float | None:
+def ratio(trial: Trial, single: Trial | None) -> float | None:
     """Of its step time to that of the best single device; None where either does not fit, or nothing takes time."""
-    if not (trial.feasible and single.feasible and single.step_time > 0):
+    if single is None or not (trial.feasible and single.feasible and single.step_time > 0):
         return None
     return trial.step_time / single.step_time
 
 
-def facts(problem: Problem, trial: Trial, single: Trial) -> dict[str, Any]:
+def facts(problem: Problem, trial: Trial, single: Trial | None) -> dict[str, Any]:
     """A trial for programs."""
     return {
         "placer": trial.placer,
@@ -249,6 +251,8 @@ def show_step(row: dict[str, Any]) -> str | Text:
 
     if row["feasible"]:
         return show_seconds(row["step_time"])
+    if not row["missing_bytes"]:
+        return Text("failed", "red")  # as it was run
     return Text(f"lacks {show_bytes(row['missing_bytes'])}", "red")
 
 

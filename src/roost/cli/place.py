@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _exits, _problem, _search, _step
+from roost.cli import _console, _exits, _measured, _problem, _search, _step
 from roost.cli._metrics import METRICS, Metrics
 from roost.errors import InputError
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from roost.core.trial import Result, Trial
     from roost.errors import Infeasible
     from roost.placers import Placer
+    from roost.search.evaluate import Progress
+    from roost.search.measured import Measuring
+    from roost.search.race import Race
 
 JOURNAL = "trials.jsonl"
 FILES = {
@@ -67,6 +70,8 @@ def place(
     setting: _problem.Settings = None,
     shape: _problem.Shapes = None,
     costs: _problem.CostsFile = None,
+    evaluate: _measured.Evaluate = "simulated",
+    race: _measured.WithRace = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Search for the best placement.
@@ -74,7 +79,12 @@ def place(
     Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C ends the search
     with the best so far. With -o a search that was killed goes on when the same command is given again. The exit code
     is 3 where nothing fits; the best try is shown all the same, and not long looked for where that is proved.
+
+    With --evaluate measured every candidate is run, in a process of its own and in turn with the best so far; one that
+    fails is a trial that is not feasible. In the end the best is raced against the best single device and the best
+    heuristic, and what is not faster beyond the noise is not recommended.
     """
+    measured = _measured.check(evaluate, race, model_or_graph, on)
     _search.check_placer(placer)
     chosen = _search.placer_with(placer, weights, variant)
     _search.check_budget(seconds, trials)
@@ -86,18 +96,31 @@ def place(
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)
-    result = _search_for(problem, placer, chosen, seconds, trials, seed, output, tensorboard)
+    source = None
+    if measured and proof is None:
+        assert model is not None
+        source = _measured.source_of(problem, model, seed)
+    try:
+        finalists = _measured.Finalists()
+        result = _search_for(problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists)
+        single, raced = _single(problem, result, source), None
+        if source is not None and single is not None and race is not False and result.ended != "interrupted":
+            result, single, raced = _measured.raced(problem, source, result, finalists.trials, single)
+    finally:
+        if source is not None:
+            source.close()
     from roost.simulator.compiled import simulate
 
     step = simulate(problem, result.best.placement, full=True)
-    single = _search.single_trial(problem, {result.placer: result.best, **result.baselines})
-    found = _facts(problem, result, single, step) | {"variant": variant}
+    found = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
+    if source is not None:
+        found |= _measured.facts(result, step.step_time, raced)
     if output is not None:
         found["files"] = _write(output, problem, result, step)
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
         found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
-    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, single))
+    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced))
     if lacking is not None:
         _console.error(str(lacking[0]))
         raise typer.Exit(_exits.NOTHING_FITS)
@@ -131,6 +154,8 @@ def _search_for(
     seed: int,
     output: Path | None,
     tensorboard: bool,
+    source: Measuring | None = None,
+    finalists: _measured.Finalists | None = None,
 ) -> Result:
     from roost.search.solve import search
 
@@ -143,8 +168,12 @@ def _search_for(
     if output is not None:
         metrics = Metrics(output, tensorboard, going_on=bool(first))
     note = None if metrics is None else metrics.add
-    with _search.watching(name, first, _search.baseline(problem)) as tell:
-        result = search(problem, placer, seconds, trials, seed, tell, journal, on_note=note)
+    lent = None if source is None else source.lent()
+    with _search.watching(name, first, None if lent else _search.baseline(problem)) as tell:
+        on_trial: Callable[[Progress], object] = tell
+        if finalists is not None:
+            finalists.tell, on_trial = tell, finalists
+        result = search(problem, placer, seconds, trials, seed, on_trial, journal, source=lent, on_note=note)
     if metrics is not None:
         metrics.close()
     if result.ended == "interrupted":
@@ -152,7 +181,21 @@ def _search_for(
     return result
 
 
-def _facts(problem: Problem, result: Result, single: Trial, step: Timeline) -> dict[str, Any]:
+def _single(problem: Problem, result: Result, source: Measuring | None) -> Trial | None:
+    """The best single device; None where it was not asked for on the way, and the search was not to go on."""
+    asked = {result.placer: result.best, **result.baselines}
+    if source is None or "single" in asked:
+        return _search.single_trial(problem, asked)
+    if result.ended == "interrupted":
+        return None
+    try:
+        return _measured.asked(problem, source, "single")
+    except KeyboardInterrupt:
+        _console.note("interrupted: one device alone was not measured")
+        return None
+
+
+def _facts(problem: Problem, result: Result, single: Trial | None, step: Timeline) -> dict[str, Any]:
     """The result in seconds and bytes, as --json prints it."""
     asked = sorted(result.baselines.values(), key=lambda trial: (trial.missing_bytes, trial.step_time))
     bound = result.bound
@@ -166,7 +209,9 @@ def _facts(problem: Problem, result: Result, single: Trial, step: Timeline) -> d
         "ended": result.ended,
         "bound": None if bound is None else {"step_time": bound.step_time, "proof": bound.proof},
         "gap": _search.gap(result.best, bound),
-        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "single": None
+        if single is None
+        else {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
         "ratio_to_single": _search.ratio(result.best, single),
         "baselines": [_search.facts(problem, trial, single) for trial in asked],
         "not_asked": _not_asked(result),
@@ -203,8 +248,9 @@ def _nothing_fits(
 ) -> tuple[Infeasible, int | None]:
     """The error to end with, and the batch that would fit where one is known."""
     from roost.search.fixes import nothing_found
+    from roost.search.solve import none_ran
 
-    error = nothing_found(problem, result, "" if proof is None else str(proof))
+    error = nothing_found(problem, result, none_ran(result) if proof is None else str(proof))
     batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
     if batch is not None:
         # The share of the activations is a hint for whoever has no batch to set.
@@ -252,15 +298,23 @@ def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
     return roomy
 
 
-def _report(found: dict[str, Any], problem: Problem, result: Result, single: Trial) -> Iterator[RenderableType]:
+def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race | None) -> Iterator[RenderableType]:
     """The result for people."""
     from rich.text import Text
 
     from roost.core.units import show_seconds
 
-    yield Text.assemble(
-        (f"{show_seconds(found['step_time'])} a step", "bold"), f", {_beside_single(found)}, ", _step.fits(found)
-    )
+    measured = found["evaluate"] == "measured"
+    if measured and not found["feasible"] and result.best.why:
+        yield Text(f"does not run: {result.best.why}", "red")
+    else:
+        yield Text.assemble(
+            (f"{show_seconds(found['step_time'])} a step", "bold"), f", {_beside_single(found)}, ", _step.fits(found)
+        )
+    if measured:
+        yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
+    if raced is not None:
+        yield f"Race: {raced.said}"
     if result.bound is not None:
         words = _search.show_bound(found["gap"], result.bound)
         yield words[0].upper() + words[1:]
@@ -287,6 +341,8 @@ def _beside_single(found: dict[str, Any]) -> str:
     from roost.core.units import show_seconds
 
     single, share = found["single"], found["ratio_to_single"]
+    if single is None:
+        return "one device alone was not measured"
     if not single["feasible"]:
         return "too large for any one device"
     if share is None:

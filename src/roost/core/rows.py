@@ -6,6 +6,7 @@ The classes ending in `File` are the fields of a file; the published JSON Schema
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, isinf
 from typing import Annotated, Any
 
 import msgspec
@@ -167,7 +168,7 @@ class TrialRow(File, tag_field="format", tag="roost.trial"):
 
     version: int
     digest: str
-    step_time: Figure
+    step_time: Figure | None  # null: it did not come to an end
     peak_memory: list[Count]
     feasible: bool
     placement: PlacementFile
@@ -175,6 +176,7 @@ class TrialRow(File, tag_field="format", tag="roost.trial"):
     source: str = "simulated"
     placer: str = ""
     missing_bytes: Count = 0
+    why: str = ""
 
 
 class BoundRow(File):
@@ -531,7 +533,7 @@ def trial_row(trial: Trial) -> TrialRow:
     return TrialRow(
         version=1,
         digest=trial.placement.digest,
-        step_time=trial.step_time,
+        step_time=None if isinf(trial.step_time) else trial.step_time,
         peak_memory=trial.peak_memory.tolist(),
         feasible=trial.feasible,
         placement=placement_file(trial.placement),
@@ -539,6 +541,7 @@ def trial_row(trial: Trial) -> TrialRow:
         source=trial.source,
         placer=trial.placer,
         missing_bytes=trial.missing_bytes,
+        why=trial.why,
     )
 
 
@@ -551,13 +554,14 @@ def trial_from(row: TrialRow) -> Trial:
         )
     return Trial(
         placement=placement,
-        step_time=row.step_time,
+        step_time=inf if row.step_time is None else row.step_time,
         peak_memory=np.array(row.peak_memory, dtype=np.int64),
         feasible=row.feasible,
         seconds=row.seconds,
         source=row.source,
         placer=row.placer,
         missing_bytes=row.missing_bytes,
+        why=row.why,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isinf
 from pathlib import Path
 
 from roost.core.arrays import Array
@@ -16,13 +17,14 @@ class Trial:
     """One evaluated placement. One that does not fit is a trial like any other, with `feasible` false."""
 
     placement: Placement
-    step_time: float  # seconds
+    step_time: float  # seconds; infinite where it was run and did not come to an end
     peak_memory: Array  # [devices] bytes
     feasible: bool
     seconds: float = 0.0  # spent on it
     source: str = "simulated"  # or "measured"
     placer: str = ""
     missing_bytes: int = 0  # beyond the capacities, on all devices together
+    why: str = ""  # it is not feasible, where not for memory as simulated
 
     def better_than(self, other: Trial | None) -> bool:
         """Feasible before infeasible, then nearer to fitting, then the shorter step."""
@@ -35,7 +37,9 @@ class Trial:
         )
 
     def __repr__(self) -> str:
-        lacks = "fits" if self.feasible else f"lacks {show_bytes(self.missing_bytes)}"
+        lacks = "fits" if self.feasible else self.why or f"lacks {show_bytes(self.missing_bytes)}"
+        if isinf(self.step_time):
+            return f"Trial({lacks}{f', by {self.placer}' if self.placer else ''})"
         return f"Trial({show_seconds(self.step_time)} a step, {lacks}{f', by {self.placer}' if self.placer else ''})"
 
 

@@ -27,9 +27,14 @@ _CLOSE = 1e-9  # a step this near to the bound is as short as can be
 
 
 class Source(Protocol):
-    """Where trials come from: the simulator, or devices."""
+    """Where trials come from: the simulator, or devices.
 
-    seconds_each: float
+    One that runs placements has `simulated = False`; it may have `open()`, called before the budget begins, and
+    `remember(trials)`, called with those that a journal has.
+    """
+
+    @property
+    def seconds_each(self) -> float: ...
 
     def trials(self, placements: Sequence[Placement]) -> list[Trial]: ...
 
@@ -76,8 +81,11 @@ class Search:
         self.best: Trial | None = None
         self.best_of: dict[str, Trial] = {}  # by placer
         self.bound: Bound | None = None
+        self.is_simulated = bool(getattr(source, "simulated", True))
 
     def prove(self, bound: Bound) -> None:
+        if not self.is_simulated:
+            return  # it is one on steps as simulated, and what is measured may be shorter
         if self.bound is None or bound.step_time > self.bound.step_time:
             self.bound = bound
 
@@ -220,6 +228,10 @@ class Evaluation:
         if self.trials_left < 1 or self._is_late:
             raise BudgetSpent("nothing is left for another round")
         done = run()
+        if not search.is_simulated:
+            # A loop simulates by itself, and proposes; what is run counts, and decides. At least one, or a loop that
+            # proposes nothing would have no end.
+            done = replace(done, simulations=max(1, len(done.placements)))
         trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]
         if search.journal is not None:
             search.journal.add_round(self._placer, done, trials, search.budget.elapsed)
@@ -231,4 +243,7 @@ class Evaluation:
         search = self._search
         search.budget.catch_up(past.elapsed)
         search.take(past.trials, past.simulations)
+        remember = getattr(search.source, "remember", None)
+        if remember is not None:
+            remember(past.trials)
         search.tell(past.trials)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf, isinf
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -69,7 +70,7 @@ class TrialLine(File, tag_field="row", tag="trial", omit_defaults=True):
     """One finished trial."""
 
     digest: str
-    step_time: Figure
+    step_time: Figure | None  # null: it did not come to an end
     peak_memory: list[Count]
     feasible: bool
     elapsed: Figure  # seconds since the search began
@@ -77,6 +78,7 @@ class TrialLine(File, tag_field="row", tag="trial", omit_defaults=True):
     source: str = "simulated"
     placer: str = ""
     missing_bytes: Count = 0
+    why: str = ""
     placement: PlacementFile | None = None
 
 
@@ -376,7 +378,7 @@ def _code() -> str:
 def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
     return TrialLine(
         digest=trial.placement.digest,
-        step_time=trial.step_time,
+        step_time=None if isinf(trial.step_time) else trial.step_time,
         peak_memory=trial.peak_memory.tolist(),
         feasible=trial.feasible,
         elapsed=elapsed,
@@ -384,6 +386,7 @@ def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine
         source=trial.source,
         placer=trial.placer,
         missing_bytes=trial.missing_bytes,
+        why=trial.why,
         placement=rows.placement_file(trial.placement) if with_placement else None,
     )
 
@@ -391,13 +394,14 @@ def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine
 def _trial_from(line: TrialLine, placement: Placement) -> Trial:
     return Trial(
         placement=placement,
-        step_time=line.step_time,
+        step_time=inf if line.step_time is None else line.step_time,
         peak_memory=np.array(line.peak_memory, dtype=np.int64),
         feasible=line.feasible,
         seconds=line.seconds,
         source=line.source,
         placer=line.placer,
         missing_bytes=line.missing_bytes,
+        why=line.why,
     )
 
 

@@ -38,6 +38,7 @@ def solve(
     journal: str | Path | None = None,
     workers: int | None = None,
     on_note: Callable[[Mapping[str, float]], object] | None = None,
+    source: Source | None = None,
 ) -> Result:
     """Search for the best placement until the trials or the seconds are spent (ten seconds where neither is given).
 
@@ -45,16 +46,18 @@ def solve(
     names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
     `Progress` for each trial that a placer asks for, after the batch that it is in, and for the best of each round of
     a compiled loop; where it returns True the search ends. `on_note` is called with what a learned placer says of its
-    learning. Ctrl-C ends the search with the best so far. Raises `Infeasible`, with the result of the
-    search as its `result`, where nothing is found that fits; at once, and without a result, where that is proved.
+    learning. `source` says what placements cost, and is closed in the end: the simulator where it is left out, or a
+    `roost.search.measured.Measuring` that runs them. Ctrl-C ends the search with the best so far. Raises `Infeasible`,
+    with the result of the search as its `result`, where nothing is found that fits; at once, and without a result,
+    where that is proved.
     """
     check(problem)
     proof = nothing_fits(problem)
     if proof is not None:
         raise proof
-    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers, on_note=on_note)
+    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers, source=source, on_note=on_note)
     if not result.best.feasible:
-        raise nothing_found(problem, result)
+        raise nothing_found(problem, result, none_ran(result))
     return result
 
 
@@ -77,18 +80,22 @@ def search(
     name, chosen = _placer(placer)
     seed = _seed(seed)
     warm_up(chosen, prove)
-    if budget is None:
-        if seconds is None and trials is None:
-            seconds = _SECONDS
-        budget = Budget(inf if trials is None else trials, inf if seconds is None else seconds)
+    source = source or Simulating(problem, workers)
+    if seconds is None and trials is None:
+        seconds = _SECONDS
+    given = (inf if trials is None else trials, inf if seconds is None else seconds)
+    budget, fresh = (Budget(*given), True) if budget is None else (budget, False)
     opened = None
     if journal is not None:
         from roost.search.journal import open_journal  # only who writes files needs what writes them
 
-        opened = open_journal(journal, problem, name, repr(chosen), seed)
-    source = source or Simulating(problem, workers)
-    state = Search(problem, source, budget, seed, opened, on_trial, on_note)
+        how = "" if getattr(source, "simulated", True) else ", measured"
+        opened = open_journal(journal, problem, name, repr(chosen) + how, seed)
     try:
+        if callable(start := getattr(source, "open", None)):
+            start()
+            budget = Budget(*given) if fresh else budget  # a process with a model takes seconds that nobody gave for it
+        state = Search(problem, source, budget, seed, opened, on_trial, on_note)
         ended = _run(state, name, chosen, prove)
         if ended != "stopped":
             state.take_rest()
@@ -110,6 +117,13 @@ def search(
         problem=problem.digest,
         ended=ended,
     )
+
+
+def none_ran(result: Result) -> str:
+    """What to say where the best try did not fail for memory as simulated; nothing where it did."""
+    best = result.best
+    failed = best.why and not best.missing_bytes
+    return f"nothing runs: the best try of {result.num_trials} failed: {best.why}" if failed else ""
 
 
 def check(problem: Problem) -> None:
@@ -137,7 +151,7 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
     """Run the placer to its end or that of the budget; why it ended."""
     evaluate = Evaluation(state, name)
     try:
-        if prove:
+        if prove and state.is_simulated:
             state.prove(bound(state.problem, seconds=min(1.0, _BOUND_SHARE * state.budget.seconds)))
         placement = placer.place(state.problem, evaluate)
         state.problem.check(placement)
