@@ -8,7 +8,7 @@ of a few such, with little else in it, is one group: a pair of layers with an ac
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -49,6 +49,10 @@ class ByModule:
         for parameter, modules in readers.items():
             if not all(_may_hold(module, names[graph.op_names[parameter]]) for module in modules):
                 allowed[parameter] = self._on_main(allowed[parameter])
+        for members in _groups(graph):
+            if not _common(allowed[op] for op in members):  # what must be together and cannot be so: as it was
+                for op in members:
+                    allowed[op] = graph.allowed[op]
         limited = replace(graph, allowed=tuple(allowed))
         sets = self._joined(limited, readers, {module: together.get(module, module) for module in {*units, *together}})
         root = sets.roots()
@@ -86,18 +90,30 @@ class ByModule:
     def _joined(self, graph: Graph, readers: dict[int, list[str]], units: dict[str, str]) -> Unions:
         kinds = Kinds(graph)
         sets = Unions(kinds.masks(graph).tolist())
+        for members in _groups(graph):
+            for op in members:
+                sets.join(members[0], op)
         head: dict[str, int] = {}
         for op, (module, parameter) in enumerate(zip(graph.modules, graph.is_parameter.tolist(), strict=True)):
             if not parameter and plain(module) in units:
                 sets.join(head.setdefault(units[plain(module)], op), op)
-        leader: dict[int, int] = {}
-        for op, group in enumerate(graph.group.tolist()):
-            if group >= 0:
-                sets.join(leader.setdefault(group, op), op)
         for parameter, modules in readers.items():
             if len(modules) == 1 and graph.output_bytes[parameter] < self.small_bytes:
                 sets.join(head[units[modules[0]]], parameter)
         return sets
+
+
+def _groups(graph: Graph) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for op in np.flatnonzero(graph.group >= 0).tolist():
+        found.setdefault(int(graph.group[op]), []).append(op)
+    return list(found.values())
+
+
+def _common(choices: Iterable[tuple[str, ...]]) -> bool:
+    """Whether there is a kind that all allow."""
+    limits = [set(choice) for choice in choices if choice]
+    return not limits or bool(set.intersection(*limits))
 
 
 def plain(module: str) -> str:
