@@ -43,6 +43,8 @@ class _Rounding:
         self.names = problem.cluster.device_names
         self.device = np.array(self.placement.device)
         self.main = self._main()
+        kinds = [one.kind for one in problem.cluster.devices]
+        self.store = kinds.index(MEMORY) if MEMORY in kinds else None  # from which all is streamed, where there is one
         self.readers = readers_of(self.graph)
         self.ops: dict[str, list[int]] = {}  # of each module
         for op, (module, parameter) in enumerate(
@@ -85,6 +87,8 @@ class _Rounding:
             if not away and not all(brought.values()):
                 self.device[parameter] = self.main
                 continue
+            if not away and brought and self.store is not None:
+                self.device[parameter] = self.store
             for module, name in brought.items():
                 if name is not None:
                     self.streamed[module].append(name)
