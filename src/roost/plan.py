@@ -235,18 +235,21 @@ def _with_store(problem: Problem, main: str, hop: float) -> Problem:
     one, other = cluster.index_of(host.name), cluster.index_of(main)
     forth, back = float(cluster.latency[one, other]), float(cluster.latency[other, one])
     rate = [1 / float(cluster.seconds_per_byte[pair]) for pair in ((one, other), (other, one))]
-    links = (
-        *cluster.links,
-        Link(STORE, "*", rate[0], forth, bus="weights to {target}"),
-        Link("*", STORE, rate[1], back, bus="weights from {source}"),
-        Link(main, host.name, rate[1], max(back, hop - forth), bus=f"{main} to {host.name}"),
+    ways = {  # from, to: bytes/s, latency, bus
+        (STORE, "*"): (rate[0], forth, "weights to {target}"),
+        ("*", STORE): (rate[1], back, "weights from {source}"),
+        (STORE, host.name): (_NEVER, 0.0, "no need of it"),
+        (main, host.name): (rate[1], max(back, hop - forth), f"{main} to {host.name}"),
         # Slow enough that no weights go this way, beside those that queue; what is computed is small.
-        Link(host.name, main, rate[0] / _NARROW, forth, bus=f"{host.name} to {main}"),
-        Link(STORE, host.name, _NEVER, 0.0, bus="no need of it"),
-    )
+        (host.name, main): (rate[0] / _NARROW, forth, f"{host.name} to {main}"),
+    }
+    links = [
+        Link(source, target, bandwidth, latency, both_ways=False, bus=bus)
+        for (source, target), (bandwidth, latency, bus) in ways.items()
+    ]
     seconds = np.where(problem.graph.is_parameter, 0.0, _LONG)[:, None]
     costs = Costs(np.hstack([problem.op_time, seconds]), problem.costs.source)
-    return Problem(problem.graph, replace(cluster, devices=devices, links=links), costs)
+    return Problem(problem.graph, replace(cluster, devices=devices, links=(*cluster.links, *links)), costs)
 
 
 def _hop(main: str) -> float:

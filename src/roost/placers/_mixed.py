@@ -19,7 +19,7 @@ from roost.core.trial import Trial
 from roost.placers import Evaluate
 
 _IN_PLACE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # share of what does not fit
-_WINDOW = (0.02, 0.05, 0.1, 0.2)  # of the memory
+_WINDOW = (0.02, 0.04, 0.08, 0.16)  # of the memory
 _RETRIES = 3
 
 
@@ -108,10 +108,13 @@ def _placement(
     given = np.zeros(3)
     seen = 0.0
     device = start.copy()
-    for part in parts:
+    largest = [max(int(problem.graph.output_bytes[weight]) for weight in part.weights) for part in parts]
+    for number, part in enumerate(parts):
         seen += part.size
         behind = shares * seen - given
         choice = int(np.argmax(behind if part.movable else behind[:2]))
+        if choice == 1 and largest[number] > window:
+            choice = 0  # it would need a larger window than all others
         given[choice] += part.size
         device[part.weights] = devices[choice]
         if choice == 2:
