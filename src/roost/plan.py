@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from roost.frontends.torch import Described
+    from roost.report.exports import DeviceMap
     from roost.runtime.modules import ModulePlacement
+    from roost.runtime.verify import Verification
 
 # What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
 _WORKSPACE = 96 * 2**20
@@ -54,6 +56,7 @@ class Plan:
     modules: ModulePlacement
     placement: Placement  # the same, op by op
     timeline: Timeline  # simulated
+    example_inputs: Any
 
     @property
     def step_time(self) -> float:
@@ -72,6 +75,41 @@ class Plan:
 
         return remove(model)
 
+    def verify(self, model: nn.Module, inputs: Any = None, tolerance: float | None = None) -> Verification:
+        """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It is left as it was.
+
+        `inputs` are those that the plan was made with where none are given.
+        """
+        from roost.runtime.verify_modules import verify_modules
+
+        return verify_modules(
+            model, self.modules, self.example_inputs if inputs is None else inputs, tolerance=tolerance
+        )
+
+    def device_map(self, model: nn.Module | None = None) -> DeviceMap:
+        """The nearest that accelerate can express, and what that costs: it streams nothing ahead."""
+        from roost.report.exports import device_map
+
+        problem, placement = self.on_real_devices()
+        return device_map(model, problem, placement)
+
+    def on_real_devices(self) -> tuple[Problem, Placement]:
+        """Problem and placement without the device that memory is: as files have them, and exports take them."""
+        cluster = self.problem.cluster
+        if STORE not in cluster.device_names:
+            return self.problem, self.placement
+        host = next(number for number, one in enumerate(cluster.devices) if one.kind == "cpu")
+        store, real = cluster.index_of(STORE), cluster.devices[:-1]
+        device = np.where(self.placement.device == store, host, self.placement.device)
+        links = tuple(link for link in cluster.links if STORE not in (link.source, link.target))
+        problem = Problem(
+            self.problem.graph,
+            replace(cluster, devices=real, links=links),
+            Costs(self.problem.op_time[:, :store], self.problem.costs.source),
+        )
+        window = np.broadcast_to(self.placement.prefetch_bytes, len(cluster.devices))[:store]
+        return problem, problem.placement(device, prefetch_bytes=np.array(window))
+
     def __str__(self) -> str:
         """What a person wants to know before running it."""
         main, weights = self.modules.main, self._weights()
@@ -81,6 +119,8 @@ class Plan:
             for kind, size in weights.items()
             if size
         ]
+        if not self.modules.streamed and not self.modules.runs_on:
+            lines.append(f"one device is best: everything runs on {main}")
         if self.modules.streamed:
             lines.append(f"{'window for weights on their way':34} {show_bytes(self.modules.window):>10} on {main}")
         peak = ", ".join(
@@ -162,7 +202,7 @@ def place(
     result = solve(whole.problem(problem), placer, seconds, trials, seed, on_trial)
     modules, placement = by_modules(problem, whole.expand(result.best.placement), model, step.program.tied)
     modules = replace(modules, few_rows=max(_FEW, 2 * _rows(example_inputs)))
-    return Plan(step, problem, result, modules, placement, simulate(problem, placement))
+    return Plan(step, problem, result, modules, placement, simulate(problem, placement), example_inputs)
 
 
 def _rows(example_inputs: Any) -> int:

@@ -61,6 +61,10 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return found | dict(model.named_buffers(remove_duplicate=False))
 
 
+def is_placed(model: nn.Module) -> bool:
+    return _MARK in model.__dict__
+
+
 def apply(model: nn.Module, placement: ModulePlacement) -> nn.Module:
     """Place a model: the same object, ready to be called."""
     _check(model, placement)
@@ -258,7 +262,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _check(model: nn.Module, placement: ModulePlacement) -> None:
     """Refuse what cannot be placed, before anything is moved."""
-    if _MARK in model.__dict__:
+    if is_placed(model):
         raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook") or hasattr(module, "hf_device_map"):

@@ -32,7 +32,7 @@ class ByModule:
 
     def apply(self, graph: Graph) -> Transformed:
         readers = readers_of(graph)
-        units = {module for modules in readers.values() for module in modules}
+        units = {module for modules in readers.values() for module in modules if module}
         together = self._together(graph, units, readers)
         kinds = tuple(dict.fromkeys((self.main, *self.others)))
         allowed = [
@@ -98,7 +98,7 @@ class ByModule:
             if not parameter and plain(module) in units:
                 sets.join(head.setdefault(units[plain(module)], op), op)
         for parameter, modules in readers.items():
-            if len(modules) == 1 and graph.output_bytes[parameter] < self.small_bytes:
+            if len(modules) == 1 and modules[0] and graph.output_bytes[parameter] < self.small_bytes:
                 sets.join(head[units[modules[0]]], parameter)
         return sets
 

@@ -1,0 +1,79 @@
+"""Weights that do not fit: kept, streamed and used in place."""
+
+import numpy as np
+import pytest
+
+from roost.core.cluster import MEMORY, Cluster, Device, Link
+from roost.core.costs import Costs
+from roost.core.graph import GraphBuilder
+from roost.core.problem import Problem
+from roost.placers._mixed import mixed
+from roost.search.solve import search
+
+COUNT, SIZE = 40, 1000
+
+
+def chain(room, host_seconds, store=False, phase="forward"):
+    """Layers one after the other; a link brings a weight in a second, the GPU needs little, the host some time."""
+    builder = GraphBuilder()
+    last = []
+    for number in range(COUNT):
+        builder.parameter(f"w{number}", SIZE)
+        last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, phase=phase)]
+    devices = [Device("cpu", "cpu", 10**9), Device("gpu", "cuda", room)]
+    links = [Link("cpu", "gpu", SIZE), Link("gpu", "cpu", 1e9, both_ways=False)]
+    times = [host_seconds, 0.01]
+    if store:
+        devices.append(Device("store", MEMORY, 10**9))
+        links += [Link("cpu", "gpu", 1e9), Link("store", "*", SIZE), Link("store", "cpu", 1.0)]
+        times.append(1e6)
+    graph = builder.freeze()
+    seconds = np.where(graph.is_parameter[:, None], 0.0, np.array(times)[None])
+    return Problem(graph, Cluster("small", tuple(devices), tuple(links)), Costs(seconds))
+
+
+class Asked:
+    """An evaluate that simulates."""
+
+    def __init__(self, problem):
+        from roost.search.local import Simulating
+
+        self.source = Simulating(problem, workers=1)
+
+    def __call__(self, placements):
+        return self.source.trials(placements)
+
+
+def best(problem):
+    return min((trial for trial in mixed(problem, Asked(problem)) if trial.feasible), key=lambda trial: trial.step_time)
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_link_and_host_work_at_the_same_time(store):
+    """Half of the weights fit; a link or a host alone would take 20 s and 30 s for the rest, both together 12 s."""
+    found = best(chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=store))
+    assert found.step_time < 18.0
+    device = found.placement.device
+    ops = np.arange(1, 2 * COUNT, 2)
+    assert 0 < (device[ops] == 0).sum() < COUNT / 2
+    away = (device[ops - 1] != 1) & (device[ops] == 1)
+    assert away.any()
+    assert set(device[ops - 1][away]) == ({2} if store else {0})
+
+
+def test_a_slow_host_computes_nothing():
+    found = best(chain(room=SIZE * COUNT // 2, host_seconds=100.0, store=True))
+    assert (found.placement.device[1::2] == 1).all()
+
+
+def test_nothing_to_do_where_all_fits_or_steps_learn():
+    whole = mixed(fits := chain(room=10**9, host_seconds=1.0), Asked(fits))
+    assert len(whole) == 1
+    assert (whole[0].placement.device == 1).all()
+    learns = chain(room=SIZE * COUNT // 2, host_seconds=1.0, phase="backward")
+    assert mixed(learns, Asked(learns)) == []
+
+
+def test_auto_begins_with_it():
+    problem = chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=True)
+    assert search(problem, "auto", trials=2000, seed=0).best.step_time <= best(problem).step_time
