@@ -55,10 +55,6 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config(n_embd=1600, n_layer=48, n_head=25, dtype=torch.bfloat16))
 
 
-def moe() -> nn.Module:
-    return roost.zoo.module("moe")
-
-
 MODELS: dict[str, Callable[[], nn.Module]] = {"llama": llama, "gpt2": gpt2}
 
 
@@ -185,11 +181,48 @@ def main() -> None:
     if given.part == "run":
         name, cap, *cases = given.rest
         run(name, cap, cases or ["1x1", "4x512", "32x512", "generate"], given.without)
+    else:
+        ROWS.with_suffix(".md").write_text(page())
 
 
 def page() -> str:
-    _ = show_bytes
-    return ""
+    """The last row of each kind counts."""
+    found = {}
+    for line in ROWS.read_text().splitlines():
+        row = json.loads(line)
+        found[row["model"], row["cap"], row["case"], row["how"]] = row
+    lines = [
+        "# Models that do not fit on the GPU\n",
+        "`python benchmarks/gpu/offload.py run MODEL CAP`, then `page`; accelerate 1.15 in the same run, "
+        "`infer_auto_device_map` and `dispatch_model` with the same cap. Seconds are medians. `bound` is the larger of "
+        "the weights that do not fit over the measured link, and what the unplaced model takes on the whole GPU. "
+        "`peak` is `max_memory_allocated` over the cap. `difference` is the largest of logits over the largest logit, "
+        "against the unplaced model on the same GPU; for `generate` the share of tokens that differ.\n",
+    ]
+    notes = ROWS.with_suffix(".notes")
+    if notes.exists():
+        lines.append(notes.read_text())
+    head = (
+        "| model, cap | case | unplaced | accelerate | roost | times faster | bound | roost / bound | expected | peak "
+    )
+    lines += [head + "| difference | accelerate's peak, difference |", "|---" * 12 + "|"]
+    for (model, cap, case, how), row in found.items():
+        other, alone = found.get((model, cap, case, "accelerate")), found.get((model, cap, case, "unplaced"))
+        if how != "roost":
+            continue
+        cells = [
+            f"{model}, {show_bytes(cap)}", case, f"{alone['seconds']:.3f}" if alone else "",
+            f"{other['seconds']:.3f}" if other else "", f"{row['seconds']:.4f}",
+            f"{other['seconds'] / row['seconds']:.2f}" if other else "", f"{row['bound']:.4f}",
+            f"{row['seconds'] / row['bound']:.3f}", f"{row['expected']:.4f}", f"{row['peak'] / cap:.3f}",
+            f"{row['difference']:.2g}", f"{other['peak'] / cap:.3f}, {other['difference']:.2g}" if other else "",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cells) + " |")
+    lines.append("\n## What was planned\n")
+    for (model, cap, case, how), row in found.items():
+        if how == "roost":
+            lines.append(f"{model}, {show_bytes(cap)}, {case}:\n\n```text\n{row['plan']}\n```\n")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

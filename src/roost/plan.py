@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -305,20 +305,14 @@ def _hop(main: str) -> float:
 
 def _captured(model: nn.Module, example_inputs: Any) -> Described:
     """The step of inference. A cache of keys and values is no tensor, and not part of a graph: it is left out."""
-    from roost.frontends._trace import trace
-    from roost.frontends.torch import described
+    from roost.frontends.torch import step_of
 
-    if isinstance(example_inputs, Mapping):
-        args, kwargs = (), dict(example_inputs)
-    else:
-        args = tuple(example_inputs) if isinstance(example_inputs, Sequence) else (example_inputs,)
-        kwargs = {}
     config: Any = getattr(model, "config", None)
     cached = getattr(config, "use_cache", None)
     if cached:
         config.use_cache = False
     try:
-        return described(trace(model, args, kwargs), type(model).__name__)
+        return step_of(model, example_inputs)
     finally:
         if cached:
             config.use_cache = cached

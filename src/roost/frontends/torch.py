@@ -47,6 +47,19 @@ def capture(
     both model and inputs may be on the meta device. For training the model returns its loss, or `loss` makes it of the
     model's output. Raises UnsupportedOp where the model decides by the values of tensors.
     """
+    return step_of(model, example_inputs, train=train, optimizer=optimizer, loss=loss, name=name).graph
+
+
+def step_of(
+    model: nn.Module,
+    example_inputs: Any,
+    *,
+    train: bool = False,
+    optimizer: str = "sgd",
+    loss: Callable[..., Tensor] | None = None,
+    name: str | None = None,
+) -> Described:
+    """As `capture`, with the program that the graph describes: what the runtime and the profiler take."""
     from roost.frontends import _trace
 
     if not isinstance(optimizer, str):
@@ -63,7 +76,7 @@ def capture(
         kwargs = {}
     try:
         program = _trace.trace(model, args, kwargs, train=train, loss=loss)
-        return describe(program, name or type(model).__name__, optimizer if train else None)[0]
+        return described(program, name or type(model).__name__, optimizer if train else None)
     except (RuntimeError, NotImplementedError) as error:  # sparse gradients, nested tensors: PyTorch says no
         raise InputError(f"the model cannot be captured: {str(error).strip().splitlines()[0]}") from error
 
