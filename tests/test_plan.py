@@ -129,7 +129,7 @@ def test_verify_tells_what_differs(model, plan):
         settle(self)
         for load in self.ring._order:
             if load.name == odd:
-                load.tensors[0] = load.tensors[0] + 1.0  # another's weights are in the window
+                load.tensors[0] = load.tensors[0] + 1.0  # not what the module has
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roost.runtime.modules.Placed, "_stream", wrong)

@@ -1,6 +1,7 @@
 """A placed model gives what it gives unplaced, and can be taken off again."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -129,6 +130,55 @@ def test_an_error_inside_a_module_leaves_a_model_that_works(model):
     model(ids)
     model.blocks[2].down.bias = kept
     assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+
+
+def test_weights_that_change_between_calls_are_seen(model):
+    """Also those that were fetched ahead already."""
+    ids = torch.randint(0, 50, (2, 7))
+    plan = placement(model, np.random.default_rng(3), 10**6)
+    assert plan.streamed
+    for change in (
+        lambda p: p.mul_(1.5),
+        lambda p: setattr(p, "data", p.detach() * 0.5),
+        lambda p: p.copy_(torch.randn_like(p)),
+    ):
+        apply(model, plan)
+        model(ids)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                change(parameter)
+        found = model(ids)["logits"]
+        remove(model)
+        with torch.no_grad():
+            assert torch.equal(model(ids)["logits"], found)
+    apply(model, plan)
+    model(ids)
+    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+    found = model(ids)["logits"]
+    remove(model)
+    with torch.no_grad():
+        assert torch.equal(model(ids)["logits"], found)
+
+
+def test_a_placed_model_is_not_moved_or_copied(model):
+    apply(model, placement(model, np.random.default_rng(3)))
+    with pytest.raises(InputError, match="cannot be moved"):
+        model.half()
+    with pytest.raises(InputError, match="cannot be copied"):
+        copy.deepcopy(model)
+    remove(model)
+    assert copy.deepcopy(model).double().head.weight.dtype == torch.float64
+
+
+def test_threads_take_turns(model):
+    ids = [torch.randint(0, 50, (2, 7)) for _ in range(4)]
+    with torch.no_grad():
+        expected = [model(one)["logits"] for one in ids]
+    apply(model, placement(model, np.random.default_rng(3), 10_000))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda number: model(ids[number % 4])["logits"], range(40)))
+    assert all(torch.equal(one, expected[number % 4]) for number, one in enumerate(found))
     remove(model)
 
 

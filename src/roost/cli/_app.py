@@ -18,6 +18,7 @@ from roost.cli import (
     placers,
     probe,
     profile,
+    run,
     simulate,
     verify,
     zoo,
@@ -59,6 +60,7 @@ app.command()(bound.bound)
 app.command()(learn.learn)
 app.command()(probe.probe)
 app.command()(profile.profile)
+app.command()(run.run)
 app.command()(verify.verify)
 app.command()(export.export)
 app.command()(placers.placers)

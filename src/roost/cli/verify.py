@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _built, _console, _problem
+from roost.cli import _console, _problem, _ready
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -56,52 +56,19 @@ def verify(
 def _verified(
     chosen: _problem.Model, on: str | None, path: Path, steps: int, seed: int, tolerance: float | None
 ) -> Verification:
-    from roost.core import formats
-    from roost.core.placement import Placement
-    from roost.cost_models import estimate
-    from roost.presets import cluster
     from roost.runtime import verify as verification
 
-    if on is None:
-        raise InputError(f"{chosen.source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
-    devices, placement = cluster(on), formats.load_as(Placement, path)
-    verification.check_devices(devices)
-    with _console.working(f"building {chosen.source}"):
-        _check_size(chosen)
-        built = _built.build(chosen, "cpu", seed)
-        verification.check_weights(built.module)
-    with _console.working(f"capturing {chosen.source}"):
-        step = built.described()
-    problem = estimate(step.graph, devices)
-    try:
-        placement = problem.check(placement)
-    except InputError as error:
-        error.args = (f"{path}: {error}",)
-        raise
+    ready = _ready.ready(chosen, on, path, seed, copies=9 if chosen.train else 3)
     with _console.working("running it placed and unplaced"):
         return verification.verify(
-            step, problem, placement, built.module, built.inputs, steps=steps, seed=seed, tolerance=tolerance
-        )
-
-
-def _check_size(chosen: _problem.Model) -> None:
-    """Refuse what this machine has no room for, before it is built. A callable decides by itself."""
-    import os
-
-    from roost.core.units import show_bytes
-
-    if ":" in chosen.source:
-        return
-    sketch = _built.build(chosen, "meta").module
-    size = sum(value.nbytes for value in sketch.parameters())
-    # The model, its copy, the placed weights; in training gradients on both sides, and states of the optimizer.
-    wanted = size * (9 if chosen.train else 3)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if wanted > memory:
-        raise InputError(
-            f"{chosen.source}: has weights of {show_bytes(size)}; to run it placed and unplaced takes "
-            f"{show_bytes(wanted)}, and this machine has {show_bytes(memory)}. Verify it at a smaller size: "
-            "--set layers=2, --set hidden=64, ..."
+            ready.step,
+            ready.problem,
+            ready.placement,
+            ready.built.module,
+            ready.built.inputs,
+            steps=steps,
+            seed=seed,
+            tolerance=tolerance,
         )
 
 

@@ -8,6 +8,7 @@ tied weights stay tied, and `remove` takes it all off again. For inference: trai
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -91,6 +92,7 @@ class Placed:
         self._wrapped: list[nn.Module] = []
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
+        self._one_at_a_time = threading.RLock()  # a model may be called by several threads
         self.ring: Ring | None = None
         self.aside: Aside | None = None  # computes on the CPU, in the order of the GPU's stream
         model.__dict__[_MARK] = self
@@ -100,11 +102,16 @@ class Placed:
             for name, device in placement.runs_on.items():
                 self._run_elsewhere(name, place_of(device))
             self._wrap(model, self._run)
+            model.__dict__["_apply"] = _refuse_to_move
         except BaseException:
             self.remove()
             raise
 
+    def __reduce__(self) -> Any:
+        raise InputError("a placed model cannot be copied or pickled; take its plan off first, plan.remove(model)")
+
     def remove(self) -> None:
+        self.model.__dict__.pop("_apply", None)
         for module in self._wrapped:
             module.__dict__.pop("forward", None)
         self._wrapped.clear()
@@ -144,8 +151,7 @@ class Placed:
                     self._pinned.append(tensor)
         way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
         loads = {
-            module: Load(module, [tensors[name].data for name in names])
-            for module, names in self.placement.streamed.items()
+            module: Load(module, [tensors[name] for name in names]) for module, names in self.placement.streamed.items()
         }
         self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
         for module, names in self.placement.streamed.items():
@@ -177,7 +183,7 @@ class Placed:
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
         before = next(_tensors((args, kwargs)), None)
-        with torch.no_grad():
+        with self._one_at_a_time, torch.no_grad():
             args, kwargs = moved((args, kwargs), self.main)
             returned = forward(*args, **kwargs)
             if self.ring is not None:
@@ -217,6 +223,12 @@ def _streamed(
             for table, key in places:
                 table[key] = tensor
         window.leave(visit)
+
+
+def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
+    raise InputError(
+        "the model is placed: it cannot be moved or converted; take its plan off first, plan.remove(model)"
+    )
 
 
 def _elsewhere(device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -25,14 +25,25 @@ class Load:
     """The weights that one module needs for a call."""
 
     name: str
-    tensors: list[Tensor]  # at home
+    holders: list[Tensor]  # the parameters themselves, at home
+    tensors: list[Tensor] = field(default_factory=list)  # what is in them
     offsets: list[int] = field(default_factory=list)
     size: int = 0  # bytes in the window
 
     def __post_init__(self) -> None:
-        for tensor in self.tensors:
+        for tensor in self.holders:
             self.offsets.append(self.size)
             self.size += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+        self._state: list[tuple[int, int]] = []
+        self.is_stale()
+
+    def is_stale(self) -> bool:
+        """Whether somebody has written other weights since this was asked last."""
+        state = [(tensor._version, tensor.data_ptr()) for tensor in self.holders]
+        if state == self._state:
+            return False
+        self._state, self.tensors = state, [tensor.detach() for tensor in self.holders]
+        return True
 
 
 @dataclass(eq=False)
@@ -69,6 +80,10 @@ class Ring:
     def enter(self, load: Load) -> Visit:
         """The weights of a module that is about to run."""
         self._came.append(load)
+        if load.is_stale():
+            for visit in self._visits:
+                if visit.load is load and not visit.begun:
+                    visit.begun = visit.left = True
         if not any(visit.load is load and not visit.begun for visit in self._visits):
             self._expect(load)
         for visit in self._visits:

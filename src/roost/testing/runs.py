@@ -14,6 +14,7 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.frontends.torch import Described
+from roost.runtime._unplaced import residents_of as residents_of
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Place
@@ -33,11 +34,6 @@ def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
     device[members] = device[problem.group_leader[graph.group[members]]]
     window = int(rng.integers(0, 1 + int(graph.output_bytes[graph.is_parameter].sum())))
     return problem.placement(device, str(rng.choice(["program", "rank"])), prefetch_bytes=window)
-
-
-def residents_of(model: nn.Module) -> dict[str, Tensor]:
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    return {name: value.detach() for name, value in found.items()}
 
 
 def mixed_problem(step: Described, *names: str) -> Problem:

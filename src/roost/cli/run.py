@@ -1,0 +1,96 @@
+"""`roost run`: a placed step on real devices, several times in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from roost.cli import _console, _problem, _ready
+from roost.errors import InputError
+
+_WARM = 2  # steps that are not counted
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json.",
+        ),
+    ],
+    on: _problem.On = None,
+    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to run.")] = None,
+    train: _problem.Train = False,
+    optimizer: _problem.Optimizer = None,
+    steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row that are timed.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the weights, the inputs, and what the step draws.")] = 0,
+    setting: _problem.Settings = None,
+    as_json: _console.AsJson = False,
+) -> None:
+    """Run a placed step on the devices of this machine and time it.
+
+    The devices of the cluster must be here: cpu, cpu:N (threads), cuda:N. Whether its numbers are those of the unplaced
+    model is what roost verify tells.
+    """
+    if steps < 1:
+        raise InputError(f"--steps is {steps}; it must be at least 1")
+    chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    facts = _ran(_ready.ready(chosen, on, placement, seed, copies=5 if chosen.train else 2), steps, seed)
+    _console.show_json(facts) if as_json else _console.show(*_report(facts))
+
+
+def _ran(ready: _ready.Ready, steps: int, seed: int) -> dict[str, Any]:
+    import statistics
+    import time
+
+    from roost.runtime.graph import GraphRuntime
+    from roost.runtime.modules import named_tensors
+    from roost.search.bench import cores_of
+    from roost.simulator.compiled import simulate
+
+    inputs = ready.built.inputs
+    args = list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+    seconds: list[float] = []
+    results: list[float] = []
+    weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}
+    with (
+        _console.working(f"running {_WARM + steps} steps"),
+        GraphRuntime(
+            ready.step, ready.problem, ready.placement, weights, cores=cores_of(ready.problem.cluster), seed=seed
+        ) as runtime,
+    ):
+        for _ in range(_WARM + steps):
+            begin = time.perf_counter()
+            returned = runtime.step(*args)
+            seconds.append(time.perf_counter() - begin)
+            results += [float(returned[0])] if ready.built.chosen.train else []
+        peak = runtime.peak_memory()
+    predicted = simulate(ready.problem, ready.placement)
+    return {
+        "model": ready.built.name,
+        "cluster": ready.problem.cluster.name,
+        "steps": steps,
+        "step_time": statistics.median(seconds[_WARM:]),
+        "shortest": min(seconds[_WARM:]),
+        "longest": max(seconds[_WARM:]),
+        "estimated": predicted.step_time,
+        "peak_memory": {name: int(size) for name, size in peak.items()},
+        "losses": results,
+    }
+
+
+def _report(facts: dict[str, Any]) -> list[Any]:
+    from roost.core.units import show_bytes, show_seconds
+
+    times = [show_seconds(facts[name]) for name in ("step_time", "shortest", "longest", "estimated")]
+    lines = [
+        f"{facts['model']} on {facts['cluster']}: {times[0]} a step, median of {facts['steps']} ({times[1]} to "
+        f"{times[2]}); {times[3]} estimated by roofline (roost profile times the ops themselves)"
+    ]
+    lines += [f"peak memory of {name}: {show_bytes(size)}" for name, size in facts["peak_memory"].items()]
+    if facts["losses"]:
+        lines.append("loss: " + " ".join(f"{loss:.4f}" for loss in facts["losses"][:8]))
+    return lines
