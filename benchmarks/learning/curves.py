@@ -73,8 +73,8 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, no entropy bonus": (Spotlight(entropy=0.0), 5_000, 3, False),
     "spotlight, target 0.03": (Spotlight(target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
-    "spotlight, paper": (Spotlight.paper(), 5_000, 3, False),
-    "seq2seq, paper": (Seq2seq.paper(), 5_000, 3, False),
+    "spotlight, paper": (Spotlight.paper(), 1_000, 1, False),
+    "seq2seq, paper": (Seq2seq.paper(), 1_000, 1, False),
 }
 SEARCHES = ("descent, random start", "descent", "annealing", "genetic", "auto")
 # The same searches for as long as a learner takes: name -> placer, seconds.
@@ -200,10 +200,13 @@ def page() -> str:
         "# Learned placers on the models of the papers\n",
         "Simulated on presets; from scratch, on groups by parameter (docs/decisions/0008); one core each, five seeds, "
         "`python benchmarks/learning/curves.py run`, `classic`, `page`. Times are medians in seconds; in brackets "
-        "worst over best seed. A blank is not measured yet. Inception-V3's `expert` is slower than one K80 here, so "
-        "gains over it say little; the gain on NMT with two GPUs stays below the published one. Rows of `placeto` are "
-        "of its network before it was made faster.\n",
+        "worst over best seed. Inception-V3's `expert` is slower than one K80 here, so gains over it say little; the "
+        "gain on NMT with two GPUs stays below the published one. Rows of `spotlight`, `post`, `placeto`, `random` and "
+        "of searches by CPU seconds were measured at commit 47b4ff9 on 14 of 16 cores of one machine, `seq2seq` and "
+        "searches by trials at the same commit on a core of a shared two-core machine (CPU seconds of the two differ "
+        "by about a fifth), the rest at 626bed9 and before.\n",
         *_page_table(found),
+        *_page_papers(found),
         *_page_curves(found, best, "curve", CHECKPOINTS),
         *_page_curves(found, best, "by_cpu", CPU_POINTS),
         f"![best so far by trials and by CPU seconds]({rows_file().with_suffix('.svg').name})\n",
@@ -259,6 +262,31 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
             values, expert = _median(found, name, key), _median(found, "expert", key)
             cells.append(f"{expert[0] / np.median(values) - 1:.1%}" if values and expert else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return [*lines, ""]
+
+
+def _page_papers(found: list[dict[str, Any]]) -> list[str]:
+    """What the later papers claim over the first."""
+    keys = [(model, cluster) for model in MODELS for cluster in CLUSTERS]
+    lines = [
+        "## Beside `seq2seq`\n",
+        "Step times over that of `seq2seq` at 5,000 trials (Spotlight's paper: 0.609), and the first of the counts of "
+        "trials below at which a placer's median is at or below what `seq2seq` has after 5,000 and after 20,000 "
+        "(Placeto's paper: up to 6.1 times fewer). Every simulated placement is a trial.\n",
+        "| | " + " | ".join(f"{model} {cluster}" for model, cluster in keys) + " |",
+        "|---|" + "---|" * len(keys),
+    ]
+    for name in ("spotlight", "post", "placeto"):
+        ratios = [_at(found, name, key, 5_000) / _at(found, "seq2seq", key, 5_000) for key in keys]
+        lines.append(f"| {name} / seq2seq, 5,000 trials | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
+    for name in ("placeto", "spotlight", "post"):
+        for after in (5_000, 20_000):
+            cells = []
+            for key in keys:
+                wanted = _at(found, "seq2seq", key, after)
+                reached = [p for p in CHECKPOINTS if p <= 5_000 and _at(found, name, key, p) <= wanted]
+                cells.append(f"{reached[0]:,} ({after / reached[0]:.3g} times fewer)" if reached else "not by 5,000")
+            lines.append(f"| {name} reaches seq2seq at {after:,} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
@@ -331,8 +359,9 @@ def plot(path: Path) -> None:
 def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], float]) -> list[str]:
     keys = [(model, "k80x4") for model in MODELS]
     lines = [
-        "## What matters (k80x4, three seeds; paper settings of the networks: one seed, 1,000 trials)\n",
-        "Medians before refining over the best ever seen here.\n",
+        "## What matters (k80x4, three seeds)\n",
+        "Medians before refining over the best ever seen here; `paper` settings of the two networks with one seed at "
+        "1,000 trials, the tuned ones at 1,000 below them (a core makes 4 to 24 trials a second with the papers').\n",
         "| | " + " | ".join(model for model, _ in keys) + " | geometric mean |",
         "|---|" + "---|" * (len(keys) + 1),
     ]
@@ -344,7 +373,17 @@ def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], floa
         if np.isfinite(ratios).all():
             mean = float(np.exp(np.mean(np.log(ratios))))
             lines.append(f"| {name} | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |")
+    for name in ("spotlight", "seq2seq"):
+        ratios = [_at(found, name, key, 1_000) / best[key] for key in keys]
+        mean = float(np.exp(np.mean(np.log(ratios))))
+        lines.append(f"| {name}, tuned, 1,000 trials | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |")
     return [*lines, ""]
+
+
+def _at(found: list[dict[str, Any]], name: str, key: tuple[str, str], trials: int) -> float:
+    """The median of the best so far after some trials."""
+    rows = [r for r in found if r["placer"] == name and (r["model"], r["cluster"]) == key]
+    return float(np.median([row["curve"][str(trials)] for row in rows]))
 
 
 if __name__ == "__main__":

@@ -55,12 +55,11 @@ def _ran(ready: _ready.Ready, steps: int, seed: int) -> dict[str, Any]:
     args = list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
     seconds: list[float] = []
     results: list[float] = []
+    cores = cores_of(ready.problem.cluster)
     weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}
     with (
         _console.working(f"running {_WARM + steps} steps"),
-        GraphRuntime(
-            ready.step, ready.problem, ready.placement, weights, cores=cores_of(ready.problem.cluster), seed=seed
-        ) as runtime,
+        GraphRuntime(ready.step, ready.problem, ready.placement, weights, cores=cores, seed=seed) as runtime,
     ):
         for _ in range(_WARM + steps):
             begin = time.perf_counter()
