@@ -317,9 +317,9 @@ def page() -> str:
         + "; then ".join(f"{error:.0%} and {rank:.2f}" for error, rank in GOALS)
         + ".\n",
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "
-        "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of it "
-        "count. The last columns have the same steps predicted from ops timed one by one out of their step; and with "
-        "each device as much slower as the steps that were all on it, in the same rounds.\n",
+        "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of "
+        "it count. The last columns have the same steps predicted from ops timed one by one out of their step; and "
+        "with each device as much slower as the steps that were all on it, in the same rounds.\n",
     ]
     for on in dict.fromkeys(row["on"] for row in every):
         here = [row for row in every if row["on"] == on]

@@ -27,17 +27,24 @@ _CPU = torch.device("cpu")
 
 
 def replayed(step: Described, seconds: float, least: int = 3, most: int = 15) -> list[float]:
-    """[ops] seconds of each op in a step, the median of some steps that take so long together."""
+    """[ops] seconds of each op in a step, the median of some steps that take so long together.
+
+    Of these the half counts in which this thread had a core for most of the time: other programs are no part of it.
+    """
     writer = _Writer(step)
     run, given = writer.compiled(), writer.given
     stamps = [0.0] * (1 + len(step.graph.op_names))
     run(*given, stamps, time.perf_counter)
-    found: list[list[float]] = []
+    found: list[tuple[float, list[float]]] = []
     began = time.perf_counter()
     while len(found) < most and (len(found) < least or time.perf_counter() - began < seconds):
+        used = time.thread_time()
         run(*given, stamps, time.perf_counter)
-        found.append([after - before for before, after in pairwise(stamps)])
-    return [median(times) for times in zip(*found, strict=True)]
+        used = time.thread_time() - used
+        share = used / max(stamps[-1] - stamps[0], 1e-9)
+        found.append((share, [after - before for before, after in pairwise(stamps)]))
+    found.sort(key=lambda each: -each[0])
+    return [median(times) for times in zip(*(times for _, times in found[: (len(found) + 1) // 2]), strict=True)]
 
 
 class _Writer:

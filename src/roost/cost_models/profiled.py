@@ -35,7 +35,7 @@ _METHOD = 1  # another number where times are taken in another way: what was kep
 _BESIDE = "beside copies: "
 _BIG_WEIGHT = 2**20  # bytes
 _REPLAYS = 30  # times what a unique op gets, for a step of a tenth of a second; more for longer ones
-_LONGEST_STEP = 20.0  # seconds
+_LONG_STEP, _LONGEST_STEP = 2.0, 20.0  # seconds: replayed twice, and not at all
 _SMALL, _FEW, _MANY = 2**16, 20, 200  # bytes of an op, and ops, that tell what a call costs in a row of others
 
 
@@ -256,10 +256,11 @@ class _Run:
         room = _machine.available_memory() // 2
         if None in pairs or about > _LONGEST_STEP or self.graph.output_bytes.sum(dtype=float) > room:
             return None
-        seconds = _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1)
+        seconds = _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1) if about < _LONG_STEP else 0.0
         with Timer(lane, self.settings.seconds_each) as timer:
             try:
-                times: list[float] = timer.alone(lambda: replayed(self.step, min(seconds, _LONGEST_STEP)))
+                least = 3 if about < _LONG_STEP else 1
+                times: list[float] = timer.alone(lambda: replayed(self.step, min(seconds, _LONGEST_STEP), least))
                 return times
             except Exception as error:  # of any op: there are the times of each by itself
                 _log.debug("a step cannot be replayed on %s: %s", lane.hardware, _line(error))
