@@ -320,7 +320,7 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
     monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
     monkeypatch.setattr(_timers, "CopiesBeside", NoCopies)
     monkeypatch.setattr(_timers.Timer, "time", time)
-    found = Profiled(step).profile(step.graph, cluster("cpu", "cuda:0"))
+    found = Profiled(step, in_step=False).profile(step.graph, cluster("cpu", "cuda:0"))
     assert timed == [
         ("cpu*1", "aten.mm.default", False),
         ("cpu*1", "aten.t.default", False),
@@ -333,7 +333,7 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
     assert found.beside[products, 0] == pytest.approx(3e-3)
     assert np.array_equal(found.costs.op_time, found.beside)
     assert found.costs.op_time[products, 1] == pytest.approx(10e-6)
-    alone = Profiled(step, beside_copies=False, launches=False).estimate(step.graph, cluster("cpu", "cuda:0"))
+    alone = Profiled(step, False, False, in_step=False).estimate(step.graph, cluster("cpu", "cuda:0"))
     assert alone.op_time[products, 0] == pytest.approx(2e-3)
     assert alone.op_time[products, 1] == pytest.approx(6e-6)
     assert len(timed) == 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -88,6 +88,11 @@ class Timer:
             return self._thread(lambda: (self._on_cpu(work), 0.0))  # type: ignore[no-any-return]
         with torch.no_grad():
             return self._on_gpu(work)
+
+    def alone(self, call: Callable[[], Any]) -> Any:
+        """Call it as ops are called on a CPU."""
+        assert self._thread is not None
+        return self._thread(call)
 
     def in_a_row(self, works: Sequence[Work]) -> float:
         """Seconds of the host for works one after the other, once each."""

@@ -207,6 +207,20 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
     return {}
 
 
+def index_limits(step: Described) -> dict[str, int]:
+    """Inputs of a step that are indices: what they must stay below, by the op of the input."""
+    found: dict[str, int] = {}
+    for node in step.program.module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        below = _limits(node.target, fx.map_arg(node.args, lambda other: _value(step, other)))
+        for source in node.all_input_nodes:
+            limit, owner = below.get(id(_value(step, source))), step.op_of.get(source)
+            if limit is not None and owner is not None:
+                found[owner] = min(limit, found.get(owner, limit))
+    return found
+
+
 def _alike(value: Any, below: Mapping[int, int]) -> Any:
     if isinstance(value, Tensor):
         return Like.of(value, 0 if value.is_floating_point() else below.get(id(value), 0))

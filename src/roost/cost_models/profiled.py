@@ -7,6 +7,7 @@ What cannot run is taken from the roofline, and counted.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
     from roost.cost_models._works import Task, Work
     from roost.frontends.torch import Described
 
+_log = logging.getLogger(__name__)
+
 Progress = Callable[[int, int], None]  # how many are timed, of how many
 _METHOD = 1  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE = "beside copies: "
 _BIG_WEIGHT = 2**20  # bytes
+_REPLAYS = 30  # times what a unique op gets, for a step of a tenth of a second; more for longer ones
+_LONG_STEP, _LONGEST_STEP = 2.0, 20.0  # seconds: replayed twice, and not at all
 _SMALL, _FEW, _MANY = 2**16, 20, 200  # bytes of an op, and ops, that tell what a call costs in a row of others
 
 
@@ -96,6 +101,9 @@ class Profiled:
     # longer of the two. That is too much where a long op lets the host get ahead of short ones, but then the short ones
     # do not matter. Set to False where launches are captured (CUDA graphs): the GPU's time alone.
     launches: bool = True
+    # What an op takes among the others of its step, on CPUs: of small ops up to half is missed by timing each of them
+    # again and again, with its code and its operands in a cache and its memory at hand.
+    in_step: bool = True
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
     cache: bool = True  # use what is kept of before, and keep what is found
@@ -120,7 +128,7 @@ class _Run:
     def __init__(self, settings: Profiled, step: Described, cluster: Cluster) -> None:
         from roost.cost_models import _timers, _works
 
-        self.settings, self.graph, self.cluster = settings, step.graph, cluster
+        self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster
         self.lanes = _timers.lanes(cluster)
         self.tasks: list[Task] = list(_works.tasks(step))
         self.gpu = next((lane.device for lane in self.lanes if lane.device.type == "cuda"), None)
@@ -142,7 +150,8 @@ class _Run:
         finally:
             if self.settings.cache and self.times != before:
                 _kept.write("profile", self.key, {**self._kept(), **self.times})
-        alone, beside = self._op_times(False), self._op_times(True)
+        replays = self._replays()
+        alone, beside = self._op_times(False, replays), self._op_times(True, replays)
         fallen = self._fallen_back()
         op_time = beside if self.settings.beside_copies else alone
         count = sum(each.num_ops for each in fallen)
@@ -223,13 +232,47 @@ class _Run:
                 more = (timer.in_a_row(mine) - alone) / len(mine)
             self.times[_row(lane)] = (max(more, 1e-9), 0.0)
 
+    def _replays(self) -> dict[str, list[float]]:
+        """By the hardware of a CPU, the seconds of each op in a whole step, where there is room and time for that."""
+        if not self.settings.in_step:
+            return {}
+        kept = {} if self.settings.refresh or not self.settings.cache else _kept.read("steps", self.key)
+        found: dict[str, list[float]] = {}
+        for lane in {lane.hardware: lane for lane in self.lanes if lane.device.type == "cpu"}.values():
+            name = f"{lane.hardware}: {self.graph.digest}"
+            times = kept[name] if _is_row(kept.get(name), self.graph.num_ops) else self._replay(lane)
+            if times is not None:
+                found[lane.hardware] = kept[name] = times
+        if self.settings.cache and found:
+            _kept.write("steps", self.key, kept)
+        return found
+
+    def _replay(self, lane: Lane) -> list[float] | None:
+        from roost.cost_models._replay import replayed
+        from roost.cost_models._timers import Timer
+
+        pairs = [self._of(lane, task.work, False) for task in self.tasks]
+        about = sum(pair[0] for pair in pairs if pair is not None)
+        room = _machine.available_memory() // 2
+        if None in pairs or about > _LONGEST_STEP or self.graph.output_bytes.sum(dtype=float) > room:
+            return None
+        seconds = _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1) if about < _LONG_STEP else 0.0
+        with Timer(lane, self.settings.seconds_each) as timer:
+            try:
+                least = 3 if about < _LONG_STEP else 1
+                times: list[float] = timer.alone(lambda: replayed(self.step, min(seconds, _LONGEST_STEP), least))
+                return times
+            except Exception as error:  # of any op: there are the times of each by itself
+                _log.debug("a step cannot be replayed on %s: %s", lane.hardware, _line(error))
+                return None
+
     def _guesses(self, lane: Lane) -> dict[str, float]:
         column = self.lanes.index(lane)
         return {task.work.signature: float(self.rough[task.op, column]) for task in self.tasks}
 
     # ------------------------------------------------------------------ putting together
 
-    def _op_times(self, beside: bool) -> Array:
+    def _op_times(self, beside: bool, replays: Mapping[str, list[float]]) -> Array:
         op_time = np.zeros((self.graph.num_ops, len(self.lanes)))
         for column, lane in enumerate(self.lanes):
             for task in self.tasks:
@@ -238,6 +281,10 @@ class _Run:
                     op_time[task.op, column] = self.rough[task.op, column]
                     continue
                 pairs = [found, *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views)]
+                if lane.hardware in replays:
+                    slower = found[0] / (self._of(lane, task.work, False) or found)[0]  # beside copies
+                    op_time[task.op, column] = replays[lane.hardware][task.op] * slower
+                    continue
                 seconds = [sum(times) for times in zip(*pairs, strict=True)]  # of the device, of the host
                 seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
                 device, host = seconds
@@ -266,6 +313,10 @@ def _row(lane: Lane) -> str:
 def _host(lane: Lane) -> int:
     """Which of the two times a call of Python is part of: on a CPU there is one time for both."""
     return 0 if lane.device.type == "cpu" else 1
+
+
+def _is_row(row: Any, length: int) -> bool:
+    return isinstance(row, list) and len(row) == length and all(isinstance(x, float) and 0 <= x < 1e6 for x in row)
 
 
 def _is_pair(pair: Any) -> bool:
