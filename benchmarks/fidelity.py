@@ -183,7 +183,9 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     begun = time.perf_counter()
     model, inputs, step = captured(name, train, given.small)
     cluster = roost.probe(virtual=2) if given.on == "virtual2" else roost.probe()
-    costs = Profiled(step, refresh=not given.kept, seconds_each=given.seconds_each).profile(step.graph, cluster)
+    costs = Profiled(step, in_step=True, refresh=not given.kept, seconds_each=given.seconds_each).profile(
+        step.graph, cluster
+    )
     problem = Problem(step.graph, cluster, costs.costs)
     each_alone = Profiled(step, in_step=False, seconds_each=given.seconds_each).profile(step.graph, cluster)
     by_itself = Problem(step.graph, cluster, each_alone.costs)

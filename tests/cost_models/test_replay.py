@@ -92,7 +92,7 @@ def test_what_an_op_takes_in_a_step_is_what_counts_and_is_kept(monkeypatch):
         return [0.25] * step.graph.num_ops
 
     monkeypatch.setattr(_replay, "replayed", in_step)
-    costs = [Profiled(step, seconds_each=1e-4).estimate(step.graph, cluster()) for _ in range(2)]
+    costs = [Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster()) for _ in range(2)]
     assert len(asked) == 1
     assert costs[0] == costs[1]
     assert set(np.unique(costs[0].op_time)) == {0.0, 0.25}
@@ -106,5 +106,5 @@ def test_where_a_step_cannot_be_replayed_each_op_counts_by_itself(monkeypatch):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(_replay, "replayed", fails)
-    once = Profiled(step, seconds_each=1e-4).estimate(step.graph, cluster())
+    once = Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster())
     assert once == Profiled(step, seconds_each=1e-4, in_step=False).estimate(step.graph, cluster())

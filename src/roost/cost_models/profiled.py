@@ -102,8 +102,9 @@ class Profiled:
     # do not matter. Set to False where launches are captured (CUDA graphs): the GPU's time alone.
     launches: bool = True
     # What an op takes among the others of its step, on CPUs: of small ops up to half is missed by timing each of them
-    # again and again, with its code and its operands in a cache and its memory at hand.
-    in_step: bool = True
+    # again and again, with its code and its operands in a cache and its memory at hand. Off: it was right for one
+    # device, not yet shown to be better for two (benchmarks/fidelity.py); and a step of a large model on a CPU is long.
+    in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
     cache: bool = True  # use what is kept of before, and keep what is found
