@@ -13,7 +13,7 @@ from torch.nn import functional
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.plan import STORE, kv_bytes
-from roost.runtime.modules import apply, remove
+from roost.runtime.modules import ModulePlacement, apply, remove
 
 
 class Block(nn.Module):
@@ -142,6 +142,37 @@ def test_verify_tells_what_differs(model, plan):
     assert not hasattr(model, "_roost_placed")
 
 
+class Changing(nn.Module):
+    """BatchNorm that learns its statistics, dropout, and a result that is a dataclass of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return functional.dropout(self.norm(self.fc(x)), 0.5, self.training)
+
+
+def test_verify_leaves_a_model_as_it_was(plan):
+    model, given = Changing().train(), torch.randn(4, 8)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    where = ModulePlacement("cpu:0", {"fc.weight": "cpu:1"}, {}, {"fc": ("fc.weight",)})
+    found = replace(plan, modules=where).verify(model, given)
+    assert found.same
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_memory_of_the_host_counts_once(model):
+    """Weights that are streamed and weights that are used in place lie in one memory."""
+    caps = {"cuda:0": "112MiB", "cpu:0": "14MiB"}
+    plan = roost.place(model, IDS, "h200", memory=caps, costs="estimated", trials=3000, seconds=None)
+    problem, placement = plan.on_real_devices()
+    assert roost.simulate(problem, placement).peak_memory[0] <= 14 * 2**20
+    caps = {"cuda:0": "106MiB", "cpu:0": "9MiB"}
+    with pytest.raises(Infeasible):
+        roost.place(model, IDS, "h200", memory=caps, costs="estimated", trials=500, seconds=None)
+
+
 def test_a_model_that_fits_stays_whole(model):
     plan = planned(model, "1GiB")
     assert set(plan.modules.home.values()) == {"cuda:0"}
@@ -166,6 +197,18 @@ def test_what_is_refused(model, plan):
         roost.place(model, IDS, "h200", costs="guessed")
     with pytest.raises(InputError, match="no configuration"):
         kv_bytes(model, 100)
+    for wrong in (-1, 1.5, "5", None):
+        with pytest.raises(InputError, match="kv_tokens is"):
+            roost.place(model, IDS, "h200", costs="estimated", kv_tokens=wrong)
+    for wrong in ({"cuda:0": None}, {"cuda:0": "lots"}, ["cuda:0"], "6GiB", {0: 5}, {"cuda:0": True}):
+        with pytest.raises(InputError, match=r"size"):
+            roost.place(model, IDS, "h200", costs="estimated", memory=wrong)
+    with pytest.raises(InputError, match="cluster is 5"):
+        roost.place(model, IDS, 5)
+    with pytest.raises(InputError, match="several CPUs"):
+        roost.place(model, IDS, roost.cluster("two_hosts_a100x4"), costs="estimated")
+    with pytest.raises(Infeasible, match="are to be left for"):
+        roost.place(model, IDS, "h200", costs="estimated", reserve={"cuda:0": "1000GiB"})
     other = Tower(count=2)
     with pytest.raises(InputError, match="the plan is for model"):
         plan.apply(other)

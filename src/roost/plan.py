@@ -16,7 +16,7 @@ from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.core.trial import Result
 from roost.core.units import parse_bytes, show_bytes, show_seconds
-from roost.errors import InputError, UnknownName
+from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Placer
 from roost.presets import cluster as preset
 from roost.presets.probe import probe
@@ -46,7 +46,7 @@ _FEW = 32
 _HOP = 1e-4  # seconds, where there is no GPU to try it on
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Where each module of a model runs and where its weights live, and what that is expected to take."""
 
@@ -110,6 +110,11 @@ class Plan:
         window = np.broadcast_to(self.placement.prefetch_bytes, len(cluster.devices))[:store]
         return problem, problem.placement(device, prefetch_bytes=np.array(window))
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.problem.graph.name!r} on {self.problem.cluster.name!r}: {show_seconds(self.step_time)} a step)"
+        )
+
     def __str__(self) -> str:
         """What a person wants to know before running it."""
         main, weights = self.modules.main, self._weights()
@@ -123,10 +128,9 @@ class Plan:
             lines.append(f"one device is best: everything runs on {main}")
         if self.modules.streamed:
             lines.append(f"{'window for weights on their way':34} {show_bytes(self.modules.window):>10} on {main}")
-        peak = ", ".join(
-            f"{name} {show_bytes(size)}"
-            for name, size in zip(self.timeline.device_names, self.timeline.peak_memory.tolist(), strict=True)
-        )
+        real = simulate(*self.on_real_devices())
+        sizes = zip(real.device_names, real.peak_memory.tolist(), strict=True)
+        peak = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes if size)
         bound = (
             f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
             if self.result.bound
@@ -147,8 +151,10 @@ class Plan:
                 kind = f"kept on {home}"
             elif graph.op_names[op] in streamed:
                 kind = f"streamed from {home} to {self.modules.main}"
-            else:
+            elif self.problem.cluster.devices[self.placement.device[op]].kind == "cpu":
                 kind = f"used where they lie, on {home}"
+            else:
+                kind = f"kept on {home}"
             found[kind] += int(graph.output_bytes[op])
         return dict(sorted(found.items()))
 
@@ -178,8 +184,14 @@ def place(
     """
     from roost.cost_models import estimate
     from roost.cost_models.profiled import profile
+    from roost.runtime.modules import is_placed
     from roost.runtime.rounding import by_modules
 
+    _check_arguments(cluster, memory, reserve)
+    if is_placed(model):
+        raise InputError("the model is placed already; take that off first, plan.remove(model)")
+    if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
+        raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
     where = _cluster(cluster, memory or {})
     step = _captured(model, example_inputs)
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
@@ -190,19 +202,48 @@ def place(
         found = profile(step, where, progress=progress)
     elif isinstance(costs, Costs):
         found = costs
-    elif costs == "estimated":
-        found = estimate(step.graph, where).costs
     else:
-        raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
+        found = estimate(step.graph, where).costs
     problem = Problem(step.graph, where, found)
     problem = Problem(step.graph, _with_less(where, {main: _kept_longer(problem, main)}), found)
     problem = _with_store(problem, main, _hop(main))
     kind = where.devices[where.index_of(main)].kind
     whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
-    result = solve(whole.problem(problem), placer, seconds, trials, seed, on_trial)
-    modules, placement = by_modules(problem, whole.expand(result.best.placement), model, step.program.tied)
-    modules = replace(modules, few_rows=max(_FEW, 2 * _rows(example_inputs)))
-    return Plan(step, problem, result, modules, placement, simulate(problem, placement), example_inputs)
+    few = max(_FEW, 2 * _rows(example_inputs))
+    for share in (1.0, 0.5):  # of the host's memory for streamed weights, and as much for the others: it is one memory
+        shared = _with_share(problem, share)
+        result = solve(whole.problem(shared), placer, seconds, trials, seed, on_trial)
+        modules, placement = by_modules(shared, whole.expand(result.best.placement), model, step.program.tied)
+        timeline = simulate(shared, placement)
+        plan = Plan(step, shared, result, replace(modules, few_rows=few), placement, timeline, example_inputs)
+        real = simulate(*plan.on_real_devices())
+        if real.feasible and timeline.feasible:
+            return plan
+    missing = np.maximum(real.peak_memory - real.capacity, 0)
+    worst = int(missing.argmax())
+    raise Infeasible(
+        f"nothing was found that fits: {real.device_names[worst]!r} lacks {show_bytes(int(missing[worst]))}; give it "
+        "more, or search longer",
+        real.device_names[worst],
+        int(missing[worst]),
+    )
+
+
+def _check_arguments(cluster: object, *sizes: object) -> None:
+    if not (cluster is None or isinstance(cluster, str | Cluster)):
+        raise InputError(f"cluster is {cluster!r}; it must be a roost.Cluster, the name of a preset or a file, or None")
+    for given in sizes:
+        if given is None:
+            continue
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            raise InputError(f'sizes are {given!r}; give them by device, as in {{"cuda:0": "6GiB"}}')
+        for name, size in given.items():
+            if isinstance(size, bool) or not isinstance(size, int | float | str):
+                raise InputError(f"the size for device {name!r} is {size!r}; give bytes, or a text such as '6GiB'")
+            try:
+                parse_bytes(size)
+            except InputError as error:
+                raise InputError(f"the size for device {name!r}: {error}") from None
 
 
 def _rows(example_inputs: Any) -> int:
@@ -217,16 +258,22 @@ def _rows(example_inputs: Any) -> int:
 
 def kv_bytes(model: nn.Module, tokens: int) -> int:
     """Bytes that keys and values of so many tokens take in a model of transformers, by its configuration."""
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise InputError(f"kv_tokens is {tokens!r}; it must be a whole number, not negative")
     if tokens == 0:
         return 0
     config: Any = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError("kv_tokens is for decoders; an encoder and a decoder keep more: use reserve for their bytes")
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
     if not layers or not heads:
         raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
     groups = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    width = next(model.parameters()).element_size()
+    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
+    width = max((one.element_size() for one in model.parameters() if one.is_floating_point()), default=0)
+    if not size or not width:
+        raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
     return int(2 * layers * groups * size * width * tokens)
 
 
@@ -236,7 +283,13 @@ def _cluster(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -> 
     found = preset(cluster) if isinstance(cluster, str) else cluster
     for name in memory:
         found.index_of(name)
-    devices = [replace(one, memory=parse_bytes(memory.get(one.name, one.memory))) for one in found.devices]
+    devices = [
+        replace(one, memory=min(one.memory, parse_bytes(memory.get(one.name, one.memory)))) for one in found.devices
+    ]
+    if sum(one.kind == "cpu" for one in devices) > 1:
+        raise InputError(
+            f"cluster {found.name!r} has several CPUs; a model as written runs on one: take the graph runtime for more"
+        )
     return replace(found, devices=tuple(devices))
 
 
@@ -247,8 +300,15 @@ def _main(cluster: Cluster) -> str:
 
 
 def _with_less(cluster: Cluster, room: Mapping[str, int]) -> Cluster:
-    for name in room:
-        cluster.index_of(name)
+    for name, size in room.items():
+        device = cluster.devices[cluster.index_of(name)]
+        if size >= device.memory:
+            raise Infeasible(
+                f"nothing fits: of the {show_bytes(device.memory)} of {name!r} {show_bytes(size)} are to be left for "
+                "keys and values, what is reserved, and what libraries and PyTorch take; give it more, or reserve less",
+                name,
+                size - device.memory,
+            )
     devices = [replace(one, memory=max(0, one.memory - room.get(one.name, 0))) for one in cluster.devices]
     return replace(cluster, devices=tuple(devices))
 
@@ -292,6 +352,17 @@ def _with_store(problem: Problem, main: str, hop: float) -> Problem:
     return Problem(problem.graph, replace(cluster, devices=devices, links=(*cluster.links, *links)), costs)
 
 
+def _with_share(problem: Problem, share: float) -> Problem:
+    """The problem with a part of the host's memory for the CPU, and as much for streamed weights."""
+    cluster = problem.cluster
+    if share == 1.0 or STORE not in cluster.device_names:
+        return problem
+    devices = [
+        replace(one, memory=int(one.memory * share)) if one.kind in ("cpu", MEMORY) else one for one in cluster.devices
+    ]
+    return Problem(problem.graph, replace(cluster, devices=tuple(devices)), problem.costs)
+
+
 def _hop(main: str) -> float:
     """Seconds from a GPU to the CPU and back, with nothing done there."""
     if not main.startswith("cuda"):
@@ -307,12 +378,12 @@ def _captured(model: nn.Module, example_inputs: Any) -> Described:
     """The step of inference. A cache of keys and values is no tensor, and not part of a graph: it is left out."""
     from roost.frontends.torch import step_of
 
-    config: Any = getattr(model, "config", None)
-    cached = getattr(config, "use_cache", None)
-    if cached:
+    every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in every if getattr(config, "use_cache", None)}
+    for config in configs.values():
         config.use_cache = False
     try:
         return step_of(model, example_inputs)
     finally:
-        if cached:
-            config.use_cache = cached
+        for config in configs.values():
+            config.use_cache = True

@@ -119,7 +119,7 @@ def test_what_cannot_be_run_is_refused():
     model, inputs, step = made()
     problem = virtual_problem(step)
     with (
-        pytest.raises(InputError, match="takes 2 tensors, not 1"),
+        pytest.raises(InputError, match=r"takes 2 tensors \(words, labels\), not 1"),
         GraphRuntime(step, problem, on_one(step), residents_of(model)) as run,
     ):
         run.step(inputs[0])

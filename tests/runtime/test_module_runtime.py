@@ -182,6 +182,113 @@ def test_threads_take_turns(model):
     remove(model)
 
 
+class Table(nn.Module):
+    """Returns a row of its weight: a view, not a new tensor."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(size, size))
+
+    def forward(self, x):
+        return self.weight[1]
+
+
+class Rows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tables = nn.ModuleList(Table(64) for _ in range(6))
+
+    def forward(self, x):
+        return torch.stack([table(x) for table in self.tables]), self.tables[0](x)
+
+
+def streamed(model, names, window=0):
+    home = {f"{name}.weight": "cpu:1" for name in names}
+    return apply(model, ModulePlacement("cpu:0", home, {}, {name: (f"{name}.weight",) for name in names}, window))
+
+
+def test_what_a_module_returns_of_its_own_weight_is_not_written_over():
+    model = Rows()
+    with torch.no_grad():
+        expected = model(None)
+    streamed(model, [f"tables.{n}" for n in range(6)])
+    found = [model(None) for _ in range(3)]
+    assert all(torch.equal(a, b) for one in found for a, b in zip(one, expected, strict=True))
+    remove(model)
+
+
+def test_weights_put_in_place_of_others_are_told(model):
+    name = "blocks.1.up"
+    streamed(model, [name])
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    model(ids)
+    model.blocks[1].up.weight = new = nn.Parameter(torch.zeros(64, 16))
+    with pytest.raises(InputError, match=r"module 'blocks\.1\.up' is another tensor"):
+        model(ids)
+    remove(model)
+    assert model.blocks[1].up.weight is new
+
+
+class Counting(nn.Linear):
+    """Writes into its own weight."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.add_(1.0)
+        return super().forward(x)
+
+
+def test_a_module_that_writes_into_its_streamed_weights_is_told():
+    model = nn.Sequential(Counting(4, 4))
+    streamed(model, ["0"])
+    with pytest.raises(InputError, match="writes into its own weights"):
+        model(torch.ones(1, 4))
+    remove(model)
+
+
+def test_a_forward_that_somebody_else_put_there_comes_back(model):
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    before = model.head.forward
+    model.head.forward = lambda x: before(x) * 2
+    with torch.no_grad():
+        expected = model(ids)["logits"]
+    streamed(model, ["blocks.1.up"])
+    assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+    with torch.no_grad():
+        assert torch.equal(model(ids)["logits"], expected)
+    streamed(model, ["head"])
+    with pytest.raises(InputError, match="cannot be copied"):
+        copy.deepcopy(model.head)
+    remove(model)
+    with torch.no_grad():
+        assert torch.equal(model(ids)["logits"], expected)
+
+
+def test_inference_mode(model):
+    ids = torch.zeros(1, 3, dtype=torch.long)
+    with torch.inference_mode():
+        expected = model(ids)["logits"]
+    streamed(model, ["blocks.1.up", "blocks.2.down"])
+    for _ in range(2):
+        with torch.inference_mode():
+            assert torch.equal(model(ids)["logits"], expected)
+        assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+    with torch.inference_mode():
+        streamed(model, ["blocks.1.up"])
+        assert torch.equal(model(ids)["logits"], expected)
+    assert torch.equal(model(ids)["logits"], expected)
+    remove(model)
+
+
+def test_buffers_and_foreign_weights_are_not_streamed(model):
+    with pytest.raises(InputError, match="is a buffer"):
+        apply(model, ModulePlacement("cpu", {"blocks.0.scale": "cpu:1"}, {}, {"blocks.0": ("blocks.0.scale",)}))
+    with pytest.raises(InputError, match=r"is not inside module 'blocks\.0'"):
+        apply(model, ModulePlacement("cpu", {"head.weight": "cpu:1"}, {}, {"blocks.0": ("head.weight",)}))
+
+
 def test_adapters_beside_a_streamed_layer(model):
     for block in model.blocks:
         block.up = Adapted(block.up)

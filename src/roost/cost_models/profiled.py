@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # how many are timed, of how many
-_METHOD = 1  # another number where times are taken in another way: what was kept before is no use then
+_METHOD = 2  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE = "beside copies: "
 _BIG_WEIGHT = 2**20  # bytes
 _REPLAYS = 30  # times what a unique op gets, for a step of a tenth of a second; more for longer ones

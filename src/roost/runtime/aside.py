@@ -81,7 +81,13 @@ class Aside:
         def work() -> None:
             try:
                 arrived.synchronize()
-                desk.gone.copy_(forward(desk.come))
+                made = forward(desk.come)
+                if made.shape != desk.gone.shape or made.dtype != desk.gone.dtype:
+                    raise RuntimeError(
+                        f"a module gave {list(made.shape)} of {made.dtype}, and {list(desk.gone.shape)} of "
+                        f"{desk.gone.dtype} for the same shape before; it cannot run beside the GPU"
+                    )
+                desk.gone.copy_(made)
             except BaseException as error:
                 self._error = self._error or error
             finally:

@@ -19,6 +19,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import ExecutionError, InputError
 from roost.frontends.torch import Described
+from roost.runtime._unplaced import flat
 from roost.runtime.chance import Chance
 from roost.runtime.code import Code
 from roost.runtime.cuda import Cuda, device_named
@@ -83,18 +84,18 @@ class GraphRuntime(Transfers):
 
     # ------------------------------------------------------------------ use
 
-    def step(self, *inputs: Any) -> list[Any]:
-        """Run one step: what the model returns."""
+    def step(self, *inputs: Any, **named: Any) -> list[Any]:
+        """Run one step: what the model returns. Inputs are as they were captured, in that order or by name."""
         if self._error is not None:
             raise InputError("this run has failed before, and cannot go on; make another") from self._error
         if not self._workers:
             raise InputError("this run is closed; make another")
-        wanted = len(self.program.inputs)
-        self._inputs = [value for value in torch.utils._pytree.tree_leaves(inputs) if isinstance(value, Tensor)]
-        if len(self._inputs) != wanted:
-            raise InputError(f"the step takes {wanted} tensors, not {len(self._inputs)}")
-        for device in {value.device for value in self._inputs if value.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()  # whoever made them may still be at it
+        given: Any = named or inputs
+        if len(inputs) == 1 and isinstance(inputs[0], Mapping):
+            given = inputs[0]
+        self._inputs = self._checked(flat(given, self.program.inputs))
+        for gpu in {value.device for value in self._inputs if value.is_cuda}:
+            torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it
         self.chance.step += 1
         for place in self.places:
             place.begin()
@@ -104,6 +105,20 @@ class GraphRuntime(Transfers):
         results, self._results = self._results, [None] * len(self._results)
         self._inputs = []
         return results
+
+    def _checked(self, given: list[Tensor]) -> list[Tensor]:
+        """Refuse other inputs than were captured: sizes are in the program, and others would give wrong numbers."""
+        names, nodes = self.program.inputs, self.program.placeholders[len(self.program.residents) :]
+        if len(given) != len(names):
+            raise InputError(f"the step takes {len(names)} tensors ({', '.join(names)}), not {len(given)}")
+        for name, node, value in zip(names, nodes, given, strict=True):
+            wanted = node.meta["val"]
+            if value.shape != wanted.shape or value.dtype != wanted.dtype:
+                raise InputError(
+                    f"input {name!r} is {list(value.shape)} of {value.dtype}; the step was captured with "
+                    f"{list(wanted.shape)} of {wanted.dtype}"
+                )
+        return given
 
     def residents(self) -> dict[str, Tensor]:
         """Parameters, buffers and constants by name, as they are now; those of the program, tied ones once."""

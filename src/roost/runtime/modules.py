@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
@@ -24,6 +25,8 @@ from roost.runtime.ring import Load, Ring
 from roost.runtime.ways import CudaWay, ThreadWay
 
 _MARK = "_roost_placed"
+
+_NO_COPIES = "a placed model cannot be copied or pickled; take its plan off first, plan.remove(model)"
 
 Slots = tuple[Tensor, list[tuple[dict[str, Any], str]]]  # a tensor at home, and under which names modules hold it
 
@@ -89,7 +92,7 @@ class Placed:
         self.model, self.placement = model, placement
         self.main = place_of(placement.main)
         self._modules = dict(model.named_modules(remove_duplicate=False))
-        self._wrapped: list[nn.Module] = []
+        self._wrapped: list[tuple[nn.Module, Any]] = []  # and a forward that was put there by somebody else
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
         self._one_at_a_time = threading.RLock()  # a model may be called by several threads
@@ -108,12 +111,15 @@ class Placed:
             raise
 
     def __reduce__(self) -> Any:
-        raise InputError("a placed model cannot be copied or pickled; take its plan off first, plan.remove(model)")
+        raise InputError(_NO_COPIES)
 
     def remove(self) -> None:
         self.model.__dict__.pop("_apply", None)
-        for module in self._wrapped:
-            module.__dict__.pop("forward", None)
+        for module, before in reversed(self._wrapped):
+            if before is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = before
         self._wrapped.clear()
         if self.aside is not None:
             self.aside.close()
@@ -183,24 +189,39 @@ class Placed:
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
         before = next(_tensors((args, kwargs)), None)
-        with self._one_at_a_time, torch.no_grad():
+        with torch.no_grad():
             args, kwargs = moved((args, kwargs), self.main)
-            returned = forward(*args, **kwargs)
-            if self.ring is not None:
-                self.ring.end_run()
-            if self.aside is not None:
-                self.aside.join()
+            try:
+                returned = forward(*args, **kwargs)
+            finally:
+                if self.ring is not None:
+                    self.ring.end_run()
+                if self.aside is not None:
+                    self.aside.join()
             return returned if before is None else moved(returned, before.device)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
-        forward = module.forward
-
-        @functools.wraps(forward)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return around(forward, *args, **kwargs)
-
+        run = _Wrapped(module.forward, around, self._one_at_a_time)
+        self._wrapped.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = run
-        self._wrapped.append(module)
+
+
+class _Wrapped:
+    """A forward with something around it, for one thread at a time. It belongs to its module, and to no copy of it."""
+
+    def __init__(self, forward: Callable[..., Any], around: Callable[..., Any], lock: Any) -> None:
+        self._forward, self._around, self._lock = forward, around, lock
+        functools.update_wrapper(self, forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return self._around(self._forward, *args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        raise InputError(_NO_COPIES)
+
+    def __deepcopy__(self, memo: object) -> Any:
+        raise InputError(_NO_COPIES)
 
 
 def _streamed(
@@ -211,18 +232,38 @@ def _streamed(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    for tensor, places in slots:
+        if any(table[key] is not tensor for table, key in places):
+            raise InputError(
+                f"a weight of module {load.name!r} is another tensor than when the plan was applied; take the plan off "
+                "before, and apply it again, or write into the tensor that is there"
+            )
     visit = window.enter(load)
+    brought = []
     for (tensor, places), view in zip(slots, visit.views, strict=True):
-        here = nn.Parameter(view, requires_grad=False) if isinstance(tensor, nn.Parameter) else view
+        own = view.data  # its versions are counted by themselves, not with all that is in the window
+        here = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
+        brought.append((tensor, here, here._version, places))
         for table, key in places:
             table[key] = here
     try:
-        return forward(*args, **kwargs)
+        returned = forward(*args, **kwargs)
+        if any(here._version != version for _, here, version, _ in brought):
+            raise InputError(f"module {load.name!r} writes into its own weights; it cannot be streamed, keep them")
+        return _apart(returned, window)
     finally:
-        for tensor, places in slots:
+        for tensor, here, _, places in brought:
             for table, key in places:
-                table[key] = tensor
+                if table[key] is here:
+                    table[key] = tensor
         window.leave(visit)
+
+
+def _apart(returned: Any, window: Ring) -> Any:
+    """What a module returns, and not a part of the window, which is about to be written over."""
+    if any(window.holds(tensor) for tensor in _tensors(returned)):
+        return tree_map_only(Tensor, lambda tensor: tensor.clone() if window.holds(tensor) else tensor, returned)
+    return returned
 
 
 def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
@@ -274,7 +315,9 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 def _check(model: nn.Module, placement: ModulePlacement) -> None:
     """Refuse what cannot be placed, before anything is moved."""
-    if is_placed(model):
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
+    if any(is_placed(module) for module in model.modules()):
         raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook") or hasattr(module, "hf_device_map"):
@@ -283,6 +326,18 @@ def _check(model: nn.Module, placement: ModulePlacement) -> None:
                 "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it without a device_map"
             )
     tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise InputError(f"{name!r} is on the meta device and has no value; build the model with its weights")
+        if tensor.layout != torch.strided:
+            raise InputError(f"{name!r} is sparse; only dense weights can be placed")
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    for module, names in placement.streamed.items():
+        for name in names:
+            if name in buffers:
+                raise InputError(f"{name!r} of module {module!r} is a buffer; only parameters can be streamed")
+            if not name.startswith(f"{module}."):
+                raise InputError(f"{name!r} is not inside module {module!r}, and cannot be brought for it")
     if placement.model and placement.model != signature(model):
         odd = sorted(set(placement.home) - set(tensors))
         said = f", which has no {odd[0]!r}" if odd else ""

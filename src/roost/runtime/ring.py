@@ -39,7 +39,7 @@ class Load:
 
     def is_stale(self) -> bool:
         """Whether somebody has written other weights since this was asked last."""
-        state = [(tensor._version, tensor.data_ptr()) for tensor in self.holders]
+        state = [(0 if t.is_inference() else t._version, t.data_ptr()) for t in self.holders]
         if state == self._state:
             return False
         self._state, self.tensors = state, [tensor.detach() for tensor in self.holders]
@@ -69,7 +69,8 @@ class Ring:
     def __init__(self, way: Way, device: torch.device, size: int, loads: Sequence[Load]) -> None:
         """At least the largest load fits, whatever the size."""
         self.way, self.size = way, max([size, *(load.size for load in loads)])
-        self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
+        with torch.inference_mode(False):
+            self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
         self._device = device
         self._visits: list[Visit] = []  # oldest first
         self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
@@ -114,6 +115,10 @@ class Ring:
                 self._pass_over()
                 self._next = 0
             self._fetch_ahead()
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor looks into the window."""
+        return tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
 
     def close(self) -> None:
         self.way.close()
@@ -162,10 +167,14 @@ class Ring:
     def _fetch(self, load: Load, begin: int) -> None:
         over = [visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end]
         self._visits = [visit for visit in self._visits if visit not in over]
-        views = [
-            self._memory[begin + offset : begin + offset + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
-            for t, offset in zip(load.tensors, load.offsets, strict=True)
-        ]
+        with torch.inference_mode(False):
+            views = self._views(load, begin)
         used = [visit.done for visit in over if visit.done is not None]
         ready = self.way.copy(list(zip(views, load.tensors, strict=True)), used)
         self._visits.append(Visit(load, begin, views, ready))
+
+    def _views(self, load: Load, begin: int) -> list[Tensor]:
+        return [
+            self._memory[begin + offset : begin + offset + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
+            for t, offset in zip(load.tensors, load.offsets, strict=True)
+        ]

@@ -100,8 +100,9 @@ class _Rounding:
         }
         streamed = {module: tuple(names) for module, names in self.streamed.items() if names}
         host = self._host()
-        large = (name for name, tensor in tensors.items() if tensor.numel() * tensor.element_size() >= _SMALL)
-        for name in (name for name in large if name not in home):  # nothing was said of it: not used, or rarely
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        large = (name for name in parameters if tensors[name].numel() * tensors[name].element_size() >= _SMALL)
+        for name in sorted(name for name in large if name not in home):  # nothing was said of it: not used, or rarely
             module, _, _ = name.rpartition(".")
             if module and module not in streamed and host != self.names[self.main]:
                 home[name], streamed[module] = host, (name,)

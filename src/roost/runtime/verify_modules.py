@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.errors import InputError
 from roost.runtime._differences import EAGER, TOLERANCES, Notes, Verification
 from roost.runtime.modules import ModulePlacement, apply, is_placed, named_tensors, remove
-from roost.runtime.moves import moved
 
 # Rounding in 16 bits grows with depth where devices sum in different orders: 0.035 was seen after 32 layers.
 _DEEP = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -33,19 +33,24 @@ def verify_modules(
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")
     where = next((tensor.device for tensor in named_tensors(model).values()), _CPU)
-    before = {name: tensor.detach().to(_CPU, copy=True) for name, tensor in model.named_buffers()}
-    names = list(model.state_dict())
-    tied = _tied(model)
+    before, names, tied = _buffers(model), list(model.state_dict()), _tied(model)
     expected = _results(model, args, kwargs, where)
+    if not expected:
+        _restore(model, before)
+        raise InputError(
+            "the model returned no tensor that could be compared; let it return tensors, a tuple or a dict"
+        )
+    after = _buffers(model)
     notes = Notes(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
     apply(model, placement)
     try:
         for step in range(1, steps + 1):
             notes.step = step
+            _restore(model, before)
             found = _results(model, args, kwargs, _CPU)
             notes.several("output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected)
-        for name, tensor in model.named_buffers():
-            notes.one("buffer", EAGER, name, tensor.detach().to(_CPU), before[name])
+            for name, value in _buffers(model).items():
+                notes.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
             same = named_tensors(model)[one] is named_tensors(model)[other]
             notes.one("tied weight", EAGER, one, torch.tensor(same), torch.tensor(True))
@@ -53,11 +58,13 @@ def verify_modules(
             raise InputError("names in state_dict have changed")
     finally:
         remove(model)
+        _restore(model, before)
     devices = tuple(dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()]))
     verification = Verification(notes.found, steps, devices)
     if verification.same:
         return verification
     module = _first(model, placement, (args, kwargs), where, notes, steps)
+    _restore(model, before)
     device = placement.runs_on.get(module, placement.main)
     return Verification(notes.found, steps, devices, module, device)
 
@@ -69,14 +76,27 @@ def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> list[Tensor]:
-    args, kwargs = moved((args, kwargs), device)
-    with torch.no_grad():
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), (args, kwargs))
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)  # dropout, where it is on, draws the same on devices of one kind
         returned = model(*args, **kwargs)
     return [leaf.to(_CPU) for leaf in tree_leaves(_plain(returned)) if isinstance(leaf, Tensor)]
 
 
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(_CPU, copy=True) for name, tensor in model.named_buffers()}
+
+
+def _restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in model.named_buffers():
+            tensor.copy_(buffers[name])
+
+
 def _plain(value: Any) -> Any:
-    """Mappings of any kind as plain ones, so that their tensors are found."""
+    """Mappings and dataclasses of any kind as plain mappings, so that their tensors are found."""
+    if is_dataclass(value) and not isinstance(value, type | Mapping):
+        value = vars(value)
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     return value
@@ -99,10 +119,12 @@ def _first(
     model: nn.Module, placement: ModulePlacement, given: tuple[Any, Any], where: torch.device, notes: Notes, steps: int
 ) -> str:
     """The first call of a module, in the order they end, whose output differs by more than is allowed."""
+    buffers = _buffers(model)
     expected = _watched(model, lambda: _results(model, *given, where))
     apply(model, placement)
     try:
         for _ in range(steps):
+            _restore(model, buffers)
             found = _watched(model, lambda: _results(model, *given, _CPU))
             for (name, theirs), (_, ours) in zip(expected, found, strict=False):
                 if len(ours) != len(theirs) or not notes.all_close(ours, theirs):

@@ -76,7 +76,8 @@ class ThreadWay:
     def wait(self, ready: threading.Event) -> None:
         ready.wait()
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            raise error
 
     def mark(self) -> None:
         return None
@@ -86,7 +87,7 @@ class ThreadWay:
         self._thread.join()
 
     def _run(self) -> None:
-        with torch.no_grad():
+        with torch.inference_mode():  # weights may have been made in it
             while (work := self._work.get()) is not None:
                 pairs, ready = work
                 try:
