@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.learners._optimizer import take_up_adam
 from roost.learners.recorded import advantages, clipped, imitate
 from roost.placers._list_orders import ORDERS as LIST_ORDERS
 from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
+    checked_ways,
     choices_in,
     cost_of,
     decisions_of,
@@ -221,21 +224,39 @@ class Course:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go back to where a state was saved."""
-        weights = {name: torch.from_numpy(np.array(state[f"weights.{name}"])) for name in self.tensors}
-        self.policy.load_state_dict(weights)
+        """Go back to where a state was saved; raises InputError where it is not one of this course.
+
+        The compiled loops check nothing: what they read is looked at here.
+        """
+        at = taken(state, "at", (2 + len(self.plan),), "iu").tolist()
+        if at[2:] != list(self.plan.values()) or not 0 <= at[0] <= len(self.plan) or at[1] < 0:
+            raise InputError("tensor 'at' is of a course with another plan")
+        shapes = {name: value.shape for name, value in self.tensors.items()}
+        weights = {name: taken(state, f"weights.{name}", shape) for name, shape in shapes.items()}
+        self.policy.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
         self.tensors = self.policy.arrays()
-        saved: dict[int, dict[str, Any]] = {}
-        for key, value in state.items():
-            if key.startswith("adam."):
-                _, number, name = key.split(".")
-                saved.setdefault(int(number), {})[name] = torch.from_numpy(np.array(value))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        take_up_adam(self.optimizer, state)
         self.rules.restore(state)
-        self.best, self.ways = state["best"].tolist(), state["ways"]
-        self.targets = [state[f"target.{number}"] for number in range(len(self.best))]
-        self.rng.bit_generator.state = _unpacked(state["rng"])
-        self.stage, self.done = int(state["at"][0]), int(state["at"][1])
+        self.ways = checked_ways(taken(state, "ways", self.ways.shape))
+        self.rng.bit_generator.state = _unpacked(taken(state, "rng", (6,), "u"))
+        self.stage, self.done = at[0], at[1]
+        self._restore_targets(state, 0 if self.stage == 0 else self.done if self.stage == 1 else len(self.frames))
+
+    def _restore_targets(self, state: Mapping[str, Array], count: int) -> None:
+        """Those of the first so many frames; where nothing fitted there are none, and the best is infinite."""
+        if count > len(self.frames):
+            raise InputError("tensor 'at' is of a course with more problems")
+        self.targets, best = [], np.asarray(state.get("best", np.zeros(0)))
+        for number, frame in enumerate(self.frames[:count]):
+            name = f"target.{number}"
+            found = taken(state, name, (None, frame.units.num_units), "iu")
+            if ((found < 0) | (found >= frame.units.problem.cluster.num_devices)).any():
+                raise InputError(f"tensor {name!r} names a device that is not there")
+            self.targets.append(found)
+        known = [number for number, found in enumerate(self.targets) if len(found)]
+        if best.shape != (count,) or best.dtype.kind != "f" or not np.isfinite(best[known]).all():
+            raise InputError(f"tensor 'best' is not {count} numbers, finite where there are targets")
+        self.best = best.tolist()
 
 
 def try_out(frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates) -> tuple[Any, Array]:

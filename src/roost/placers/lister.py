@@ -45,6 +45,7 @@ from roost.placers._listing import SCALES
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
 from roost.placers._portable_rules import COLUMNS, Bench, varied
+from roost.placers._restoring import restore
 from roost.placers._starts import ask
 from roost.placers.kernels.lister import Rolls
 
@@ -256,7 +257,7 @@ class Lister:
             course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)
             state = checkpoint.load()
             if state is not None:
-                course.restore(state)
+                restore(course, state, checkpoint)
             course.run(checkpoint.save)
         orders = np.bincount(course.rules.rules[:, COLUMNS.index("order")].astype(int), minlength=len(LIST_ORDERS))
         card = {
