@@ -62,7 +62,8 @@ class Course:
             self.reached[number] = walk.best
             self.done += 1
             share = walk.best_outcome[1] / max(walk.sight.balanced, 1e-12)
-            self.on_note({**told, "round": float(self.done), "problem": float(number), "over_balanced": float(share)})
+            where = {"done": float(self.done), "of": float(self.plan), "progress": self.done / self.plan}
+            self.on_note({**told, **where, "problem": float(number), "over_balanced": float(share)})
             save(self.state())
 
     def state(self) -> dict[str, Array]:

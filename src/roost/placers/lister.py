@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isinf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -71,6 +71,7 @@ class Lister:
     entropy: float = 0.01
     baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
     heat: Heat = field(default_factory=Heat)
+    parts: ClassVar[tuple[str, ...]] = ("rules", "targets", "imitation", "trial and error", "ways")  # of learning
 
     def __post_init__(self) -> None:
         if min(self.samples, self.varied, self.drawn) < 0 or self.samples + self.drawn < 1:
