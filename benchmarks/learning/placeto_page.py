@@ -140,7 +140,7 @@ def main() -> None:
     text = [
         "# Placeto: its parts, unseen graphs, trials\n",
         "Simulated on presets, on a machine of two cores (AMD EPYC, x86_64) that others used too; CPU seconds are "
-        f"those of the process. Commits of the rows: {told(rows)}. Those without one came in with a14817c; two of them, run "
+        f"those of the process. Commits of the rows: {told(rows)}. Those without one came in with a14817c; two, run "
         "again with 6b08e41, were the same to the last digit. Trials to be as good as `seq2seq` are from rows "
         "that came in with 94b2777, 297d710 and 422d334.\n",
         "## Ablations\n", words["ablations"], *ablations(rows),
