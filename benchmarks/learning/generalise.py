@@ -21,14 +21,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import measured_with
 
 import roost
 from roost import zoo
@@ -192,7 +191,7 @@ def main() -> None:
                     **fixed,
                     "best_of_single_and_expert": min(fixed["single"], fixed["expert"]),
                     **measured(problem, given.weights, seed, given.all and seed == 0),
-                    "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+                    **measured_with(),
                 }
                 rows.append(row)
             with given.output.open("a") as out:

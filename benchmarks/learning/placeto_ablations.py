@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import measured_with
 
 import roost
 from roost.core.problem import Problem
@@ -74,6 +75,7 @@ def row(problem: Problem, name: str, seed: int) -> dict[str, Any]:
         "first_ends": float(np.mean([figures["mean"] for figures in told[:1]])),
         "last_ends": float(np.mean([figures["mean"] for figures in told[-LAST:]])),
         "entropy": told[-1]["entropy"], "cpu": round(time.process_time() - began, 2),
+        **measured_with(),
     }  # fmt: skip
 
 
@@ -90,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graphs", type=Path, nargs="+", help="graph files, such as roost capture writes")
     parser.add_argument("--on", default="k80x4", metavar="CLUSTER")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", default="", help="how names of variants begin, separated by ;")
     parser.add_argument("-o", "--output", type=Path, default=ROWS)
     given = parser.parse_args()

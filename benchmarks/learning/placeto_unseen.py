@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from provenance import measured_with
+
 import roost
 from roost.core.problem import Problem
 from roost.placers._placeto_learner import Learner
@@ -77,7 +79,7 @@ def main() -> None:
             problem = roost.estimate(roost.load(given.graphs / f"{graph}.json.gz"), cluster)
             for seed in range(given.seeds):
                 row = {
-                    "part": "unseen", "family": given.family, "graph": graph, "cluster": cluster,
+                    **measured_with(), "part": "unseen", "family": given.family, "graph": graph, "cluster": cluster,
                     "learned_on": learned_on, "seed": seed, **known,
                     **measured(problem, given.weights, nothing, seed),
                 }  # fmt: skip

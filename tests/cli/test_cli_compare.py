@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 from small_problem import build_cluster, build_graph, tight_cluster
 
@@ -17,6 +18,9 @@ import roost as library
 from roost import catalog
 from roost.cli import _search
 from roost.cost_models import estimate
+from roost.placers._lister_rolls import new_tensors
+from roost.placers.post import Post
+from roost.policies.weights import save_weights
 
 
 def args(files: Path, placers: str, *more: object, cluster: str = "mini.toml") -> list[object]:
@@ -176,3 +180,35 @@ def test_in_a_pipe_no_line_is_folded_and_none_ends_in_blanks(files: Path) -> Non
 def test_a_gap_is_none_only_where_that_is_proved() -> None:
     shown = [_search.show_gap(share) for share in (None, 0.0, -1e-12, 1e-4, 0.02)]
     assert shown == ["-", "0.0%", "0.0%", "<0.1%", "2.0%"]
+
+
+def learned(path: Path, policy: str = "lister") -> Path:
+    save_weights(path, policy, new_tensors(np.random.default_rng(1)), {})
+    return path
+
+
+def test_a_variant_is_asked_of_those_that_have_it(roost, files: Path) -> None:
+    found = as_json(roost(*args(files, "post,single", "--variant", "heuristic", "--json")))
+    assert {row["placer"]: row["variant"] for row in found["placers"]} == {"post": "heuristic", "single": None}
+    problem = estimate(build_graph(), build_cluster())
+    row = next(row for row in found["placers"] if row["placer"] == "post")
+    assert row["seeds"][1]["step_time"] == library.solve(problem, Post.heuristic(), trials=40, seed=1).best.step_time
+    assert "post, heuristic " in roost(*args(files, "post,single", "--variant", "heuristic"), columns=120).stdout
+
+
+def test_weights_are_given_to_the_placer_they_are_for(roost, files: Path) -> None:
+    weights = learned(files / "policy.safetensors")
+    found = as_json(roost(*args(files, "lister,placeto,single", "--weights", weights, "--json")))
+    given = {row["placer"]: row["weights"] for row in found["placers"]}
+    assert given == {"lister": str(weights), "placeto": None, "single": None}
+
+
+def test_what_is_for_none_of_the_placers_is_refused(refused, files: Path) -> None:
+    weights = learned(files / "policy.safetensors")
+    assert "placer 'single' has none" in refused(*args(files, "single,random", "--variant", "paper"))
+    assert "has paper" in refused(*args(files, "seq2seq", "--variant", "papr"))
+    assert "takes no weights; lister and placeto do" in refused(*args(files, "single,heft", "--weights", weights))
+    assert "are weights of 'lister', not of 'placeto'" in refused(*args(files, "heft,placeto", "--weights", weights))
+    assert "no such file" in refused(*args(files, "heft,lister", "--weights", files / "none"))
+    both = ["--weights", weights, "--variant", "paper"]
+    assert "give one" in refused(*args(files, "lister,seq2seq", *both))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -10,13 +11,15 @@ import subprocess
 import sys
 import time
 from functools import partialmethod
+from math import inf, log
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from roost import zoo
-from roost.cli.learn import CHECKPOINT, METRICS, WEIGHTS, Checkpoint
+from roost.cli._learning import Standing
+from roost.cli.learn import CHECKPOINT, LOCK, METRICS, WEIGHTS, Checkpoint
 from roost.errors import InputError
 
 
@@ -205,3 +208,59 @@ def test_a_finished_course_is_not_run_again(roost, graphs, tmp_path):
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
     assert roost(*command(folder, "--seed", 1)).exit_code == 0
     assert (folder / WEIGHTS).stat().st_mtime_ns > before
+
+
+def test_two_runs_in_one_folder_do_not_mix(roost, refused, graphs, tmp_path):
+    folder = prepared(tmp_path / "out", graphs)
+    with (folder / LOCK).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        said = refused(*command(folder))
+    assert said == f"{folder}: another roost learn is writing to it; wait for it, or name another folder"
+    assert not (folder / METRICS).exists()
+    assert roost(*command(folder)).exit_code == 0
+
+
+def test_a_run_keeps_others_out_until_its_end(refused, roost, graphs, tmp_path, monkeypatch):
+    folder, tried = prepared(tmp_path / "out", graphs), []
+    save = Checkpoint.save
+
+    def save_and_ask(self, state):
+        if not tried:
+            tried.append(refused(*command(folder)))
+        save(self, state)
+
+    monkeypatch.setattr(Checkpoint, "save", save_and_ask)
+    assert roost(*command(folder)).exit_code == 0
+    assert "another roost learn is writing to it" in tried[0]
+
+
+def test_weights_from_a_pipe_or_a_folder_are_refused(refused, files):
+    os.mkfifo(files / "pipe")
+    place = ["place", files / "free.json", "--on", "k80x2", "--placer", "lister", "--weights"]
+    assert "pipe: is no plain file" in refused(*place, files / "pipe")
+    assert "is a directory" in refused(*place, files)
+
+
+def test_the_line_of_progress_says_how_far_how_good_and_how_long():
+    now = [100.0]
+    standing = Standing("lister", ("rules", "targets"), [1.0, 4.0], lambda: now[0])
+    assert standing.line() == "lister: making ready 2 problems"
+    standing.add({"stage": 0.0, "done": 1.0, "of": 10.0, "progress": 0.1, "mean_cost": log(1.0)})
+    assert standing.line() == "lister: 10%, 0.50 of single and expert, rules 1 of 10, 2 problems"
+    now[0] = 110.0
+    standing.add({"stage": 1.0, "done": 1.0, "of": 2.0, "progress": 0.2})
+    assert standing.line() == "lister: 20%, 80 s left, 0.50 of single and expert, targets 1 of 2, 2 problems"
+    now[0] = 200.0
+    assert "13 min left" in standing.line()
+    now[0] = 2000.0
+    assert "4.2 h left" in standing.line()
+
+
+def test_the_best_of_each_problem_counts_and_what_has_no_baseline_does_not():
+    standing = Standing("placeto", (), [1.0, 4.0, inf])
+    for number, best in ((0, 0.8), (0, 0.5), (0, 0.7), (1, 8.0), (2, 1.0)):
+        standing.add({"done": 3.0, "of": 9.0, "progress": 1 / 3, "problem": float(number), "best": best})
+    assert standing.line() == "placeto: 33%, 1.00 of single and expert, round 3 of 9, 3 of 3 problems"
+    standing = Standing("lister", (), [1.0, inf])
+    standing.add({"done": 3.0, "of": 9.0, "mean_cost": 0.0})
+    assert "of single" not in standing.line()

@@ -107,6 +107,7 @@ def test_the_end_of_an_episode_is_told():
     [
         ({"num_envs": 0}, "num_envs is 0"),
         ({"num_envs": True}, "num_envs is True"),
+        ({"num_envs": 10**9}, "1,000,000,000 episodes, take about .* or num_envs smaller"),
         ({"autoreset_mode": AutoresetMode.DISABLED}, "known are NextStep and SameStep"),
         ({"autoreset_mode": "never"}, "autoreset_mode is 'never'"),
         ({"render_mode": "human"}, "render_mode 'human'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from roost.placers._lister_rule_course import best_together
 from roost.placers._lister_view import Framed, Rolled, twins
 from roost.placers._listing import Prepared
 from roost.placers._portable_rules import COLUMNS
+from roost.placers._restoring import restore
 from roost.placers.kernels.lister import SEEN
 from roost.placers.lister import Lister
 from roost.policies.lister_network import Policy
@@ -252,6 +254,47 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         assert all((again.tensors[name] == value).all() for name, value in unbroken.tensors.items())
         assert (again.ways == unbroken.ways).all()
         assert (again.rules.rules == unbroken.rules.rules).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        ("weights.out", lambda value: value[:-1], "has shape"),
+        ("weights.out", lambda value: value * np.nan, "not finite"),
+        ("weights.out", lambda value: value.astype(np.int64), "is int64"),
+        ("weights.out", None, "is missing"),
+        ("adam.0.exp_avg", lambda value: value[..., None], "has shape"),
+        ("adam.0.exp_avg_sq", lambda value: value - 1.0, "below 0"),
+        ("adam.0.step", None, "is missing"),
+        ("adam.99.step", lambda _: np.ones(()), "belongs to nothing"),
+        ("target.0", lambda value: value[:, :-1], "has shape"),
+        ("target.0", lambda value: value + 99, "names a device that is not there"),
+        ("best", lambda value: value[:-1], "is not"),
+        ("best", lambda value: value * np.nan, "is not"),
+        ("ways", lambda value: value[:, :-1], "has shape"),
+        ("ways", lambda value: value + 0.5, "cannot be"),
+        ("rules.rows", lambda value: value + 99.0, "cannot be"),
+        ("rules.cost", lambda value: value[:, :-1], "has shape"),
+        ("rng", lambda value: value[:-1], "has shape"),
+        ("at", lambda value: value + 1, "another plan"),
+    ],
+)
+def test_a_state_that_is_not_of_the_course_is_refused_by_name(name: str, changed: Any, said: str) -> None:
+    problems = [wide(4), wide(5, devices=2)]
+    states: list[dict[str, np.ndarray]] = []
+    course(problems, []).run(lambda state: states.append(dict(state)))
+    state = states[-2]
+    if changed is None:
+        del state[name]
+    else:
+        state[name] = changed(state.get(name))
+
+    class File:
+        path = "here/checkpoint.npz"
+
+    with pytest.raises(InputError, match=rf"here/checkpoint.npz: tensor '{name}'.* {said}.*; remove it") as error:
+        restore(course(problems, []), state, File)
+    assert error.value.__cause__ is None
 
 
 def test_what_was_learned_is_better_than_what_it_began_with() -> None:

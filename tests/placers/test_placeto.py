@@ -212,6 +212,22 @@ def test_learning_over_problems_is_resumed_exactly_and_runs_on_other_machines(tm
         assert search(problem, Placeto(SMALL, str(path)), trials=40, prove=False).best.feasible
 
 
+@pytest.mark.parametrize(
+    "name", ["weight.score.weight", "adam.0.exp_avg", "baseline.1", "reached.{}", "done", "learned"]
+)
+def test_a_state_of_another_course_is_refused_by_name(name: str) -> None:
+    problems = [training_like(60, 3), training_like(40, 2)]
+    checkpoint = Kept(3)
+    with pytest.raises(KeyboardInterrupt):
+        Placeto(SMALL).learn(problems, 1.0, 0, lambda _: None, checkpoint)
+    assert checkpoint.state is not None
+    if name == "reached.{}":
+        name = next(each for each in checkpoint.state if each.startswith("reached."))
+    checkpoint.state[name] = checkpoint.state[name][None]
+    with pytest.raises(InputError, match=f"the checkpoint: tensor '{name}' .*shape"):
+        Placeto(SMALL).learn(problems, 1.0, 0, lambda _: None, checkpoint)
+
+
 def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path) -> None:
     problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
     learner = Learner(SMALL, 3, 100)

@@ -1,6 +1,7 @@
 """Weights that come back as they were saved, and files that are refused with the file, the tensor and the fix."""
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -119,3 +120,13 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
     with pytest.raises(InputError, match="tensor 'a' is not finite"):
         save_weights(tmp_path / "p", "mine", {"a": np.array([np.inf])}, {})
     assert not (tmp_path / "p").exists()
+
+
+def test_a_pipe_is_not_waited_for_and_a_folder_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="pipe: is no plain file"):
+        load_weights(tmp_path / "pipe", "mine", SHAPES)
+    with pytest.raises(InputError, match="is a directory"):
+        load_weights(tmp_path, "mine", SHAPES)
+    with pytest.raises(InputError, match="cannot be read"):
+        load_weights(tmp_path / ("x" * 300), "mine", SHAPES)

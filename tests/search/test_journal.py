@@ -20,11 +20,14 @@ from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.errors import InputError
 from roost.placers import Evaluate, Placer, Round
+from roost.placers._lister_rolls import new_tensors
 from roost.placers._orders import best_of
 from roost.placers._population import Heat
 from roost.placers.auto import Auto
 from roost.placers.genetic import Genetic
+from roost.placers.lister import Lister
 from roost.placers.random import Random
+from roost.policies.weights import save_weights
 from roost.search import journal as journals
 from roost.search.budget import Budget
 from roost.search.evaluate import Progress
@@ -502,3 +505,19 @@ def test_every_dtype_of_a_state_comes_back(tmp_path: Path) -> None:
         assert seen[1][name].dtype == array.dtype
         assert seen[1][name].shape == array.shape
         assert seen[1][name].tobytes() == array.tobytes()
+
+
+def weights_of(path: Path, seed: int) -> Lister:
+    save_weights(path, "lister", new_tensors(np.random.default_rng(seed)), {})
+    return Lister(weights=str(path), varied=0, tune=False)
+
+
+def test_other_weights_under_the_same_name_are_another_search(tmp_path: Path) -> None:
+    path, weights = tmp_path / "trials.jsonl", tmp_path / "policy.safetensors"
+    search(fork_join(), weights_of(weights, 1), trials=40, journal=path, prove=False)
+    search(fork_join(), weights_of(weights, 1), trials=40, journal=path, prove=False)
+    moved = weights_of(tmp_path / "moved.safetensors", 1)
+    search(fork_join(), moved, trials=40, journal=path, prove=False)
+    other = weights_of(weights, 2)
+    with pytest.raises(InputError, match=r"settings: this search has other ones, the file weights='[0-9a-f]{16}'"):
+        search(fork_join(), other, trials=40, journal=path, prove=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,18 +20,39 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.core.trial import Bound, Result, Trial
     from roost.errors import Infeasible
+    from roost.placers import Placer
 
 _MANY = 100_000  # trials, from which on they are shown in thousands
 _SECONDS = 2.0  # for each placer and seed, where neither trials nor seconds are given
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A placer to be asked, and what was given to it."""
+
+    placer: str
+    variant: str | None = None
+    weights: str | None = None
+    chosen: Placer | None = None  # with these
+
+    @property
+    def label(self) -> str:
+        """As people see it: `seq2seq, paper`; `lister, weights`."""
+        more = self.variant or ("weights" if self.weights else "")
+        return f"{self.placer}, {more}" if more else self.placer
 
 
 @dataclass
 class Row:
     """A placer, and its results by seed."""
 
-    placer: str
+    entry: Entry
     results: list[Result] = field(default_factory=list)
     why_not: str = ""
+
+    @property
+    def placer(self) -> str:
+        return self.entry.placer
 
     @property
     def fitting(self) -> list[Result]:
@@ -57,6 +79,10 @@ def compare(
         typer.Option(metavar="S", help="For each placer and seed; 2 where --trials is left out too."),
     ] = None,
     trials: _search.Trials = None,
+    variant: _search.Variant = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What roost learn wrote; for the placer that it was made with.")
+    ] = None,
     seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds: 0, 1, 2, ...")] = 5,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
@@ -69,10 +95,13 @@ def compare(
 
     Every placer gets the same trials and seconds for every seed. A placer that cannot be asked here, since a package is
     missing or the model is not for it, has a line that says why. The exit code is 3 where no placer finds what fits.
+
+    With --variant those placers that have it are asked with these settings, with --weights the one that the file is
+    for; the others are asked as they are, to be compared with.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; it must be at least 1")
-    names = _names(placers)
+    entries = _entries(_names(placers), weights, variant)
     if seconds is None and trials is None:
         seconds = _SECONDS
     _search.check_budget(seconds, trials)
@@ -80,9 +109,9 @@ def compare(
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)
-    rows = _run(problem, names, seconds, trials, seeds)
+    rows = _run(problem, entries, seconds, trials, seeds)
     if not any(row.results for row in rows):
-        raise InputError("; ".join(f"{row.placer}: {row.why_not}" for row in rows))
+        raise InputError("; ".join(f"{row.entry.label}: {row.why_not}" for row in rows))
     single = _single(problem, rows)
     bound = _bound(problem, rows)
     found = _facts(problem, rows, single, bound)
@@ -112,15 +141,34 @@ def _names(text: str | None) -> list[str]:
     return names
 
 
-def _run(problem: Problem, names: Sequence[str], seconds: float | None, trials: int | None, seeds: int) -> list[Row]:
+def _entries(names: Sequence[str], weights: Path | None, variant: str | None) -> list[Entry]:
+    """The placers with what was given for them; raises InputError where it is for none of them."""
+    found, errors = [Entry(name) for name in names], []
+    for number, name in enumerate(names if weights is not None or variant is not None else ()):
+        try:
+            chosen = _search.placer_with(name, weights, variant)
+        except InputError as error:
+            errors.append(str(error))
+            continue
+        assert not isinstance(chosen, str)
+        found[number] = Entry(name, variant, None if weights is None else str(weights), chosen)
+    if errors and len(errors) == len(names):
+        # Of several placers the one that comes nearest tells most: weights that cannot be read are no other's either.
+        raise InputError(next((said for said in errors if "takes no weights" not in said), errors[0]))
+    return found
+
+
+def _run(
+    problem: Problem, entries: Sequence[Entry], seconds: float | None, trials: int | None, seeds: int
+) -> list[Row]:
     """Every placer and seed, or those finished until Ctrl-C."""
     rows: list[Row] = []
     try:
-        for number, name in enumerate(names, 1):
-            rows.append(Row(name))
+        for number, entry in enumerate(entries, 1):
+            rows.append(Row(entry))
             for seed in range(seeds):
-                what = f"{name} ({number}/{len(names)}), seed {seed} ({seed + 1}/{seeds})"
-                result = _ask(problem, name, what, seconds, trials, seed)
+                what = f"{entry.label} ({number}/{len(entries)}), seed {seed} ({seed + 1}/{seeds})"
+                result = _ask(problem, entry, what, seconds, trials, seed)
                 if isinstance(result, str):
                     rows[-1].why_not = result
                     break
@@ -132,17 +180,19 @@ def _run(problem: Problem, names: Sequence[str], seconds: float | None, trials: 
     return [row for row in rows if row.results or row.why_not]
 
 
-def _ask(problem: Problem, name: str, what: str, seconds: float | None, trials: int | None, seed: int) -> Result | str:
+def _ask(
+    problem: Problem, entry: Entry, what: str, seconds: float | None, trials: int | None, seed: int
+) -> Result | str:
     """What a placer finds, or why it cannot be asked."""
     from roost.search.solve import search
 
     try:
         with _search.watching(what) as tell:
-            result = search(problem, name, seconds, trials, seed, tell, prove=False)
+            result = search(problem, entry.chosen or entry.placer, seconds, trials, seed, tell, prove=False)
     except (InputError, MissingExtra) as error:
         return str(error)
     except Exception as error:  # a placer may be anyone's, and the others are worth comparing all the same
-        return _fault(error, name)
+        return _fault(error, entry.placer)
     if result.ended == "interrupted":
         raise KeyboardInterrupt
     return result
@@ -151,7 +201,6 @@ def _ask(problem: Problem, name: str, what: str, seconds: float | None, trials: 
 def _fault(error: Exception, name: str) -> str:
     """`ZeroDivisionError: division by zero (mine.py:12)`: the last line of the placer's own that was reached."""
     import sys
-    from pathlib import Path
     from traceback import extract_tb
 
     own = sys.modules[catalog.find("placers", name).__module__].__file__
@@ -191,6 +240,10 @@ def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -
     }
 
 
+def _label(row: dict[str, Any], name: str) -> str:
+    return Entry(name, row["variant"], row["weights"]).label
+
+
 def _key(row: Row) -> float:
     if row.fitting:
         return median(result.best.step_time for result in row.fitting)
@@ -198,12 +251,12 @@ def _key(row: Row) -> float:
 
 
 def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[str, Any]:
-    middle = row.middle
+    middle, given = row.middle, {name: getattr(row.entry, name) for name in ("placer", "variant", "weights")}
     if middle is None:
-        return {"placer": row.placer, "why_not": row.why_not, "seeds": []}
+        return given | {"why_not": row.why_not, "seeds": []}
     times = [result.best.step_time for result in row.fitting]
     step_time = median(times) if times else middle.best.step_time
-    found = _search.facts(problem, middle.best, single) | {"placer": row.placer, "step_time": step_time}
+    found = _search.facts(problem, middle.best, single) | given | {"step_time": step_time}
     if found["ratio_to_single"] is not None:
         found["ratio_to_single"] = step_time / single.step_time
     return found | {
@@ -243,7 +296,7 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
     names = [row["placer"] for row in asked]
     for row in asked:
         table.add_row(
-            _search.show_name(row["placer"], names),
+            _label(row, _search.show_name(row["placer"], names)),
             _search.show_step(row),
             f"{row['spread']:.1%}" if row["num_feasible"] > 1 else "-",
             _search.show_ratio(row["ratio_to_single"]),
@@ -263,6 +316,6 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
     for row in found["placers"]:
         count = len(row["seeds"])
         if not count:
-            yield f"without {row['placer']}: {row['why_not']}"
+            yield f"without {_label(row, row['placer'])}: {row['why_not']}"
         elif row["num_feasible"] < count:
-            yield f"{row['placer']}: {row['num_feasible']} of {_console.plural(count, 'seed')} fit"
+            yield f"{_label(row, row['placer'])}: {row['num_feasible']} of {_console.plural(count, 'seed')} fit"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import time
 import zipfile
@@ -16,6 +17,7 @@ import typer
 
 from roost import __version__, catalog
 from roost.cli import _console
+from roost.cli._learning import Standing, baselines
 from roost.cli._metrics import METRICS, Metrics
 from roost.cli.place import _prepare
 from roost.errors import InputError, UnknownName
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from roost.core.graph import Graph
     from roost.core.problem import Problem
 
-WEIGHTS, CARD, CHECKPOINT = "policy.safetensors", "card.json", "checkpoint.npz"
+WEIGHTS, CARD, CHECKPOINT, LOCK = "policy.safetensors", "card.json", "checkpoint.npz", ".lock"
 _MOST_SECONDS, _MOST_SEED = 1e9, 2**62
 _LONG = ("settings", "problems")  # too long to quote
 # What reading a file of arrays may raise that is damaged, or is something else.
@@ -66,43 +68,71 @@ def learn(
             f"{_MOST_SECONDS:g}, and from 0 to {_MOST_SEED - 1}"
         )
     _check_family(family)
-    _prepare(output, (WEIGHTS, CARD, CHECKPOINT, METRICS))
-    problems = _problems(family, graphs, clusters, output)
-    about = {
-        "placer": placer,
-        "settings": repr(chosen),
-        "family": family,
-        "graphs": graphs,
-        "clusters": clusters,
-        "seconds": seconds,
-        "seed": seed,
-        "roost": __version__,
-        "problems": [problem.digest for problem in problems],  # a cluster.toml, or a graph that is kept, may change
-    }
-    if (done := _finished(output, about)) is not None:
-        _console.note(f"{output} has the weights that this command makes; remove them to learn anew")
-        _console.show_json(done) if as_json else None
-        return
-    checkpoint = Checkpoint(output / CHECKPOINT, about)
-    began = time.monotonic()
-    with _watching(placer, output, checkpoint, tensorboard) as tell:
-        tensors, more = chosen.learn(problems, seconds, seed, tell, checkpoint)
-    card = {**about, **more}
-    files = _write(output, placer, tensors, card)
-    checkpoint.done()
-    found = {**card, "files": files, "took": time.monotonic() - began}
+    _prepare(output, (WEIGHTS, CARD, CHECKPOINT, METRICS, LOCK))
+    with _alone(output):
+        problems = _problems(family, graphs, clusters, output)
+        about = {
+            "placer": placer,
+            "settings": repr(chosen),
+            "family": family,
+            "graphs": graphs,
+            "clusters": clusters,
+            "seconds": seconds,
+            "seed": seed,
+            "roost": __version__,
+            "problems": [problem.digest for problem in problems],  # a cluster.toml, or a kept graph, may change
+        }
+        if (done := _finished(output, about)) is not None:
+            _console.note(f"{output} has the weights that this command makes; remove them to learn anew")
+            _console.show_json(done) if as_json else None
+            return
+        found = _train(chosen, problems, about, output, tensorboard)
     if as_json:
         _console.show_json(found)
-    else:
-        _console.show(
-            f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on {', '.join(clusters)})",
-            "use it with:",
-        )
-        _console.console().print(
-            f"roost place MODEL --on CLUSTER --placer {placer} --weights {files['weights']}",
-            soft_wrap=True,
-            highlight=False,
-        )
+        return
+    _console.show(
+        f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on {', '.join(clusters)})",
+        "use it with:",
+    )
+    _console.console().print(
+        f"roost place MODEL --on CLUSTER --placer {placer} --weights {found['files']['weights']}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder: their figures and checkpoints would mix. A kill lets go of it."""
+    path = folder / LOCK
+    try:
+        file = path.open("ab")
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            said = "another roost learn is writing to it; wait for it, or name another folder"
+            if not isinstance(error, BlockingIOError):
+                said = f"cannot be locked: {error.strerror or error}; name a folder on another disk"
+            raise InputError(f"{folder}: {said}") from None
+        yield
+
+
+def _train(
+    chosen: Any, problems: list[Problem], about: dict[str, Any], output: Path, tensorboard: bool
+) -> dict[str, Any]:
+    """Learn to the end and write it down; what --json prints."""
+    checkpoint = Checkpoint(output / CHECKPOINT, about)
+    began = time.monotonic()
+    standing = Standing(about["placer"], getattr(chosen, "parts", ()), baselines(problems))
+    with _watching(standing, output, checkpoint, tensorboard) as tell:
+        tensors, more = chosen.learn(problems, about["seconds"], about["seed"], tell, checkpoint)
+    card = {**about, **more}
+    files = _write(output, about["placer"], tensors, card)
+    checkpoint.done()
+    return {**card, "files": files, "took": time.monotonic() - began}
 
 
 def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -241,24 +271,21 @@ class Checkpoint:
 
 
 @contextmanager
-def _watching(what: str, folder: Path, checkpoint: Checkpoint, tensorboard: bool) -> Iterator[Any]:
+def _watching(standing: Standing, folder: Path, checkpoint: Checkpoint, tensorboard: bool) -> Iterator[Any]:
     """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it goes."""
-    from rich.text import Text
-
     metrics = Metrics(folder, tensorboard, going_on=checkpoint.path.exists())
     checkpoint.metrics = metrics.path
     out = _console.console(stderr=True)
     told = time.monotonic()
-    with out.status(Text(f"{what}: making ready")) as status:
+    with out.status(standing):
 
         def tell(figures: Mapping[str, float]) -> None:
             nonlocal told
             metrics.add(figures)
-            line = f"{what}: " + ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-            status.update(Text(line))
+            standing.add(figures)
             if not out.is_terminal and time.monotonic() - told >= _TELL_SECONDS:
                 told = time.monotonic()
-                _console.note(line)
+                _console.note(standing.line())
 
         try:
             yield tell

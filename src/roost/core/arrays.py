@@ -70,3 +70,24 @@ def state_digest(state: Mapping[str, Any]) -> str:
     """Of named arrays, whatever their order: differs when any name, type, shape or value does."""
     arrays = ((name, np.asarray(state[name])) for name in sorted(state))
     return digest(part for name, array in arrays for part in (name, array.dtype.str, array.shape, array))
+
+
+def taken(state: Mapping[str, Any], name: str, shape: tuple[int | None, ...], kinds: str = "f") -> Array:
+    """An array of a state that was kept: of this shape (None: any length), of one of these kinds of numbers, finite.
+
+    Raises InputError, which names the array and not the file, where it is not so.
+    """
+    if name not in state:
+        raise InputError(f"tensor {name!r} is missing")
+    array = np.asarray(state[name])
+    if array.dtype.kind not in kinds:
+        raise InputError(f"tensor {name!r} is {array.dtype}, of another kind than it has to be")
+    fits = len(array.shape) == len(shape) and all(
+        want is None or has == want for has, want in zip(array.shape, shape, strict=True)
+    )
+    if not fits:
+        told = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"tensor {name!r} has shape {list(array.shape)}, not [{told}]")
+    if not np.isfinite(array).all():
+        raise InputError(f"tensor {name!r} has a number that is not finite")
+    return array

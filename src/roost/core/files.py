@@ -37,6 +37,17 @@ def read_bytes(path: Path) -> bytes:
     return bytes(data)
 
 
+def read_plain(path: Path) -> bytes:
+    """As `read_bytes`, but of a plain file only: a pipe that nobody writes to would be waited for."""
+    try:
+        special = is_special(path)
+    except OSError:
+        special = False  # reading it says what is wrong
+    if special:
+        raise InputError(f"{path}: is no plain file; copy what it gives to one, and name that")
+    return read_bytes(path)
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file whole or not at all: to a temporary file beside it, then renamed over it."""
     if path.suffix == ".gz":

@@ -36,7 +36,7 @@ class Episodes:
         self.settings = settings
         self.by_moves = settings.mode == MOVE_BY_MOVE
         self.cases = [Case.of(problem, settings.groups, settings.order) for problem in problems]
-        self.sizes = sizes = Sizes.of(self.cases, settings)
+        self.sizes = sizes = Sizes.of(self.cases, settings, count)
         self.space = space_of(sizes)
         self._lasting = lasting_parts(self.cases, sizes)
         shape = (sizes.groups, sizes.devices)

@@ -23,9 +23,13 @@ import numpy as np
 from gymnasium import spaces
 
 from roost.core.arrays import Array
+from roost.core.units import show_bytes
 from roost.environments._case import DEVICE_FEATURES, EDGE_FEATURES, GROUP_FEATURES, LINK_FEATURES, Case
 from roost.environments._settings import Settings
 from roost.errors import InputError
+
+_MOST_BYTES = 8 * 2**30
+_CELL_BYTES = 16  # a number, and the two limits that its space has for it
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,11 @@ class Sizes:
     devices: int
 
     @staticmethod
-    def of(cases: Sequence[Case], settings: Settings) -> Sizes:
-        """As large as they were set, or as the problems need; raises InputError where a problem does not fit in."""
+    def of(cases: Sequence[Case], settings: Settings, count: int = 1) -> Sizes:
+        """As large as they were set, or as the problems need; raises InputError where a problem does not fit in.
+
+        Or where so many episodes of that size, and the problems, would not fit into memory.
+        """
         found = {}
         for what in ("groups", "edges", "devices"):
             needs = [getattr(case, f"num_{what}") for case in cases]
@@ -47,7 +54,24 @@ class Sizes:
                 fix = f"leave it out, or make it at least {needs[largest]}"
                 raise InputError(f"{cases[largest].problem!r} has {needs[largest]} {what}; max_{what} is {room}: {fix}")
             found[what] = room or max(1, needs[largest])
-        return Sizes(**found)
+        sizes = Sizes(**found)
+        sizes._check_room(len(cases), count)
+        return sizes
+
+    @property
+    def num_cells(self) -> int:
+        """Numbers in an observation, about."""
+        of_groups = self.groups * (len(GROUP_FEATURES) + 2 * self.devices + 2)
+        return of_groups + 5 * self.edges + self.devices * (len(LINK_FEATURES) * self.devices + 7)
+
+    def _check_room(self, num_cases: int, count: int) -> None:
+        need = _CELL_BYTES * self.num_cells * (num_cases + count)
+        if need > _MOST_BYTES:
+            raise InputError(
+                f"observations of {self.groups:,} groups, {self.edges:,} edges and {self.devices:,} devices, for "
+                f"{num_cases:,} problems and {count:,} episodes, take about {show_bytes(need)}; at most "
+                f"{show_bytes(_MOST_BYTES)} are allowed: make max_groups, max_edges, max_devices or num_envs smaller"
+            )
 
 
 def space_of(sizes: Sizes) -> spaces.Dict:

@@ -20,6 +20,7 @@ MOVE_BY_MOVE = "move_by_move"
 MODES = (GROUP_BY_GROUP, MOVE_BY_MOVE)
 STARTS = ("random", "single")
 _ORDERS = ("program", "rank", "fifo")
+_MOST_ROOM = 10_000_000  # groups, edges, devices or sweeps: beyond, nothing is meant but "all of them"
 _MOST_PENALTY = 1e9  # beyond, the differences that are rewarded are lost in roundings, or are no numbers
 
 
@@ -48,6 +49,8 @@ class Settings:
                 continue
             if not _whole(value) or value < 1:
                 raise InputError(f"{what} is {value!r}; it must be a whole number, at least 1")
+            if what != "groups" and value > _MOST_ROOM:
+                raise InputError(f"{what} is {value}; it must be at most {_MOST_ROOM:,}")
         for what in ("memory_penalty", "forbidden_penalty"):
             value = getattr(self, what)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_PENALTY:

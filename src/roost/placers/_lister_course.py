@@ -15,14 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.learners._optimizer import take_up_adam
 from roost.learners.recorded import advantages, clipped, imitate
 from roost.placers._list_orders import ORDERS as LIST_ORDERS
 from roost.placers._lister_rolls import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
+    checked_ways,
     choices_in,
     cost_of,
     decisions_of,
@@ -46,6 +49,7 @@ _PER_BATCH = 60e-9  # of an op in a batch of annealing
 _PER_RULE = 60e-9, 100e-9  # of an op and of a unit in a schedule by a rule
 _PER_CHOICE = 0.03  # of those rules that are best together
 _SHARES = {"rules": 0.6, "targets": 0.05, "imitation": 0.06, "trial": 0.21, "ways": 0.08}
+PARTS = tuple(_SHARES)
 
 Note = Callable[[Mapping[str, float]], object]
 
@@ -84,6 +88,7 @@ class Course:
         self.best: list[float] = []  # step time of the best target of each frame
         self.stage, self.done = 0, 0
         self.plan = self._plan(seconds)
+        self.counts = {**self.plan, "targets": len(self.frames), "ways": 1}  # pieces of work
 
     def _plan(self, seconds: float) -> dict[str, int]:
         """How often each part is done."""
@@ -110,32 +115,33 @@ class Course:
 
     def run(self, save: Callable[[Mapping[str, Array]], object]) -> None:
         """Go on to the end; the state is offered after each piece of work."""
-        parts: list[tuple[int, Callable[[], None]]] = [
-            (self.plan["rules"], self._vary_rules),
-            (len(self.frames), self._find_targets),
-            (self.plan["imitation"], self._imitate),
-            (self.plan["trial"], self._try),
-            (1, self._choose_ways),
-        ]
+        parts = [self._vary_rules, self._find_targets, self._imitate, self._try, self._choose_ways]
         while self.stage < len(parts):
-            count, work = parts[self.stage]
-            if self.done >= count:
+            work = parts[self.stage]
+            if self.done >= self.counts[PARTS[self.stage]]:
                 self.stage, self.done = self.stage + 1, 0
                 continue
             work()
             self.done += 1
             save(self.state())
 
+    def _tell(self, **figures: float) -> None:
+        """What there is to say of a piece of work, and how much of all work is done with it."""
+        part = PARTS[self.stage]
+        count, before = self.counts[part], sum(_SHARES[each] for each in PARTS[: self.stage])
+        progress = before + _SHARES[part] * (self.done + 1) / count
+        where = {"stage": float(self.stage), "done": self.done + 1.0, "of": float(count), "progress": progress}
+        self.note({**where, **figures})
+
     def _vary_rules(self) -> None:
-        figures = self.rules.step(self.done)
-        self.note({"stage": 0.0, "done": self.done + 1.0, "of": float(self.plan["rules"]), **figures})
+        self._tell(**self.rules.step(self.done))
 
     def _find_targets(self) -> None:
         frame = self.frames[self.done]
         found, best = targets_of(frame, self.rng, self.rates.starts, self.plan["targets"])
         self.targets.append(found)
         self.best.append(best)
-        self.note({"stage": 1.0, "done": self.done + 1.0, "of": float(len(self.frames)), "targets": float(len(found))})
+        self._tell(targets=float(len(found)))
 
     def _rate(self, first: float, count: int) -> None:
         """Set a rate that falls to a twentieth, as half a cosine."""
@@ -153,7 +159,7 @@ class Course:
         for number in self.rng.choice(able, min(self.rates.graphs, len(able)), replace=False).tolist():
             losses.append(self._imitate_one(self.frames[number], self.targets[number]))
         self.tensors = self.policy.arrays()
-        self.note({"stage": 2.0, "done": self.done + 1.0, "of": float(count), "loss": float(np.mean(losses))})
+        self._tell(loss=float(np.mean(losses)))
 
     def _imitate_one(self, frame: Framed, targets: Array) -> float:
         rng, count = self.rng, self.rates.rolls
@@ -190,7 +196,7 @@ class Course:
         self.tensors = self.policy.arrays()
         ratio = [float(np.exp(least)) / max(best, 1e-12) for best, least in known]
         of_target = {"best_over_target": float(np.median(ratio))} if ratio else {}
-        self.note({"stage": 3.0, "done": self.done + 1.0, "of": float(count), **of_target, **figures})
+        self._tell(**of_target, **figures)
 
     def _choose_ways(self) -> None:
         """Out of many random ways to draw schedules, those that are best together."""
@@ -207,7 +213,7 @@ class Course:
                 cost[rows, pair] = cost_of(frame.roll(network_of(self.tensors, frame), rolls), frame.units.problem)
         chosen = best_together(cost, PORTFOLIO)
         self.ways = ways[chosen]
-        self.note({"stage": 4.0, "done": 1.0, "of": 1.0, "ways": float(len(ways))})
+        self._tell(ways=float(len(ways)))
 
     def state(self) -> dict[str, Array]:
         """Everything that the rest of the course depends on."""
@@ -221,21 +227,39 @@ class Course:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go back to where a state was saved."""
-        weights = {name: torch.from_numpy(np.array(state[f"weights.{name}"])) for name in self.tensors}
-        self.policy.load_state_dict(weights)
+        """Go back to where a state was saved; raises InputError where it is not one of this course.
+
+        The compiled loops check nothing: what they read is looked at here.
+        """
+        at = taken(state, "at", (2 + len(self.plan),), "iu").tolist()
+        if at[2:] != list(self.plan.values()) or not 0 <= at[0] <= len(self.plan) or at[1] < 0:
+            raise InputError("tensor 'at' is of a course with another plan")
+        shapes = {name: value.shape for name, value in self.tensors.items()}
+        weights = {name: taken(state, f"weights.{name}", shape) for name, shape in shapes.items()}
+        self.policy.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
         self.tensors = self.policy.arrays()
-        saved: dict[int, dict[str, Any]] = {}
-        for key, value in state.items():
-            if key.startswith("adam."):
-                _, number, name = key.split(".")
-                saved.setdefault(int(number), {})[name] = torch.from_numpy(np.array(value))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": saved})
+        take_up_adam(self.optimizer, state)
         self.rules.restore(state)
-        self.best, self.ways = state["best"].tolist(), state["ways"]
-        self.targets = [state[f"target.{number}"] for number in range(len(self.best))]
-        self.rng.bit_generator.state = _unpacked(state["rng"])
-        self.stage, self.done = int(state["at"][0]), int(state["at"][1])
+        self.ways = checked_ways(taken(state, "ways", self.ways.shape))
+        self.rng.bit_generator.state = _unpacked(taken(state, "rng", (6,), "u"))
+        self.stage, self.done = at[0], at[1]
+        self._restore_targets(state, 0 if self.stage == 0 else self.done if self.stage == 1 else len(self.frames))
+
+    def _restore_targets(self, state: Mapping[str, Array], count: int) -> None:
+        """Those of the first so many frames; where nothing fitted there are none, and the best is infinite."""
+        if count > len(self.frames):
+            raise InputError("tensor 'at' is of a course with more problems")
+        self.targets, best = [], np.asarray(state.get("best", np.zeros(0)))
+        for number, frame in enumerate(self.frames[:count]):
+            name = f"target.{number}"
+            found = taken(state, name, (None, frame.units.num_units), "iu")
+            if ((found < 0) | (found >= frame.units.problem.cluster.num_devices)).any():
+                raise InputError(f"tensor {name!r} names a device that is not there")
+            self.targets.append(found)
+        known = [number for number, found in enumerate(self.targets) if len(found)]
+        if best.shape != (count,) or best.dtype.kind != "f" or not np.isfinite(best[known]).all():
+            raise InputError(f"tensor 'best' is not {count} numbers, finite where there are targets")
+        self.best = best.tolist()
 
 
 def try_out(frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates) -> tuple[Any, Array]:

@@ -50,12 +50,20 @@ def load(path: str) -> dict[str, Array]:
     """The weights in a file, checked."""
     ways = {"ways": (PORTFOLIO, NUM_SEEN + 2), "rules": (PORTFOLIO, len(COLUMNS))}
     tensors, _ = load_weights(path, "lister", {**shapes(NUM_SEEN, NUM_KNOWN), **ways})
-    heat, order = tensors["ways"][:, NUM_SEEN], tensors["ways"][:, -1]
-    if not np.isin(order, np.arange(len(ORDERS))).all() or (heat < 0).any():
-        raise InputError(f"{path}: tensor 'ways' has an order or a temperature that cannot be; train them again")
-    if not are_valid(tensors["rules"]):
-        raise InputError(f"{path}: tensor 'rules' has a setting that cannot be; train them again")
+    try:
+        checked_ways(tensors["ways"])
+        if not are_valid(tensors["rules"]):
+            raise InputError("tensor 'rules' has a setting that cannot be")
+    except InputError as error:
+        raise InputError(f"{path}: {error}; train them again") from None
     return tensors
+
+
+def checked_ways(ways: Array) -> Array:  # [ways, seen + 2]
+    heat, order = ways[:, NUM_SEEN], ways[:, -1]
+    if not np.isin(order, np.arange(len(ORDERS))).all() or (heat < 0).any():
+        raise InputError("tensor 'ways' has an order or a temperature that cannot be")
+    return ways
 
 
 def units_of(problem: Problem, most: int) -> Units:

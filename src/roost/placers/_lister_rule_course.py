@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.problem import Problem
+from roost.errors import InputError
 from roost.placers._list_orders import ORDERS
 from roost.placers._lister_rolls import PORTFOLIO, cost_of
-from roost.placers._portable_rules import COLUMNS, Bench, drawn, varied
+from roost.placers._portable_rules import COLUMNS, Bench, are_valid, drawn, varied
 
 FIRST = 48  # rules that are drawn for each order
 CHILDREN, NEW = 72, 24  # rules of a generation that are varied, and that are drawn
@@ -72,7 +73,10 @@ class RuleCourse:
         return {"rules.rows": self.rows, "rules.cost": self.cost}
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        self.rows, self.cost = state["rules.rows"], state["rules.cost"]
+        rows = taken(state, "rules.rows", (None, len(COLUMNS)))
+        if not len(rows) or not are_valid(rows):
+            raise InputError("tensor 'rules.rows' has no rules, or a setting that cannot be")
+        self.rows, self.cost = rows, taken(state, "rules.cost", (len(rows), len(self.benches)))
 
 
 def best_together(cost: Array, count: int, carries: float = 1.0) -> Array:  # [count]

@@ -8,10 +8,11 @@ from math import inf
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
+from roost.errors import InputError
 from roost.placers._placeto_episodes import Episodes, Judge, anywhere
 from roost.placers._placeto_learner import Learner
 from roost.placers.placeto import Settings
@@ -61,7 +62,8 @@ class Course:
             self.reached[number] = walk.best
             self.done += 1
             share = walk.best_outcome[1] / max(walk.sight.balanced, 1e-12)
-            self.on_note({**told, "round": float(self.done), "problem": float(number), "over_balanced": float(share)})
+            where = {"done": float(self.done), "of": float(self.plan), "progress": self.done / self.plan}
+            self.on_note({**told, **where, "problem": float(number), "over_balanced": float(share)})
             save(self.state())
 
     def state(self) -> dict[str, Array]:
@@ -73,12 +75,26 @@ class Course:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
+        """Go back to where a state was saved; raises InputError where it is not one of this course."""
+        taken(state, "learned", self.learner.state()["learned"].shape, "i")
+        taken(state, "fresh", ())
         self.learner.resume(state)
-        self.done = int(state["done"])
+        self.done = int(taken(state, "done", (), "i"))
         for number, walk in enumerate(self.walks):
-            walk.baseline.past = np.array(state[f"baseline.{number}"])
-            if f"reached.{number}" in state:
-                self.reached[number] = np.array(state[f"reached.{number}"])
+            walk.baseline.past = np.array(_past(state, f"baseline.{number}", walk.baseline.past.shape))
+            if (name := f"reached.{number}") in state:
+                reached = taken(state, name, (walk.units.num_units,), "i")
+                if not ((reached >= 0) & (reached < walk.problem.cluster.num_devices)).all():
+                    raise InputError(f"tensor {name!r} names a device that is not there")
+                self.reached[number] = np.array(reached)
+
+
+def _past(state: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
+    """Rewards of past rounds; what is not a number there is not known yet."""
+    found = np.asarray(state.get(name))
+    if found.dtype.kind != "f" or found.shape != shape or np.isinf(found).any():
+        raise InputError(f"tensor {name!r} is missing, infinite, or not of shape {list(shape)}")
+    return found
 
 
 def simulated(problem: Problem) -> Judge:

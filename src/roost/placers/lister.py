@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isinf
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from roost.placers._listing import SCALES
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
 from roost.placers._portable_rules import COLUMNS, Bench, varied
+from roost.placers._restoring import restore
 from roost.placers._starts import ask
 from roost.placers.kernels.lister import Rolls
 
@@ -70,6 +71,7 @@ class Lister:
     entropy: float = 0.01
     baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
     heat: Heat = field(default_factory=Heat)
+    parts: ClassVar[tuple[str, ...]] = ("rules", "targets", "imitation", "trial and error", "ways")  # of learning
 
     def __post_init__(self) -> None:
         if min(self.samples, self.varied, self.drawn) < 0 or self.samples + self.drawn < 1:
@@ -256,7 +258,7 @@ class Lister:
             course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)
             state = checkpoint.load()
             if state is not None:
-                course.restore(state)
+                restore(course, state, checkpoint)
             course.run(checkpoint.save)
         orders = np.bincount(course.rules.rules[:, COLUMNS.index("order")].astype(int), minlength=len(LIST_ORDERS))
         card = {

@@ -35,6 +35,7 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate
+from roost.placers._restoring import restore
 
 if TYPE_CHECKING:  # whoever lists placers needs no torch
     from roost.placers._placeto_learner import Learner
@@ -190,7 +191,7 @@ class Placeto:
             course = Course(problems, seconds, seed, self.settings, on_note)
             state = checkpoint.load()
             if state is not None:
-                course.restore(state)
+                restore(course, state, checkpoint)
             course.run(checkpoint.save)
         card = {"rounds": course.plan, "most_groups": self.settings.most_groups, "torch": str(torch.__version__)}
         return course.learner.tensors, card

@@ -46,7 +46,7 @@ def load_weights(
     from safetensors.numpy import load
 
     path = Path(path)
-    data = files.read_bytes(path)
+    data = files.read_plain(path)
     try:
         header = _header(data)
         tensors = load(data)

@@ -12,6 +12,8 @@ import numpy as np
 
 from roost import catalog
 from roost.bounds import bound, nothing_fits
+from roost.core import files
+from roost.core.arrays import digest
 from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.errors import BudgetSpent, InputError
@@ -90,7 +92,7 @@ def search(
         from roost.search.journal import open_journal  # only who writes files needs what writes them
 
         how = "" if getattr(source, "simulated", True) else ", measured"
-        opened = open_journal(journal, problem, name, repr(chosen) + how, seed)
+        opened = open_journal(journal, problem, name, _settings(chosen) + how, seed)
     try:
         if callable(start := getattr(source, "open", None)):
             start()
@@ -180,6 +182,14 @@ def _placer(placer: str | Placer) -> tuple[str, Placer]:
         wrong = "is a class, make one of it" if isinstance(placer, type) else "has none"
         raise InputError(f"a placer has a method place(problem, evaluate); {what} {wrong}")
     return _snake(type(placer).__name__), placer
+
+
+def _settings(placer: Placer) -> str:
+    """Its settings as text; of weights what is in the file: under the same name it may be another one."""
+    text, weights = repr(placer), getattr(placer, "weights", None)
+    if not isinstance(weights, str | Path) or not Path(weights).is_file():
+        return text
+    return text.replace(f"weights={weights!r}", f"weights={digest([files.read_plain(Path(weights))])!r}")
 
 
 def named_placer(name: str) -> Placer:
