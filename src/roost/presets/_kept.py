@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from roost.core import files
 from roost.errors import InputError
 
 _log = logging.getLogger(__name__)
+
+_MOST_BYTES = 64 * 2**20
 
 
 def folder() -> Path:
@@ -33,6 +36,7 @@ def read(what: str, key: dict[str, Any]) -> dict[str, Any]:
     try:
         if not path.exists():
             return {}
+        _check_own(path)
         found = json.loads(files.read_bytes(path))
         if found["key"] == key and isinstance(found["found"], dict):
             return found["found"]
@@ -41,11 +45,22 @@ def read(what: str, key: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _check_own(path: Path) -> None:
+    """Only plain files of ours are read and replaced: no links to elsewhere, and no pipes that would be waited for."""
+    state = path.lstat()
+    if not stat.S_ISREG(state.st_mode) or (hasattr(os, "getuid") and state.st_uid != os.getuid()):
+        raise InputError(f"{path} is no plain file of this user; remove it")
+    if state.st_size > _MOST_BYTES:
+        raise InputError(f"{path} is larger than anything that is kept; remove it")
+
+
 def write(what: str, key: dict[str, Any], found: dict[str, Any]) -> None:
     """Keep it; where that cannot be done, measuring again is all it costs."""
     path = path_of(what, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or path.exists():
+            _check_own(path)
         files.write_bytes(path, json.dumps({"key": key, "found": found}, indent=1).encode())
     except (InputError, OSError) as error:
         _log.warning("what was measured cannot be kept: %s", error)
