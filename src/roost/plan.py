@@ -197,6 +197,8 @@ def place(
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
     main = _main(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens) + (_WORKSPACE if main.startswith("cuda") else 0)
+    if kv_tokens:  # before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a time
+        room[main] += int(step.graph.output_bytes[step.graph.is_parameter].max(initial=0))
     where = _with_less(where, room)
     if costs == "profiled":
         found = profile(step, where, progress=progress)

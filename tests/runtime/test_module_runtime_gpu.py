@@ -1,5 +1,7 @@
 """The module runtime on a GPU: weights streamed from the CPU, or used there."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -48,13 +50,32 @@ def test_streaming_does_not_change_a_bit(model, seed):
     assert not any(tensor.is_pinned() for tensor in named_tensors(model).values())
 
 
+@pytest.mark.parametrize("few_rows", [0, 5, 100])
 @pytest.mark.parametrize("seed", range(3))
-def test_modules_that_run_on_the_cpu(model, seed):
+def test_modules_that_run_on_the_cpu(model, seed, few_rows):
+    """The second call of a shape is computed in turn with the GPU; with few rows allowed, weights come to the GPU."""
     ids = torch.randint(0, 1000, (2, 17))
     with torch.no_grad():
         expected = model(ids).logits
-    apply(model, placement(model, seed, in_place=True))
-    assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-2 * float(expected.abs().max()))
+    apply(model, replace(placement(model, seed, in_place=True), few_rows=few_rows))
+    for _ in range(4):
+        assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-2 * float(expected.abs().max()))
+    remove(model)
+
+
+def test_a_whole_block_runs_on_the_cpu(model):
+    """Layers inside it are wrapped too, and called by another thread than the model."""
+    ids = torch.randint(0, 1000, (1, 3))
+    with torch.no_grad():
+        expected = model(ids).logits
+    parts = [f"model.layers.{n}.mlp.{part}_proj" for n in range(4) for part in ("gate", "up", "down")]
+    home = {f"{name}.weight": "cpu" for name in parts}
+    runs_on = {f"model.layers.{n}.mlp": "cpu" for n in range(4)}
+    apply(model, ModulePlacement("cuda:0", home, runs_on, {}, 0, signature(model), few_rows=32))
+    for _ in range(5):
+        assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-3 * float(expected.abs().max()))
+    long = torch.randint(0, 1000, (4, 40))
+    assert model(long.cuda()).logits.shape == (4, 40, 1000)
     remove(model)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -183,7 +184,7 @@ class Placed:
             for inside in (module for module in self._modules[name].modules() if module._parameters):
                 own = [tensor for tensor in inside._parameters.values() if tensor is not None]
                 self._pinned += [tensor for tensor in own if pin(tensor)]
-                self._wrap(inside, functools.partial(_brought, self.main, inside._parameters))
+                self._wrap(inside, functools.partial(_brought, self.main, inside._parameters), alone=False)
         self._wrap(self._modules[name], functools.partial(_aside, self.aside, few))
 
     def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -200,14 +201,15 @@ class Placed:
                     self.aside.join()
             return returned if before is None else moved(returned, before.device)
 
-    def _wrap(self, module: nn.Module, around: Callable[..., Any]) -> None:
-        run = _Wrapped(module.forward, around, self._one_at_a_time)
+    def _wrap(self, module: nn.Module, around: Callable[..., Any], alone: bool = True) -> None:
+        """`alone`: one thread at a time. Not what may run in a thread of ours, while the caller's waits for it."""
+        run = _Wrapped(module.forward, around, self._one_at_a_time if alone else nullcontext())
         self._wrapped.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = run
 
 
 class _Wrapped:
-    """A forward with something around it, for one thread at a time. It belongs to its module, and to no copy of it."""
+    """A forward with something around it. It belongs to its module, and to no copy of it."""
 
     def __init__(self, forward: Callable[..., Any], around: Callable[..., Any], lock: Any) -> None:
         self._forward, self._around, self._lock = forward, around, lock
@@ -338,6 +340,10 @@ def _check(model: nn.Module, placement: ModulePlacement) -> None:
                 raise InputError(f"{name!r} of module {module!r} is a buffer; only parameters can be streamed")
             if not name.startswith(f"{module}."):
                 raise InputError(f"{name!r} is not inside module {module!r}, and cannot be brought for it")
+    for module in placement.streamed:
+        around = next((top for top in placement.runs_on if module == top or module.startswith(f"{top}.")), None)
+        if around is not None:
+            raise InputError(f"module {module!r} is inside {around!r}, which runs elsewhere; it cannot be streamed to")
     if placement.model and placement.model != signature(model):
         odd = sorted(set(placement.home) - set(tensors))
         said = f", which has no {odd[0]!r}" if odd else ""
