@@ -143,7 +143,10 @@ def test_tied_weights_and_parts_that_meet_share_a_device():
     assert found.entries["words"] == found.entries["out"] == found.entries["places"] == 1
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "resnet50", "inception_v3", "moe", "vit", "rnnlm"])
+LARGE = pytest.param("inception_v3", marks=pytest.mark.slow)  # the largest graph
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "resnet50", LARGE, "moe", "vit", "rnnlm"])
 @pytest.mark.parametrize("on", [OFFLOAD, TWO], ids=["offload", "two"])
 def test_rounded_maps_keep_accelerates_rules(name, on):
     """Random modules of the zoo: all is covered, ties hold, and no op reads from two GPUs where nothing is moved."""
