@@ -141,6 +141,7 @@ def run(name: str, cap: str, cases: list[str], without: list[str]) -> None:
         "cap": limit,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "commit": os.environ.get("COMMIT", ""),
     }
     expected, alone = {}, {}
     for case in cases:

@@ -201,7 +201,11 @@ def place(
         room[main] += int(step.graph.output_bytes[step.graph.is_parameter].max(initial=0))
     where = _with_less(where, room)
     if costs == "profiled":
-        found = profile(step, where, progress=progress)
+        # While weights are on their way, or the CPU computes, the host tells the GPU what comes next: then ops take
+        # what they take on the GPU. Only where nothing has to wait for weights may launching them be what takes long.
+        weights = int(step.graph.output_bytes[step.graph.is_parameter].sum())
+        fits = weights <= where.devices[where.index_of(main)].memory
+        found = profile(step, where, launches=fits, progress=progress)
     elif isinstance(costs, Costs):
         found = costs
     else:

@@ -107,9 +107,15 @@ def test_inputs_may_lie_anywhere_and_results_are_where_they_were_made():
 def test_an_op_that_fails_on_the_gpu_is_named():
     model, inputs, step = made()
     problem = mixed_problem(step, "cpu", "cuda:0")
-    run = GraphRuntime(step, problem, streamed(problem, np.random.default_rng(6), CUDA), residents_of(model))
-    with pytest.raises(ExecutionError, match=r"op '.+' failed on cuda:0: "):
-        run.step(torch.zeros(3, 5, dtype=torch.long), inputs[1])
+
+    def fail(op, value):
+        if isinstance(value, torch.Tensor) and value.is_cuda:
+            raise RuntimeError("as asked")
+
+    placement = streamed(problem, np.random.default_rng(6), CUDA)
+    run = GraphRuntime(step, problem, placement, residents_of(model), watch=fail)
+    with pytest.raises(ExecutionError, match=r"op '.+' failed on cuda:0: as asked"):
+        run.step(*inputs)
     with pytest.raises(InputError, match="has failed before"):
         run.step(*inputs)
     run.close()

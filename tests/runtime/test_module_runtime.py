@@ -2,6 +2,8 @@
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from roost.errors import InputError, UnknownName
-from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.modules import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
 
 
 class Block(nn.Module):
@@ -351,3 +353,15 @@ def test_generate_gives_the_same_tokens():
     assert model.__dict__["_roost_placed"].ring.num_unexpected <= 1
     remove(model)
     assert torch.equal(model.generate(ids, **ask), expected)
+
+
+def test_a_forward_wrapped_twice_has_both_around_it():
+    def around(name, forward, *args):
+        seen.append(name)
+        return forward(*args)
+
+    seen = []
+    inner = _Wrapped(lambda x: x + 1, partial(around, "inner"), nullcontext())
+    outer = _Wrapped(inner, partial(around, "outer"), nullcontext())
+    assert outer(1) == 2
+    assert seen == ["outer", "inner"]

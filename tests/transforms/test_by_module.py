@@ -56,6 +56,22 @@ def test_what_is_between_modules_runs_on_the_main_device():
     assert where["pair.up.weight"] == ()
 
 
+def test_what_is_light_or_takes_several_tensors_stays_on_the_main_device():
+    builder = GraphBuilder()
+    for name in ("norm.weight", "one.weight", "two.weight", "three.weight"):
+        builder.parameter(name, 64 if name == "norm.weight" else BIG)
+    builder.add("x", "input", phase="input")
+    builder.add("scaled", "mul", ["x", "norm.weight"], module="norm")
+    builder.add("a", "mm", ["scaled", "one.weight"], module="one")
+    builder.add("b", "mm", ["a", "two.weight"], module="two")
+    builder.add("c", "add", ["b", "scaled"], module="two")  # of two tensors
+    builder.add("d", "mm", ["c", "three.weight"], module="three@0")
+    builder.add("e", "mm", ["d", "three.weight"], module="three@1")  # called twice, with one tensor each time
+    where = allowed(ByModule().apply(builder.freeze()).graph)
+    assert where["scaled"] == where["b"] == where["c"] == ("cuda",)
+    assert where["a"] == where["d"] == where["e"] == ("cuda", "cpu")
+
+
 def test_weights_stay_where_nobody_can_bring_them():
     where = allowed(ByModule().apply(tower()).graph)
     assert where["loose"] == ("cuda",)  # of no module

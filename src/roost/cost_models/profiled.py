@@ -46,12 +46,12 @@ def profile(
     cache: bool = True,
     seconds_each: float = 0.03,
     beside_copies: bool = True,
+    launches: bool = True,
     progress: Progress | None = None,
 ) -> Costs:
     """The costs of a captured step on devices of this machine, timed there; see `Profiled`."""
-    return Profiled(step, beside_copies, seconds_each=seconds_each, cache=cache, progress=progress).estimate(
-        step.graph, cluster
-    )
+    settings = Profiled(step, beside_copies, launches, seconds_each=seconds_each, cache=cache, progress=progress)
+    return settings.estimate(step.graph, cluster)
 
 
 def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:

@@ -212,8 +212,8 @@ class _Wrapped:
     """A forward with something around it. It belongs to its module, and to no copy of it."""
 
     def __init__(self, forward: Callable[..., Any], around: Callable[..., Any], lock: Any) -> None:
+        functools.update_wrapper(self, forward)  # first: of a forward that is wrapped already it takes what is in there
         self._forward, self._around, self._lock = forward, around, lock
-        functools.update_wrapper(self, forward)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:

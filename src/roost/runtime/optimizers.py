@@ -36,7 +36,7 @@ class Optimizer:
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         size = self.rate / (1 - first**step)
-        denominator = (square.sqrt() / sqrt(1 - second**step)).add_(self.epsilon)
+        denominator = square.sqrt().div_(sqrt(1 - second**step)).add_(self.epsilon)
         parameter.addcdiv_(mean, denominator, value=-size)
 
     def _adamw(self, step: int, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:

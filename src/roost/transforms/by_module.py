@@ -4,6 +4,9 @@ A model that runs as written can be changed only where a module is called: its w
 here or there. Whatever is computed between such modules runs on the main device. So ops of one module are one group;
 a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs. A module
 of a few such, with little else in it, is one group: a pair of layers with an activation between runs in one place.
+
+What runs elsewhere costs a way there and back for each call, in which the main device waits. So a module with little
+weight stays on the main device, and so does one that takes or gives several tensors, for which its caller would wait.
 """
 
 from __future__ import annotations
@@ -34,13 +37,10 @@ class ByModule:
         readers = readers_of(graph)
         units = {module for modules in readers.values() for module in modules if module}
         together = self._together(graph, units, readers)
+        movable = self._movable(graph, {module: together.get(module, module) for module in {*units, *together}})
         kinds = tuple(dict.fromkeys((self.main, *self.others)))
         allowed = [
-            choice
-            if parameter
-            else (choice or kinds)
-            if plain(module) in units or plain(module) in together
-            else self._on_main(choice)
+            choice if parameter else (choice or kinds) if plain(module) in movable else self._on_main(choice)
             for choice, parameter, module in zip(graph.allowed, graph.is_parameter.tolist(), graph.modules, strict=True)
         ]
         names = {name: [name] for name in graph.op_names}
@@ -66,6 +66,30 @@ class ByModule:
     def _on_main(self, choice: tuple[str, ...]) -> tuple[str, ...]:
         """The main device, unless an op cannot run there."""
         return choice if choice and self.main not in choice else (self.main,)
+
+    def _movable(self, graph: Graph, units: dict[str, str]) -> set[str]:
+        """Modules that may run elsewhere: heavy ones with one tensor in and one out in each call."""
+        weight: dict[str, int] = {}
+        given: dict[tuple[str, str], set[int]] = {}  # a call of a module -> what it takes from outside
+        made: dict[tuple[str, str], set[int]] = {}  # what it makes that is read outside, or returned
+        unit = [units.get(plain(module), "") for module in graph.modules]
+        call = [module.partition("@")[2].partition(".")[0] for module in graph.modules]
+        is_parameter, inputs, consumers = graph.is_parameter.tolist(), graph.input_lists(), graph.consumer_lists()
+        seen: set[tuple[str, int]] = set()
+        for op in (op for op, name in enumerate(unit) if name and not is_parameter[op]):
+            key = unit[op], call[op]
+            given.setdefault(key, set()), made.setdefault(key, set())
+            for source in inputs[op]:
+                if is_parameter[source]:
+                    if (unit[op], source) not in seen:
+                        seen.add((unit[op], source))
+                        weight[unit[op]] = weight.get(unit[op], 0) + int(graph.output_bytes[source])
+                elif (unit[source], call[source]) != key:
+                    given[key].add(source)
+            if not consumers[op] or any((unit[reader], call[reader]) != key for reader in consumers[op]):
+                made[key].add(op)
+        several = {key[0] for sets in (given, made) for key, ops in sets.items() if len(ops) > 1}
+        return {m for m, unit in units.items() if weight.get(unit, 0) >= self.small_bytes and unit not in several}
 
     def _together(self, graph: Graph, units: set[str], readers: dict[int, list[str]]) -> dict[str, str]:
         """Modules that run with those beside them -> the module around them all."""
