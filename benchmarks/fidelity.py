@@ -55,7 +55,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "inception_v3": {"batch": 2, "image": 96},
     "vit": {"batch": 2, "image": 64, "layers": 4, "hidden": 192, "heads": 3},
 }
-FULL: dict[str, dict[str, Any]] = {"rnnlm": {"batch": 64, "length": 20}, "inception_v3": {"batch": 16}}
+# For a GPU beside a CPU: steps of milliseconds on the one, of a tenth of a second on the other.
+FULL: dict[str, dict[str, Any]] = {
+    "cifar10_cnn": {"batch": 128},
+    "gpt2": {"batch": 4, "length": 128, "layers": 6, "hidden": 512, "heads": 8, "vocab": 8000, "positions": 128},
+    "rnnlm": {"batch": 64, "length": 10, "hidden": 1024, "vocab": 8000},
+    "inception_v3": {"batch": 16},
+}
 RULES = ("expert", "heft", "etf", "topo", "rules")
 HOW = {True: "training", False: "inference"}
 QUIET = 0.02  # share of a lap that threads may wait for a core

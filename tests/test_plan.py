@@ -184,6 +184,7 @@ def test_a_model_that_fits_stays_whole(model):
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):
     problem, placement = plan.on_real_devices()
     assert problem.cluster.device_names == ("cpu:0", "cuda:0")
+    assert problem.cluster.seconds_per_byte[0, 1] == plan.problem.cluster.seconds_per_byte[2, 1]  # the link as it is
     assert roost.simulate(problem, placement).feasible
     assert any(name.startswith("blocks") for name in plan.device_map().entries)
 

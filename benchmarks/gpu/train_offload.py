@@ -205,7 +205,7 @@ def run(given: argparse.Namespace) -> None:
     shape |= {name: getattr(given, name) for name in named if getattr(given, name) is not None}
     settings = replace(Gpt2(**({} if given.tiny else Gpt2.SIZES["xl"])), **shape)
     settings = replace(settings, positions=max(settings.positions, settings.length))
-    about = {"devices": given.devices, "cap": given.cap, "steps": given.steps, "placer": given.placer}
+    about: dict[str, Any] = {"devices": given.devices, "cap": given.cap, "steps": given.steps, "placer": given.placer}
     about |= {name: getattr(settings, name) for name in named}
     done = {row["how"] for row in rows() if all(row.get(key) == value for key, value in about.items())}
     batches = inputs_of(settings, given.steps)
@@ -333,7 +333,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--devices", choices=("here", "virtual2"), default="here")
     parser.add_argument("--cap", default="12GiB", help="of the last device; or a share of what the step takes there")
-    parser.add_argument("--spare", type=float, default=0.04, help="share of the cap that the search leaves free")
+    parser.add_argument("--spare", type=float, default=0.08, help="share of the cap that the search leaves free")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--placer", default="auto")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search")

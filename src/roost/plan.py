@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ _WORKSPACE = 96 * 2**20
 _LONGER = 0.45
 STORE = "host memory"
 _NARROW = 50
+_OURS = "no link of the machine: how weights and what is computed share one (see roost.plan)"
 _NEVER = 1.0  # bytes/s: of a way that nothing should take
 _LONG = 1e6  # seconds: memory computes nothing
 # Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3 TFLOP/s and 55 GB/s.
@@ -101,7 +103,7 @@ class Plan:
         host = next(number for number, one in enumerate(cluster.devices) if one.kind == "cpu")
         store, real = cluster.index_of(STORE), cluster.devices[:-1]
         device = np.where(self.placement.device == store, host, self.placement.device)
-        links = tuple(link for link in cluster.links if STORE not in (link.source, link.target))
+        links = tuple(link for link in cluster.links if link.figures_from != _OURS)
         problem = Problem(
             self.problem.graph,
             replace(cluster, devices=real, links=links),
@@ -205,7 +207,8 @@ def place(
         # what they take on the GPU. Only where nothing has to wait for weights may launching them be what takes long.
         weights = int(step.graph.output_bytes[step.graph.is_parameter].sum())
         fits = weights <= where.devices[where.index_of(main)].memory
-        found = profile(step, where, launches=fits, progress=progress)
+        with _threads_beside(main):
+            found = profile(step, where, launches=fits, progress=progress)
     elif isinstance(costs, Costs):
         found = costs
     else:
@@ -233,6 +236,22 @@ def place(
         real.device_names[worst],
         int(missing[worst]),
     )
+
+
+@contextmanager
+def _threads_beside(main: str) -> Iterator[None]:
+    """The CPU with as many threads as it has beside a GPU."""
+    import torch
+
+    from roost.runtime.aside import num_threads
+
+    before = torch.get_num_threads()
+    if main.startswith("cuda"):
+        torch.set_num_threads(num_threads())
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _check_arguments(cluster: object, *sizes: object) -> None:
@@ -350,7 +369,7 @@ def _with_store(problem: Problem, main: str, hop: float) -> Problem:
         (host.name, main): (rate[0] / _NARROW, forth, f"{host.name} to {main}"),
     }
     links = [
-        Link(source, target, bandwidth, latency, both_ways=False, bus=bus)
+        Link(source, target, bandwidth, latency, both_ways=False, bus=bus, figures_from=_OURS)
         for (source, target), (bandwidth, latency, bus) in ways.items()
     ]
     seconds = np.where(problem.graph.is_parameter, 0.0, _LONG)[:, None]

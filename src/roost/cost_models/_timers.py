@@ -130,10 +130,13 @@ def _num_copies(work: Work, rotation: int, room: int) -> int:
 
 
 class CopiesBeside:
-    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but wait."""
+    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but wait.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    `both_ways`: and other memory from it.
+    """
+
+    def __init__(self, device: torch.device, both_ways: bool = False) -> None:
+        self.device, self.both_ways = device, both_ways
         self._begun, self._ending = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -162,6 +165,10 @@ class CopiesBeside:
         cuda: Any = torch.cuda  # which has no types for these
         host = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
         there = [torch.empty(_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        back = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK) if self.both_ways else None
+        from_there = torch.empty(_CHUNK, dtype=torch.uint8, device=self.device)
+        # It falls behind by no more than a copy or two: both ways are as fast, or nearly.
+        returning = cuda.Stream(self.device)
         # Blocking: to wait is to sleep, and takes no core from those who are timed.
         done = [cuda.Event(blocking=True) for _ in range(2)]
         with cuda.stream(cuda.Stream(self.device)):
@@ -172,6 +179,10 @@ class CopiesBeside:
                     done[turn].synchronize()
                     self._begun.set()
                 there[turn].copy_(host[number % len(host)], non_blocking=True)
+                if back is not None:
+                    with cuda.stream(returning):
+                        back[number % len(back)].copy_(from_there, non_blocking=True)
+                    cuda.current_stream(self.device).wait_event(returning.record_event())
                 done[turn].record()
                 number += 1
         torch.cuda.synchronize(self.device)

@@ -27,7 +27,7 @@ def _momentum(parameter: Tensor, gradient: Tensor, velocity: Tensor) -> None:
 def _adam(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
     mean.lerp_(gradient, 0.1)
     square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
-    denominator = (square.sqrt() / 0.5).add_(1e-8)
+    denominator = square.sqrt().div_(0.5).add_(1e-8)
     parameter.addcdiv_(mean, denominator, value=-1e-3)
 
 

@@ -39,7 +39,7 @@ class Aside:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
-        self._threads = max(1, torch.get_num_threads() - 1)  # whoever tells the GPU what to do needs one
+        self._threads = num_threads()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
         self._thread.start()
 
@@ -104,6 +104,11 @@ class Aside:
             while (work := self._work.get()) is not None:
                 work()
                 del work  # what it holds may be large
+
+
+def num_threads() -> int:
+    """Threads with which the CPU computes: whoever tells the GPU what to do needs one."""
+    return max(1, torch.get_num_threads() - 1)
 
 
 class _Desk:
