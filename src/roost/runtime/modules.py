@@ -242,9 +242,7 @@ def _streamed(
             )
     visit = window.enter(load)
     brought = []
-    for (tensor, places), view in zip(slots, visit.views, strict=True):
-        own = view.data  # its versions are counted by themselves, not with all that is in the window
-        here = nn.Parameter(own, requires_grad=False) if isinstance(tensor, nn.Parameter) else own
+    for (tensor, places), here in zip(slots, visit.views, strict=True):
         brought.append((tensor, here, here._version, places))
         for table, key in places:
             table[key] = here

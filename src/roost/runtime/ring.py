@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roost.runtime.ways import Way
 
 _ALIGNED = 512  # bytes: what kernels of every kind like
+_MANY = 64  # places for each load of which the views are kept
 
 
 @dataclass(eq=False)
@@ -75,6 +76,7 @@ class Ring:
         self._visits: list[Visit] = []  # oldest first
         self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
         self._came: list[Load] = []
+        self._made: dict[tuple[Load, int], list[Tensor]] = {}  # views, by where a load lies: the same in every run
         self.num_unexpected = 0
         self._fetch_ahead()
 
@@ -82,6 +84,7 @@ class Ring:
         """The weights of a module that is about to run."""
         self._came.append(load)
         if load.is_stale():
+            self._made = {key: views for key, views in self._made.items() if key[0] is not load}
             for visit in self._visits:
                 if visit.load is load and not visit.begun:
                     visit.begun = visit.left = True
@@ -141,7 +144,8 @@ class Ring:
 
     def _outside(self, load: Load) -> Visit:
         """There is no room: a module with weights runs inside another whose weights fill the window."""
-        views = [tensor.to(self._device, copy=True) for tensor in load.tensors]
+        copies = (tensor.to(self._device, copy=True) for tensor in load.tensors)
+        views = [_alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
         return Visit(load, 0, views, None, begun=True)
 
     def _fetch_ahead(self) -> None:
@@ -167,14 +171,25 @@ class Ring:
     def _fetch(self, load: Load, begin: int) -> None:
         over = [visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end]
         self._visits = [visit for visit in self._visits if visit not in over]
-        with torch.inference_mode(False):
-            views = self._views(load, begin)
+        views = self._made.get((load, begin))
+        if views is None:
+            if len(self._made) > _MANY * len(self._order):  # where a load lies may differ from run to run for long
+                self._made.clear()
+            with torch.inference_mode(False):
+                views = self._made[load, begin] = self._views(load, begin)
         used = [visit.done for visit in over if visit.done is not None]
         ready = self.way.copy(list(zip(views, load.tensors, strict=True)), used)
         self._visits.append(Visit(load, begin, views, ready))
 
     def _views(self, load: Load, begin: int) -> list[Tensor]:
-        return [
-            self._memory[begin + offset : begin + offset + t.numel() * t.element_size()].view(t.dtype).view(t.shape)
-            for t, offset in zip(load.tensors, load.offsets, strict=True)
-        ]
+        found = []
+        for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
+            own = self._memory[begin + offset : begin + offset + tensor.numel() * tensor.element_size()]
+            found.append(_alike(own.view(tensor.dtype).view(tensor.shape), holder))
+        return found
+
+
+def _alike(tensor: Tensor, holder: Tensor) -> Tensor:
+    """A parameter where the holder is one. Its versions are counted by themselves, not with all that is around it."""
+    own = tensor.data
+    return nn.Parameter(own, requires_grad=False) if isinstance(holder, nn.Parameter) else own
