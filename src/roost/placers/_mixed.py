@@ -20,6 +20,8 @@ from roost.placers import Evaluate
 
 _IN_PLACE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # share of what does not fit
 _WINDOW = (0.02, 0.04, 0.08, 0.16)  # of the memory
+_WEIGHTS = (1, 2, 3)  # and as many of the largest weight, where memory is short
+_MOST_WINDOW = 0.75  # of the memory
 _RETRIES = 3
 
 
@@ -52,9 +54,8 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     if whole.feasible or excess <= 0:
         return [whole]
     found = [whole]
-    for window_share in _WINDOW:
+    for window in _windows(problem, parts, int(cluster.memory[main])):
         for in_place in _IN_PLACE:
-            window = int(window_share * cluster.memory[main])
             less = excess + (window if in_place < 1.0 else 0)
             for _ in range(_RETRIES):
                 trial = evaluate([_placement(problem, start, parts, less, in_place, window, (main, store, host))])[0]
@@ -64,6 +65,13 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
                     break
                 less += missing
     return found
+
+
+def _windows(problem: Problem, parts: list[_Part], memory: int) -> list[int]:
+    """Bytes, from small to large. What is larger than its window cannot be streamed."""
+    largest = max(int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights)
+    found = {int(share * memory) for share in _WINDOW} | {count * largest for count in _WEIGHTS}
+    return sorted(window for window in found if window <= _MOST_WINDOW * memory)
 
 
 def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
