@@ -7,8 +7,6 @@ takes the host longer than the GPU when a step is one token. Where the driver la
 
 from __future__ import annotations
 
-import ctypes
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -18,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roost.runtime.flags import CudaFlags, stream_wait
 from roost.runtime.moves import moved
-
-log = logging.getLogger(__name__)
 
 _HOST = torch.device("cpu")
 _SMALL = 2**20  # bytes
@@ -31,9 +28,9 @@ class Aside:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._wait = _stream_wait()
-        self._done: Any = torch.zeros(1, dtype=torch.int32, pin_memory=True)
-        self._word = self._done.numpy()  # the same memory, written without a kernel
+        self._wait = stream_wait()
+        self._flags = CudaFlags()
+        self._done = self._flags.new()
         self._asked = 0
         self._desks: dict[tuple[Any, ...], _Desk] = {}
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -76,7 +73,7 @@ class Aside:
         desk.come.copy_(given, non_blocking=True)
         arrived = stream.record_event()
         self._asked += 1
-        number = self._asked % 2**31
+        number = self._asked
 
         def work() -> None:
             try:
@@ -91,11 +88,11 @@ class Aside:
             except BaseException as error:
                 self._error = self._error or error
             finally:
-                self._word[0] = number  # also after a failure: the stream must not wait for ever
+                self._done.reach(number)  # also after a failure: the stream must not wait for ever
 
         self._work.put(work)
         assert self._wait is not None
-        self._wait(stream.cuda_stream, self._done.data_ptr(), number)
+        self._wait(stream.cuda_stream, self._done.address, number)
         return desk.fetched()
 
     def _run(self) -> None:
@@ -156,22 +153,3 @@ def hop_seconds(device: torch.device, repeats: int = 100) -> float:
         return (time.perf_counter() - begin) / repeats
     finally:
         aside.close()
-
-
-def _stream_wait() -> Callable[[int, int, int], None] | None:
-    """Makes a stream wait until a word of memory is at least a number; None where that cannot be."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-        ask = driver.cuStreamWaitValue32_v2
-    except (OSError, AttributeError):
-        log.info("the driver has no cuStreamWaitValue32: the host waits for what runs on the CPU")
-        return None
-    ask.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
-    ask.restype = ctypes.c_int
-
-    def wait(stream: int, address: int, number: int) -> None:
-        code = ask(stream, address, number, 0)
-        if code != 0:
-            raise RuntimeError(f"cuStreamWaitValue32 failed with error {code}")
-
-    return wait

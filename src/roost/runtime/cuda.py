@@ -15,16 +15,23 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from roost.errors import InputError
+from roost.runtime.flags import CudaFlags, stream_wait
 from roost.runtime.places import Mark, Parcel
 from roost.runtime.segments import Capture
 
 log = logging.getLogger(__name__)
+
+
+_AHEAD = 64 * 2**20  # bytes that the host may ask for before they are there
+
+_wait = cache(stream_wait)
 
 
 class Stream(Protocol):
@@ -41,6 +48,17 @@ class Stream(Protocol):
     def keep(self, tensor: Tensor) -> None:
         """Do not reuse the memory of a tensor before what was given so far is done."""
 
+    def wait_for(self, flag: Any, number: int) -> None:
+        """Wait until a flag of the engine has reached a number."""
+
+
+class Flag(Protocol):
+    """A number that grows, written by the host; streams wait for it."""
+
+    def reach(self, number: int) -> None: ...
+    def give_up(self) -> None:
+        """Nobody who waits shall wait any longer."""
+
 
 class Engine(Protocol):
     """How the work of a device is given to it."""
@@ -50,6 +68,9 @@ class Engine(Protocol):
     def pinned(self, like: Tensor) -> Tensor: ...
     def enter(self, device: torch.device) -> None: ...
     def capturing(self, device: torch.device) -> Capture: ...
+    def flag(self) -> Flag | None:
+        """A new flag, where streams can wait for such."""
+
     def allocated(self, device: torch.device) -> int:
         """Bytes in use, from now on counted for `peak`."""
 
@@ -85,9 +106,20 @@ class CudaStream:
     def keep(self, tensor: Tensor) -> None:
         tensor.record_stream(self.raw)
 
+    def wait_for(self, flag: Any, number: int) -> None:
+        wait = _wait()
+        assert wait is not None
+        wait(self.raw.cuda_stream, flag.address, number)
+
 
 class CudaEngine:
     """The CUDA of this machine."""
+
+    def __init__(self) -> None:
+        self._flags = CudaFlags()
+
+    def flag(self) -> Flag | None:
+        return self._flags.new() if _wait() is not None else None
 
     def compute(self, device: torch.device) -> Stream:
         return CudaStream(torch.cuda.default_stream(device))
@@ -134,6 +166,17 @@ class CudaEngine:
         return torch.cuda.max_memory_allocated(device)
 
 
+class Landing:
+    """Locked memory for a value that the host makes and a CUDA device waits for, once in each step."""
+
+    def __init__(self, tensor: Tensor, flag: Flag) -> None:
+        self.tensor, self.flag = tensor, flag
+
+    def put(self, value: Tensor, number: int) -> None:
+        self.tensor.copy_(value)
+        self.flag.reach(number)
+
+
 class Cuda:
     """A CUDA device: a `Place`."""
 
@@ -145,6 +188,8 @@ class Cuda:
         self._before = self.engine.allocated(device)
         self._leaving: deque[tuple[Mark, int]] = deque()  # copies of new values on their way home, and their bytes
         self._leaving_bytes = 0
+        self._coming: deque[tuple[Mark, int]] = deque()  # what was asked for of the host, and its bytes
+        self._coming_bytes = 0
 
     # ------------------------------------------------------------------ Place
 
@@ -159,6 +204,8 @@ class Cuda:
         self.compute.mark(sleep=True).synchronize()
         self._leaving_bytes = 0
         self._leaving.clear()  # whoever waits for the step waits for each of them
+        self._coming_bytes = 0
+        self._coming.clear()
 
     def mark(self) -> Mark | None:
         return self.compute.mark()
@@ -195,6 +242,28 @@ class Cuda:
         if source is None and not tensor.is_pinned():
             tensor = self.engine.pinned(tensor).copy_(tensor)
         return self._bring(self.arrivals, tensor, after, into, source)
+
+    def landing(self, like: Tensor) -> Landing | None:
+        """Where the host puts a value for this device in each step, where the device can wait for it by itself."""
+        flag = self.engine.flag()
+        return None if flag is None else Landing(self.engine.pinned(like), flag)
+
+    def arriving(self, landing: Landing, number: int) -> Tensor:
+        """What the host will put there in this step; nobody but the device waits for it.
+
+        The host may be ahead by so many bytes: what was used is given back only when the device has used it.
+        """
+        size = landing.tensor.nbytes
+        while self._coming and self._coming_bytes + size > _AHEAD:
+            mark, before = self._coming.popleft()
+            mark.synchronize()
+            self._coming_bytes -= before
+        self.arrivals.wait_for(landing.flag, number)
+        parcel = self._bring(self.arrivals, landing.tensor, (), None, None)
+        if parcel.arrival is not None:
+            self._coming.append((parcel.arrival, size))
+            self._coming_bytes += size
+        return self.received(parcel)
 
     def fetch(self, tensor: Tensor, slot: Tensor, source: Cuda | None = None) -> Parcel:
         """Copy a resident of another device into the window, when what was told to this device so far is done."""

@@ -36,7 +36,7 @@ class CudaWay:
     """A copy stream beside the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.index = device.index  # a number is looked up faster, and this is done for every module
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, pairs: Sequence[Pair], after: Sequence[torch.cuda.Event]) -> torch.cuda.Event:
@@ -49,10 +49,10 @@ class CudaWay:
         return ready
 
     def wait(self, ready: torch.cuda.Event) -> None:
-        torch.cuda.current_stream(self.device).wait_event(ready)
+        torch.cuda.current_stream(self.index).wait_event(ready)
 
     def mark(self) -> torch.cuda.Event:
-        now: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        now: torch.cuda.Event = torch.cuda.current_stream(self.index).record_event()
         return now
 
     def close(self) -> None:

@@ -35,6 +35,26 @@ class LateMark:
             raise RuntimeError("a stream waits for ever")
 
 
+class LateFlag:
+    """A number that grows."""
+
+    def __init__(self) -> None:
+        self._number, self._grown = 0, threading.Condition()
+
+    def reach(self, number: int) -> None:
+        with self._grown:
+            self._number = number
+            self._grown.notify_all()
+
+    def give_up(self) -> None:
+        self.reach(2**30)
+
+    def wait(self, number: int) -> None:
+        with self._grown:
+            if not self._grown.wait_for(lambda: self._number >= number, 60):
+                raise RuntimeError("a stream waits for ever")
+
+
 class LateStream:
     """A thread that does each thing some time after it was given."""
 
@@ -60,6 +80,9 @@ class LateStream:
     def keep(self, tensor: Tensor) -> None:
         pass  # the queue holds it
 
+    def wait_for(self, flag: Any, number: int) -> None:
+        self._work.put(("flag", (flag, number)))
+
     def _run(self) -> None:
         while True:
             what, things = self._work.get()
@@ -69,6 +92,8 @@ class LateStream:
                     target.copy_(source)
                 case "wait", (LateMark() as mark,):
                     mark.synchronize()
+                case "flag", (LateFlag() as flag, int() as number):
+                    flag.wait(number)
                 case "mark", (LateMark() as mark,):
                     mark.reach()
 
@@ -93,6 +118,9 @@ class AtOnce:
     def keep(self, tensor: Tensor) -> None:
         pass
 
+    def wait_for(self, flag: Any, number: int) -> None:
+        flag.wait(number)
+
 
 class LateEngine:
     """An `Engine` of such streams; each waits at most so many seconds before each thing it does."""
@@ -109,6 +137,9 @@ class LateEngine:
 
     def pinned(self, like: Tensor) -> Tensor:
         return _nonsense(like)
+
+    def flag(self) -> LateFlag:
+        return LateFlag()
 
     def enter(self, device: torch.device) -> None:
         pass
@@ -142,4 +173,4 @@ def _capture(
 
 def _nonsense(like: Tensor) -> Tensor:
     """Memory that gives wrong numbers to whoever reads it too early."""
-    return torch.empty_like(like).fill_(float("nan") if like.is_floating_point() else 1)
+    return torch.empty_like(like, device="cpu").fill_(float("nan") if like.is_floating_point() else 1)

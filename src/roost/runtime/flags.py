@@ -1,0 +1,68 @@
+"""Words of memory on which a stream of a GPU waits until the CPU has written them.
+
+So a host can tell a GPU what to do with something that the CPU has not made yet, and go on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 1024  # words
+_PAST = 2**30  # so far ahead of every number that is waited for
+
+
+class CudaFlag:
+    """A word that grows: whoever waits for a number goes on when it is reached."""
+
+    def __init__(self, words: Any, number: int) -> None:
+        self._words, self._number = words, number
+        self.address = words.ctypes.data + number * words.itemsize
+
+    def reach(self, number: int) -> None:
+        self._words[self._number] = number % 2**31
+
+    def give_up(self) -> None:
+        """Nothing will come: nobody may wait for it for ever."""
+        self._words[self._number] = (int(self._words[self._number]) + _PAST) % 2**31
+
+
+class CudaFlags:
+    """Flags in locked memory."""
+
+    def __init__(self) -> None:
+        self._words: Any = None
+        self._memory: list[torch.Tensor] = []
+        self._used = _AT_ONCE
+
+    def new(self) -> CudaFlag:
+        if self._used == _AT_ONCE:
+            self._memory.append(torch.zeros(_AT_ONCE, dtype=torch.int32, pin_memory=True))
+            self._words, self._used = self._memory[-1].numpy(), 0  # the same memory, written without a kernel
+        self._used += 1
+        return CudaFlag(self._words, self._used - 1)
+
+
+def stream_wait() -> Callable[[int, int, int], None] | None:
+    """Makes a stream wait until a word of memory is at least a number; None where that cannot be."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        ask = driver.cuStreamWaitValue32_v2
+    except (OSError, AttributeError):
+        log.info("the driver has no cuStreamWaitValue32: the host waits for what runs on the CPU")
+        return None
+    ask.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
+    ask.restype = ctypes.c_int
+
+    def wait(stream: int, address: int, number: int) -> None:
+        code = ask(stream, address, number % 2**31, 0)
+        if code != 0:
+            raise RuntimeError(f"cuStreamWaitValue32 failed with error {code}")
+
+    return wait
