@@ -2,7 +2,7 @@
 
 An op by itself, again and again, finds its code and often its operands in a cache, and gets back the memory that it has
 just given away. In a step none of that is so. On a CPU, where a call has done its work when it returns, the ops can be
-timed where they are: after the one before, and with what that one has left.
+timed where they are: after the one before, and with what that one has left. On a GPU it is the launches that are timed.
 """
 
 from __future__ import annotations
@@ -26,14 +26,22 @@ aten = torch.ops.aten
 _CPU = torch.device("cpu")
 
 
-def replayed(step: Described, seconds: float, least: int = 3, most: int = 15) -> list[float]:
-    """[ops] seconds of each op in a step, the median of some steps that take so long together.
+def replayed(
+    step: Described, seconds: float, least: int = 3, most: int = 15, device: torch.device = _CPU
+) -> list[float]:
+    """[ops] seconds of this thread for each op in a step, the median of some steps that take so long together.
 
     Of these the half counts in which this thread had a core for most of the time: other programs are no part of it.
     """
-    writer = _Writer(step)
-    run, given = writer.compiled(), writer.given
+    writer = _Writer(step, device)
+    compiled, given = writer.compiled(), writer.given
     stamps = [0.0] * (1 + len(step.graph.op_names))
+
+    def run(*args: Any) -> None:
+        compiled(*args)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the next step begins with an empty queue
+
     run(*given, stamps, time.perf_counter)
     found: list[tuple[float, list[float]]] = []
     began = time.perf_counter()
@@ -50,7 +58,8 @@ def replayed(step: Described, seconds: float, least: int = 3, most: int = 15) ->
 class _Writer:
     """Writes the step as one function of its parameters and inputs, as `runtime/code.py` does for one device."""
 
-    def __init__(self, step: Described) -> None:
+    def __init__(self, step: Described, device: torch.device = _CPU) -> None:
+        self.device = device
         self.step, self.lines = step, list[tuple[str, set[str]]]()  # text, and the names that it reads
         self.named: dict[str, Any] = {}
         self.takes: list[str] = []
@@ -80,7 +89,7 @@ class _Writer:
     def _give(self, node: fx.Node | None, op: str, like: Like) -> None:
         name = f"p{len(self.takes)}"
         self.takes.append(name)
-        value = like.tensor(_CPU)
+        value = like.tensor(self.device)
         if value.is_floating_point() and not (node is None or value.dim() < 2):
             value.sub_(0.5).mul_(0.1)  # weights: products of numbers that are all positive would grow without end
         self.given.append(value)
@@ -127,13 +136,13 @@ class _Writer:
         if isinstance(value, tuple | list):
             inside = ", ".join(map(self._said, value))
             return f"[{inside}]" if isinstance(value, list) else f"({inside},)" if inside else "()"
-        return self._constant(_CPU if isinstance(value, torch.device) else value)
+        return self._constant(self.device if isinstance(value, torch.device) else value)
 
     def _value(self, node: fx.Node) -> str:
         if node not in self.names:
             if node.op == "get_attr":
                 value = getattr(self.step.program.module, str(node.target))
-                self.names[node] = self._constant(value.to(_CPU) if isinstance(value, Tensor) else value)
+                self.names[node] = self._constant(value.to(self.device) if isinstance(value, Tensor) else value)
             else:
                 self._call(node)
         return self.names[node]

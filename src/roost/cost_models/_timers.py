@@ -90,9 +90,11 @@ class Timer:
             return self._on_gpu(work)
 
     def alone(self, call: Callable[[], Any]) -> Any:
-        """Call it as ops are called on a CPU."""
-        assert self._thread is not None
-        return self._thread(call)
+        """Call it as ops are called here: in a thread of its own on a CPU."""
+        if self._thread is not None:
+            return self._thread(call)
+        with torch.no_grad():
+            return call()
 
     def in_a_row(self, works: Sequence[Work]) -> float:
         """Seconds of the host for works one after the other, once each."""

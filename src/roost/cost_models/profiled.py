@@ -102,9 +102,10 @@ class Profiled:
     # program (the longer of the two for each op was 22 % too much for a GPT-2 of 1.6 billion weights). Set to False
     # where the host has time enough, or launches are captured (CUDA graphs): the GPU's time alone.
     launches: bool = True
-    # What an op takes among the others of its step, on CPUs: of small ops up to half is missed by timing each of them
-    # again and again, with its code and its operands in a cache and its memory at hand. Off: it was right for one
-    # device, not yet shown to be better for two (benchmarks/fidelity.py); and a step of a large model on a CPU is long.
+    # What an op takes among the others of its step, on CPUs, and what its launch takes there on GPUs: of small ops up to
+    # half is missed by timing each of them again and again, with its code and operands in a cache and memory at hand.
+    # Off: it was right for one CPU, not yet shown to be better for two devices (benchmarks/fidelity.py), and a step of a
+    # large model on a CPU is long.
     in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
@@ -237,12 +238,14 @@ class _Run:
             self.times[_row(lane)] = (max(more, 1e-9), 0.0)
 
     def _replays(self) -> dict[str, list[float]]:
-        """By the hardware of a CPU, the seconds of each op in a whole step, where there is room and time for that."""
+        """By hardware, the seconds of the host for each op in a whole step, where there is room and time for that."""
         if not self.settings.in_step:
             return {}
         kept = {} if self.settings.refresh or not self.settings.cache else _kept.read("steps", self.key)
         found: dict[str, list[float]] = {}
-        for lane in {lane.hardware: lane for lane in self.lanes if lane.device.type == "cpu"}.values():
+        for lane in {lane.hardware: lane for lane in self.lanes}.values():
+            if lane.device.type != "cpu" and not self.settings.launches:
+                continue
             name = f"{lane.hardware}: {self.graph.digest}"
             times = kept[name] if _is_row(kept.get(name), self.graph.num_ops) else self._replay(lane)
             if times is not None:
@@ -258,13 +261,17 @@ class _Run:
         pairs = [self._of(lane, task.work, False) for task in self.tasks]
         about = sum(pair[0] for pair in pairs if pair is not None)
         room = _machine.available_memory() // 2
+        if lane.device.type == "cuda":
+            room = _machine.gpu_memory(lane.device.index) // 2
         if None in pairs or about > _LONGEST_STEP or self.graph.output_bytes.sum(dtype=float) > room:
             return None
         seconds = _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1) if about < _LONG_STEP else 0.0
         with Timer(lane, self.settings.seconds_each) as timer:
             try:
                 least = 3 if about < _LONG_STEP else 1
-                times: list[float] = timer.alone(lambda: replayed(self.step, min(seconds, _LONGEST_STEP), least))
+                times: list[float] = timer.alone(
+                    lambda: replayed(self.step, min(seconds, _LONGEST_STEP), least, device=lane.device)
+                )
                 return times
             except Exception as error:  # of any op: there are the times of each by itself
                 _log.debug("a step cannot be replayed on %s: %s", lane.hardware, _line(error))
@@ -286,13 +293,15 @@ class _Run:
                     op_time[task.op, column] = self.rough[task.op, column]
                     continue
                 pairs = [found, *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views)]
-                if lane.hardware in replays:
+                if lane.hardware in replays and lane.device.type == "cpu":
                     slower = found[0] / (self._of(lane, task.work, False) or found)[0]  # beside copies
                     op_time[task.op, column] = replays[lane.hardware][task.op] * slower
                     continue
                 seconds = [sum(times) for times in zip(*pairs, strict=True)]  # of the device, of the host
                 seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
                 op_time[task.op, column], host_time[task.op] = seconds
+                if lane.hardware in replays:
+                    host_time[task.op] = replays[lane.hardware][task.op]
             if self.settings.launches and host_time.any():
                 op_time[:, column] = launched(op_time[:, column], host_time)
         return op_time
