@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import roost
 from roost.core.cluster import Cluster, Device, Link
-from roost.cost_models import _timers, _updates, _works
+from roost.cost_models import _replay, _timers, _updates, _works
 from roost.cost_models._reuse import reused
 from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
 from roost.errors import InputError
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.presets import _kept
+from roost.presets import _kept, _machine
 from roost.runtime.code import Code, _Writer
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
@@ -338,6 +339,25 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
     assert alone.op_time[products, 0] == pytest.approx(2e-3)
     assert alone.op_time[products, 1] == pytest.approx(6e-6)
     assert len(timed) == 5
+
+
+def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
+    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    cpu, gpu = _timers.Lane(torch.device("cpu"), "cpu*1", 1), _timers.Lane(torch.device("cuda", 0), "a GPU")
+    seconds = {cpu.hardware: (1e-3, 0.0), gpu.hardware: (3e-6, 5e-6)}
+    monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(_timers, "CopiesBeside", lambda device, both_ways: nullcontext())
+    monkeypatch.setattr(_timers.Timer, "time", lambda self, work: seconds[self.lane.hardware])
+    monkeypatch.setattr(_machine, "gpu_memory", lambda number: 2**33)
+    launch = {"cpu": 2e-3, "cuda": 50e-6}
+    row = [float(kind == "mm") for kind in step.graph.kinds]
+    monkeypatch.setattr(
+        _replay, "replayed", lambda step, seconds, least, device: [launch[device.type] * each for each in row]
+    )
+    found = Profiled(step, in_step=True).estimate(step.graph, cluster("cpu", "cuda:0"))
+    products = np.array(step.graph.kinds) == "mm"
+    assert found.op_time[products, 0] == pytest.approx([2e-3, 2e-3])
+    assert found.op_time[products, 1] == pytest.approx([56e-6, 50e-6])
 
 
 def test_a_host_that_is_ahead_costs_nothing():

@@ -87,7 +87,7 @@ def test_what_an_op_takes_in_a_step_is_what_counts_and_is_kept(monkeypatch):
     *_, step = captured(small_models.everything)
     asked = []
 
-    def in_step(step, seconds, least):
+    def in_step(step, seconds, least, device):
         asked.append(seconds)
         return [0.25] * step.graph.num_ops
 
@@ -102,7 +102,7 @@ def test_what_an_op_takes_in_a_step_is_what_counts_and_is_kept(monkeypatch):
 def test_where_a_step_cannot_be_replayed_each_op_counts_by_itself(monkeypatch):
     *_, step = captured(small_models.everything)
 
-    def fails(step, seconds, least):
+    def fails(step, seconds, least, device):
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(_replay, "replayed", fails)

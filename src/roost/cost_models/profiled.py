@@ -102,10 +102,10 @@ class Profiled:
     # program (the longer of the two for each op was 22 % too much for a GPT-2 of 1.6 billion weights). Set to False
     # where the host has time enough, or launches are captured (CUDA graphs): the GPU's time alone.
     launches: bool = True
-    # What an op takes among the others of its step, on CPUs, and what its launch takes there on GPUs: of small ops up to
-    # half is missed by timing each of them again and again, with its code and operands in a cache and memory at hand.
-    # Off: it was right for one CPU, not yet shown to be better for two devices (benchmarks/fidelity.py), and a step of a
-    # large model on a CPU is long.
+    # What an op takes among the others of its step, on CPUs, and what its launch takes there on GPUs: of small ops up
+    # to half is missed by timing each of them again and again, with its code and operands in a cache, memory at hand.
+    # Off: it was right for one CPU, not yet shown to be better for two devices (benchmarks/fidelity.py), and a step of
+    # a large model on a CPU is long.
     in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
