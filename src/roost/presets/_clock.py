@@ -14,11 +14,11 @@ _LONGEST_HOLD = 0.2  # seconds
 _CYCLES = 2e9  # per second, of any GPU, roughly
 
 
-def host_time(calls: Sequence[Call], seconds: float, most: int = _MOST) -> float:
-    """A quarter of the calls took no longer: in turn, after one that is not counted, until they took so many seconds.
+def host_time(calls: Sequence[Call], seconds: float, most: int = _MOST, share: float = 0.25) -> float:
+    """This share of the calls took no longer: in turn, after one that is not counted, until they took so many seconds.
 
-    Not the median: whatever else the machine does makes calls longer, never shorter. The output is given back within
-    the time: whoever runs it pays for that too.
+    Not the median, as a rule: whatever else the machine does makes calls longer, never shorter. The output is given
+    back within the time: whoever runs it pays for that too.
     """
     calls[0]()
     times: list[float] = []
@@ -29,7 +29,7 @@ def host_time(calls: Sequence[Call], seconds: float, most: int = _MOST) -> float
         call()
         times.append(time.perf_counter() - began)
         spent += times[-1]
-    return sorted(times)[len(times) // 4]
+    return sorted(times)[int(share * len(times))]
 
 
 def cuda_time(calls: Sequence[Call], device: int, seconds: float) -> tuple[float, float]:

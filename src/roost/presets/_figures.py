@@ -79,7 +79,15 @@ def host_to_gpu(number: int) -> dict[str, float]:
 
 
 def gpu_to_host(number: int) -> dict[str, float]:
-    return _host_link(number, up=False)
+    """A GPU waits for what it needs by itself; on the host a thread that waits has to be woken."""
+    found = _host_link(number, up=False)
+    return found | {"latency": found["latency"] + wake()}
+
+
+def wake() -> float:
+    """Seconds until a thread that waits goes on."""
+    with _machine.OwnThread(1) as other:
+        return host_time([lambda: other(lambda: None)], _SECONDS) / 2  # there and back
 
 
 def _host_link(number: int, up: bool) -> dict[str, float]:

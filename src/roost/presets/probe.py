@@ -74,7 +74,7 @@ def measured(virtual: int) -> dict[str, Any]:
         devices[name] = _figures.of_gpu(number)
         links += [
             _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory"),
-            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory"),
+            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory, and a thread woken"),
         ]
         for other in range(number):
             links += [
