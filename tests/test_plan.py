@@ -13,7 +13,7 @@ from torch.nn import functional
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.plan import STORE, kv_bytes
-from roost.runtime.modules import ModulePlacement, apply, remove
+from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove
 
 
 class Block(nn.Module):
@@ -248,3 +248,33 @@ print(plan)
 """
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "kept on" in said
+
+
+class Recurrent(nn.Module):
+    """One module with several large weights."""
+
+    def __init__(self, size=512):
+        super().__init__()
+        self.layers, self.out = nn.LSTM(size, size, num_layers=4, batch_first=True), nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.out(self.layers(x)[0])
+
+
+def test_the_window_holds_all_that_a_module_needs_at_once():
+    model = Recurrent().eval()
+    for cap in (114, 120):
+        plan = roost.place(
+            model, torch.randn(2, 4, 512), "h200", memory={"cuda:0": cap * 2**20}, costs="estimated", trials=200
+        )
+        tensors = named_tensors(model)
+        loads = [sum(tensors[name].nbytes for name in names) for names in plan.modules.streamed.values()]
+        assert plan.modules.window >= max(loads, default=0)
+        assert plan.timeline.feasible
+        kept = sum(tensors[name].nbytes for name, home in plan.modules.home.items() if home == "cuda:0")
+        assert kept + plan.modules.window <= (cap - 96) * 2**20
+
+
+def test_what_is_no_model_is_told():
+    with pytest.raises(InputError, match=r"torch\.nn\.Module is needed, not function"):
+        roost.place(lambda x: x, torch.ones(1))

@@ -40,6 +40,7 @@ _WORKSPACE = 96 * 2**20
 _LONGER = 0.45
 STORE = "host memory"
 _NARROW = 50
+_ATTEMPTS = 4  # at a plan that fits
 _OURS = "no link of the machine: how weights and what is computed share one (see roost.plan)"
 _NEVER = 1.0  # bytes/s: of a way that nothing should take
 _LONG = 1e6  # seconds: memory computes nothing
@@ -184,12 +185,16 @@ def place(
     `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. Raises `Infeasible` where
     nothing fits.
     """
+    import torch
+
     from roost.cost_models import estimate
     from roost.cost_models.profiled import profile
     from roost.runtime.modules import is_placed
     from roost.runtime.rounding import by_modules
 
     _check_arguments(cluster, memory, reserve)
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     if is_placed(model):
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
     if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
@@ -200,7 +205,8 @@ def place(
     main = _main(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens) + (_WORKSPACE if main.startswith("cuda") else 0)
     if kv_tokens:  # before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a time
-        room[main] += int(step.graph.output_bytes[step.graph.is_parameter].max(initial=0))
+        own = [sum(one.nbytes for one in module.parameters(recurse=False)) for module in model.modules()]
+        room[main] += max(own, default=0)
     where = _with_less(where, room)
     if costs == "profiled":
         # While weights are on their way, or the CPU computes, the host tells the GPU what comes next: then ops take
@@ -219,8 +225,11 @@ def place(
     kind = where.devices[where.index_of(main)].kind
     whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
     few = max(_FEW, 2 * _rows(example_inputs))
-    for share in (1.0, 0.5):  # of the host's memory for streamed weights, and as much for the others: it is one memory
+    share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
+    for _ in range(_ATTEMPTS):
         shared = _with_share(problem, share)
+        if less:
+            shared = Problem(shared.graph, _with_less(shared.cluster, {main: less}), shared.costs)
         result = solve(whole.problem(shared), placer, seconds, trials, seed, on_trial)
         modules, placement = by_modules(shared, whole.expand(result.best.placement), model, step.program.tied)
         timeline = simulate(shared, placement)
@@ -228,6 +237,11 @@ def place(
         real = simulate(*plan.on_real_devices())
         if real.feasible and timeline.feasible:
             return plan
+        # What one module needs together may be more than was counted, and both kinds of host memory are one.
+        over = int(timeline.peak_memory[where.index_of(main)]) - int(shared.cluster.memory[where.index_of(main)])
+        if over <= 0 and share < 1.0:
+            break
+        share, less = (share, less + over) if over > 0 else (0.5, less)
     missing = np.maximum(real.peak_memory - real.capacity, 0)
     worst = int(missing.argmax())
     raise Infeasible(

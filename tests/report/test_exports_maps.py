@@ -228,7 +228,7 @@ def test_what_a_device_map_cannot_say():
     training = roost.estimate(
         roost.capture(model, torch.zeros(2, 5, dtype=torch.int64), train=True, loss=torch.sum), TWO
     )
-    with pytest.raises(InputError, match="a device_map is for inference"):
+    with pytest.raises(InputError, match="exports are for inference"):
         device_map(model, training, placed(training, {"": "cuda:0"}))
     for names, message in (
         (("cpu:0", "cpu:1"), "accelerate knows but one cpu"),

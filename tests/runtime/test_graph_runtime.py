@@ -1,6 +1,7 @@
 """The graph runtime: placed steps have the numbers of eager PyTorch, whatever the placement, and failures are told."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -147,3 +148,38 @@ def test_gradients_are_added_up_in_place():
         names = run._functions[0][0].__globals__
         called = {str(value) for key, value in names.items() if key.startswith("k")}
         assert any(name.startswith("aten.add_.") for name in called)
+
+
+def test_threads_that_run_steps_take_turns():
+    model, inputs, step = made()
+    problem = virtual_problem(step)
+    other = (torch.flip(inputs[0], (0,)), inputs[1])
+    placement = any_placement(problem, np.random.default_rng(4))
+    with GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=0.0)) as run:
+        expected = [run.step(*given)[0] for given in (inputs, other)]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda n: run.step(*(inputs, other)[n % 2])[0], range(40)))
+    assert all(torch.equal(each, expected[n % 2]) for n, each in enumerate(found))
+
+
+def test_inputs_by_other_names_are_refused():
+    model, inputs, step = made()
+    with GraphRuntime(step, virtual_problem(step), on_one(step), residents_of(model)) as run:
+        with pytest.raises(InputError, match="takes words, labels; missing, or not one of these: labels, x"):
+            run.step(words=inputs[0], x=inputs[1])
+        run.step(labels=inputs[1], words=inputs[0])
+
+
+def test_what_was_learned_is_written_back():
+    model, inputs, step = made()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with GraphRuntime(step, virtual_problem(step), on_one(step), residents_of(model), Optimizer(rate=0.1)) as run:
+        run.step(*inputs)
+        assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+        run.write_back(model)
+        now = run.residents()
+        assert not torch.equal(model.embed.weight, before["embed.weight"])
+        assert all(torch.equal(value, now[name]) for name, value in model.state_dict().items() if name in now)
+        assert model.out.weight is model.embed.weight
+        with pytest.raises(InputError, match="it is another model"):
+            run.write_back(nn.Linear(2, 2))

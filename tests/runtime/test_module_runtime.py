@@ -1,8 +1,10 @@
 """A placed model gives what it gives unplaced, and can be taken off again."""
 
 import copy
+from collections import UserDict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.nn import functional
 
 from roost.errors import InputError, UnknownName
 from roost.runtime.modules import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
+from roost.runtime.moves import moved
 
 
 class Block(nn.Module):
@@ -365,3 +368,118 @@ def test_a_forward_wrapped_twice_has_both_around_it():
     outer = _Wrapped(inner, partial(around, "outer"), nullcontext())
     assert outer(1) == 2
     assert seen == ["outer", "inner"]
+
+
+def everything_streamed(model, window=0):
+    streamed = {
+        name: tuple(f"{name}.{key}" for key, _ in module.named_parameters(recurse=False))
+        for name, module in model.named_modules()
+        if name and any(True for _ in module.parameters(recurse=False))
+    }
+    return ModulePlacement("cpu", {key: "cpu:1" for names in streamed.values() for key in names}, {}, streamed, window)
+
+
+def tower(count=6):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(16, 16) for _ in range(count))).eval()
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x, seen):
+        seen.append(self.inner(x))
+        return self.outer(torch.stack(seen).sum(0))
+
+
+def test_what_a_model_writes_into_a_list_of_the_caller_is_there():
+    model, x = Remembers().eval(), torch.randn(3, 16)
+    with torch.no_grad():
+        before: list[torch.Tensor] = []
+        expected = [model(x, before) for _ in range(3)]
+    apply(model, everything_streamed(model))
+    after: list[torch.Tensor] = []
+    assert all(torch.equal(model(x, after), each) for each in expected)
+    assert len(after) == 3
+
+
+def test_weights_made_in_inference_mode_are_seen_when_they_change():
+    x = torch.randn(3, 16)
+    with torch.inference_mode():
+        model = tower()
+        apply(model, everything_streamed(model))
+        model(x)
+        model[0].weight.mul_(3)
+        found = model(x)
+        remove(model)
+        assert torch.equal(found, model(x))
+
+
+def test_a_part_of_a_placed_model_is_not_placed_again():
+    model = tower()
+    apply(model, everything_streamed(model))
+    with pytest.raises(InputError, match="placed already"):
+        apply(model[2], ModulePlacement("cpu", {}))
+    with pytest.raises(InputError, match="cannot be moved or converted"):
+        model[2].half()
+    remove(model)
+    model[2].double().float()
+
+
+@dataclass(frozen=True)
+class Found:
+    part: torch.Tensor
+
+
+class Shows(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.weight, self.wrap = nn.Parameter(torch.randn(16, 16)), wrap
+
+    def forward(self):
+        return self.wrap(self.weight[:4])
+
+
+class Keeps(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.shows, self.inner, self.outer = Shows(wrap), nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        found = self.shows()
+        part = found.part if isinstance(found, Found) else found["part"]
+        return self.outer(self.inner(x)) + part.sum()
+
+
+@pytest.mark.parametrize("wrap", [Found, lambda part: UserDict(part=part)])
+def test_weights_inside_of_what_a_module_returns_are_not_written_over(wrap):
+    model, x = Keeps(wrap).eval(), torch.randn(3, 16)
+    with torch.no_grad():
+        expected = model(x)
+    apply(model, everything_streamed(model))
+    assert all(torch.equal(model(x), expected) for _ in range(3))
+
+
+def test_a_transposed_weight_keeps_its_layout():
+    model = tower()
+    for layer in model:
+        layer.weight.data = layer.weight.data.t().contiguous().t()
+    seen = []
+    model[3].register_forward_pre_hook(lambda module, args: seen.append(module.weight.stride()))
+    apply(model, everything_streamed(model))
+    model(torch.randn(3, 16))
+    assert seen == [(1, 16)]
+
+
+class Pair(tuple):
+    def __new__(cls, one, two):
+        return super().__new__(cls, (one, two))
+
+
+def test_tuples_of_their_own_kind_are_left_alone():
+    same = Pair(torch.ones(1), torch.ones(1))
+    assert moved(same, torch.device("cpu")) is same
+    with pytest.raises(InputError, match="Pair have to be moved"):
+        moved(same, torch.device("meta"))

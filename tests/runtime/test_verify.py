@@ -296,7 +296,7 @@ def test_a_tolerance_can_be_given(monkeypatch):
 
 def test_what_cannot_be_verified_is_refused():
     step, problem, model, inputs = made("sgd")
-    with pytest.raises(InputError, match="entries"):
+    with pytest.raises(InputError, match="was made for graph"):
         verify(step, problem, wholly_on(made("adam")[1], 0), model, inputs)
     with pytest.raises(InputError, match="steps is 0"):
         verify(step, problem, wholly_on(problem, 0), model, inputs, steps=0)

@@ -76,13 +76,13 @@ class Problem:
         graph, cluster = self.graph, self.cluster
         if not isinstance(placement, Placement):
             raise InputError(f"a roost.Placement is needed, not {type(placement).__name__}; make one of the devices")
-        if placement.num_ops != graph.num_ops:
-            raise InputError(
-                f"the placement has {placement.num_ops} entries; graph {graph.name!r} has {graph.num_ops} ops"
-            )
         if placement.graph and placement.graph != graph.digest:
             raise InputError(
                 f"the placement was made for graph {placement.graph}; graph {graph.name!r} is {graph.digest}"
+            )
+        if placement.num_ops != graph.num_ops:
+            raise InputError(
+                f"the placement has {placement.num_ops} entries; graph {graph.name!r} has {graph.num_ops} ops"
             )
         num_devices = len(placement.devices) or cluster.num_devices
         wrong = np.flatnonzero((placement.device < 0) | (placement.device >= num_devices))

@@ -242,13 +242,14 @@ class _Run:
         """By hardware, the seconds of the host for each op in a whole step, where there is room and time for that."""
         if not self.settings.in_step:
             return {}
-        kept = {} if self.settings.refresh or not self.settings.cache else _kept.read("steps", self.key)
+        kept = _kept.read("steps", self.key) if self.settings.cache else {}
         found: dict[str, list[float]] = {}
         for lane in {lane.hardware: lane for lane in self.lanes}.values():
             if lane.device.type != "cpu" and not self.settings.launches:
                 continue
             name = f"{lane.hardware}: {self.graph.digest}"
-            times = kept[name] if _is_row(kept.get(name), self.graph.num_ops) else self._replay(lane)
+            known = not self.settings.refresh and _is_row(kept.get(name), self.graph.num_ops)
+            times = kept[name] if known else self._replay(lane)
             if times is not None:
                 found[lane.hardware] = kept[name] = times
         if self.settings.cache and found:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from roost.errors import InputError
+from roost.errors import InputError, RoostError
 from roost.frontends.torch import Described
 from roost.runtime.chance import Chance, is_random
 from roost.runtime.optimizers import Optimizer
@@ -83,6 +83,21 @@ class Unplaced:
     def eager(self) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Results and gradients of the model itself, which changes its buffers."""
         self.model.zero_grad(set_to_none=True)
+        try:
+            returned = self._called()
+        except RoostError:
+            raise
+        except Exception as error:  # whatever the model raises
+            raise InputError(
+                f"the model itself fails, unplaced: {type(error).__name__}: {error}; there is nothing to compare with"
+            ) from error
+        results = [kept(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
+        parameters = dict(self.model.named_parameters(remove_duplicate=True))
+        other = self.step.program.tied
+        found = {other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None}
+        return results, {name: kept(gradient) for name, gradient in found.items()}
+
+    def _called(self) -> Any:
         with torch.set_grad_enabled(self.train):
             given = self.inputs
             if isinstance(given, Mapping):
@@ -92,11 +107,7 @@ class Unplaced:
             returned = returned if self.loss is None else self.loss(returned)
             if self.train:
                 _loss_in(returned).backward()  # type: ignore[no-untyped-call]
-        results = [kept(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
-        parameters = dict(self.model.named_parameters(remove_duplicate=True))
-        other = self.step.program.tied
-        found = {other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None}
-        return results, {name: kept(gradient) for name, gradient in found.items()}
+        return returned
 
     def update(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """A step of PyTorch's optimizer with these gradients; buffers take these values."""

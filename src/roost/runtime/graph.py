@@ -72,7 +72,7 @@ class GraphRuntime(Transfers):
         self.homes = Homes(step, placement, self.places, code.copies, residents)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
-        self._closing = threading.Lock()
+        self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
         self._error: BaseException | None = None
         self._functions = [code.function(device) for device in range(len(self.device_names))]
         self._workers = [
@@ -85,7 +85,14 @@ class GraphRuntime(Transfers):
     # ------------------------------------------------------------------ use
 
     def step(self, *inputs: Any, **named: Any) -> list[Any]:
-        """Run one step: what the model returns. Inputs are as they were captured, in that order or by name."""
+        """Run one step: what the model returns. Inputs are as they were captured, in that order or by name.
+
+        Threads that call it take turns.
+        """
+        with self._one_at_a_time:
+            return self._step(inputs, named)
+
+    def _step(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         if self._error is not None:
             raise InputError("this run has failed before, and cannot go on; make another") from self._error
         if not self._workers:
@@ -93,6 +100,9 @@ class GraphRuntime(Transfers):
         given: Any = named or inputs
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             given = inputs[0]
+        if isinstance(given, Mapping) and (odd := set(given) ^ set(self.program.inputs)) and named:
+            takes = ", ".join(self.program.inputs)
+            raise InputError(f"the step takes {takes}; missing, or not one of these: {', '.join(sorted(odd))}")
         self._inputs = self._checked(flat(given, self.program.inputs))
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it
@@ -125,6 +135,16 @@ class GraphRuntime(Transfers):
         """Parameters, buffers and constants by name, as they are now; those of the program, tied ones once."""
         holders = zip(self.program.residents, self.program.placeholders, strict=False)
         return {name: self.homes.tensor[self._number[self._op_of[node]]] for name, node in holders}
+
+    def write_back(self, model: torch.nn.Module) -> None:
+        """Give a model the values that its parameters and buffers have now; tied ones under all their names."""
+        there = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        with torch.no_grad():
+            for name, value in self.residents().items():
+                if name in there:
+                    there[name].copy_(value)
+                elif name not in self.program.constants:
+                    raise InputError(f"the model has no {name!r}, which the captured step has; it is another model")
 
     def peak_memory(self) -> dict[str, int]:
         """The most bytes in use on each CUDA device in the last step, residents and window among them."""

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.runtime.aside import Aside
-from roost.runtime.moves import moved, pin, place_of, unpin
+from roost.runtime.moves import mapped, moved, pin, place_of, unpin
 from roost.runtime.ring import Load, Ring
 from roost.runtime.ways import CudaWay, ThreadWay
 
@@ -106,7 +105,8 @@ class Placed:
             for name, device in placement.runs_on.items():
                 self._run_elsewhere(name, place_of(device))
             self._wrap(model, self._run)
-            model.__dict__["_apply"] = _refuse_to_move
+            for module in model.modules():
+                module.__dict__["_apply"] = _refuse_to_move
         except BaseException:
             self.remove()
             raise
@@ -115,7 +115,9 @@ class Placed:
         raise InputError(_NO_COPIES)
 
     def remove(self) -> None:
-        self.model.__dict__.pop("_apply", None)
+        for module in self.model.modules():
+            if module.__dict__.get("_apply") is _refuse_to_move:
+                del module.__dict__["_apply"]
         for module, before in reversed(self._wrapped):
             if before is None:
                 module.__dict__.pop("forward", None)
@@ -261,9 +263,9 @@ def _streamed(
 
 def _apart(returned: Any, window: Ring) -> Any:
     """What a module returns, and not a part of the window, which is about to be written over."""
-    if any(window.holds(tensor) for tensor in _tensors(returned)):
-        return tree_map_only(Tensor, lambda tensor: tensor.clone() if window.holds(tensor) else tensor, returned)
-    return returned
+    if isinstance(returned, Tensor):
+        return returned.clone() if window.holds(returned) else returned
+    return mapped(returned, lambda tensor: tensor.clone() if window.holds(tensor) else tensor, objects=True)
 
 
 def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
@@ -317,7 +319,8 @@ def _check(model: nn.Module, placement: ModulePlacement) -> None:
     """Refuse what cannot be placed, before anything is moved."""
     if not isinstance(model, nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
-    if any(is_placed(module) for module in model.modules()):
+    forwards = (module.__dict__.get("forward") for module in model.modules())
+    if any(is_placed(module) for module in model.modules()) or any(isinstance(f, _Wrapped) for f in forwards):
         raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook") or hasattr(module, "hf_device_map"):

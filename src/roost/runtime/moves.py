@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from roost.errors import UnknownName
+from roost.errors import InputError, UnknownName
 
 log = logging.getLogger(__name__)
 
@@ -32,23 +32,53 @@ def place_of(name: str) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with all its tensors on a device. What is no tuple, list or mapping is left as it is: a cache of keys
-    and values stays where the layers that fill it have it."""
+    """The same with all its tensors on a device; itself where all are there. What is no tuple, list or mapping is left
+    as it is: a cache of keys and values stays where the layers that fill it have it."""
+    return mapped(value, lambda tensor: _moved(tensor, device), without=("past_key_values",))
+
+
+def mapped(
+    value: Any, function: Callable[[Tensor], Tensor], *, objects: bool = False, without: Sequence[str] = ()
+) -> Any:
+    """The same with a function of each tensor in place of it. What does not change is the same object: whoever writes
+    into a list or a mapping writes into that of the caller. With `objects` tensors in attributes count too."""
+
+    def inside(each: Any) -> Any:
+        return mapped(each, function, objects=objects)
+
     if isinstance(value, Tensor):
-        return _moved(value, device)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(moved(each, device) for each in value))
+        return function(value)
     if isinstance(value, tuple | list):
-        return type(value)(moved(each, device) for each in value)
+        parts = [inside(each) for each in value]
+        return value if all(new is old for new, old in zip(parts, value, strict=True)) else _rebuilt(value, parts)
     if isinstance(value, Mapping):
-        found = {key: each if key == "past_key_values" else moved(each, device) for key, each in value.items()}
-        if type(value) is dict or all(found[key] is value[key] for key in found):
-            return found if type(value) is dict else value
-        same = copy.copy(value)
-        for key, each in found.items():
-            same[key] = each  # type: ignore[index]
+        changed = {key: new for key, old in value.items() if key not in without and (new := inside(old)) is not old}
+        if not changed:
+            return value
+        same: Any = dict(value) if type(value) is dict else copy.copy(value)
+        for key, each in changed.items():
+            same[key] = each
         return same
+    if objects and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
+        changed = {
+            key: new for key, old in vars(value).items() if not callable(old) and (new := inside(old)) is not old
+        }
+        if changed:
+            same = copy.copy(value)
+            vars(same).update(changed)  # also of a frozen dataclass
+            return same
     return value
+
+
+def _rebuilt(value: Any, parts: list[Any]) -> Any:
+    kind = type(value)
+    try:
+        return kind(*parts) if hasattr(value, "_fields") else kind(parts)
+    except TypeError as error:
+        raise InputError(
+            f"tensors in a {kind.__name__} have to be moved, and it cannot be made of its parts ({error}); use a plain "
+            "tuple or list"
+        ) from None
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

@@ -21,6 +21,11 @@ _ALIGNED = 512  # bytes: what kernels of every kind like
 _MANY = 64  # places for each load of which the views are kept
 
 
+def aligned(size: int) -> int:
+    """Bytes that a weight takes in the window."""
+    return -(-size // _ALIGNED) * _ALIGNED
+
+
 @dataclass(eq=False)
 class Load:
     """The weights that one module needs for a call."""
@@ -34,7 +39,7 @@ class Load:
     def __post_init__(self) -> None:
         for tensor in self.holders:
             self.offsets.append(self.size)
-            self.size += -(-tensor.numel() * tensor.element_size() // _ALIGNED) * _ALIGNED
+            self.size += aligned(tensor.numel() * tensor.element_size())
         self._state: list[tuple[int, int]] = []
         self.is_stale()
 
@@ -78,7 +83,10 @@ class Ring:
         self._came: list[Load] = []
         self._made: dict[tuple[Load, int], list[Tensor]] = {}  # views, by where a load lies: the same in every run
         self.num_unexpected = 0
-        self._fetch_ahead()
+        # Nobody can see whether somebody has written into such: nothing of them is fetched before its run has begun.
+        self._unseen = any(tensor.is_inference() for load in loads for tensor in load.holders)
+        if not self._unseen:
+            self._fetch_ahead()
 
     def enter(self, load: Load) -> Visit:
         """The weights of a module that is about to run."""
@@ -118,6 +126,8 @@ class Ring:
                 self._pass_over()
                 self._next = 0
             self._fetch_ahead()
+        if self._unseen:
+            self._pass_over()
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor looks into the window."""
@@ -185,7 +195,8 @@ class Ring:
         found = []
         for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
             own = self._memory[begin + offset : begin + offset + tensor.numel() * tensor.element_size()]
-            found.append(_alike(own.view(tensor.dtype).view(tensor.shape), holder))
+            layout = torch.empty_like(tensor, device="meta").stride()  # its own, where that leaves no gaps
+            found.append(_alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
         return found
 
 

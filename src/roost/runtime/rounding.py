@@ -18,6 +18,7 @@ from roost.core.kinds import class_of
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.runtime.modules import ModulePlacement, named_tensors, signature
+from roost.runtime.ring import aligned
 from roost.transforms.by_module import plain, readers_of
 
 _CHEAP = 0.05  # of the FLOP of the modules they stand between
@@ -107,11 +108,26 @@ class _Rounding:
             if module and module not in streamed and host != self.names[self.main]:
                 home[name], streamed[module] = host, (name,)
         runs_on = {module: self.names[device] for module, device in self.tops.items()}
-        window = int(np.broadcast_to(self.placement.prefetch_bytes, len(self.names))[self.main])
+        loads = [sum(aligned(tensors[name].nbytes) for name in names) for names in streamed.values()]
+        window = max([int(self._windows()[self.main]), *loads])
         return ModulePlacement(self.names[self.main], home, runs_on, streamed, window, signature(model))
 
     def for_simulator(self) -> Placement:
-        return replace(self.placement, device=self.device, order="program", priority=None, graph=self.graph.digest)
+        return replace(
+            self.placement, device=self.device, order="program", priority=None, graph=self.graph.digest,
+            prefetch_bytes=self._windows(),
+        )  # fmt: skip
+
+    def _windows(self) -> Array:  # [devices] bytes
+        """As large as was planned, and as the weights that one module needs together."""
+        windows = np.array(np.broadcast_to(self.placement.prefetch_bytes, len(self.names)), dtype=np.int64)
+        number = {name: op for op, names in self.known.items() for name in names}
+        loads = [
+            sum(aligned(int(self.graph.output_bytes[number[name]])) for name in names)
+            for names in self.streamed.values()
+        ]
+        windows[self.main] = max([int(windows[self.main]), *loads])
+        return windows
 
     def _home(self, parameter: int) -> str:
         """Memory that is a device of its own is a CPU's."""

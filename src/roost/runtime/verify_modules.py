@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import is_dataclass
@@ -29,6 +30,8 @@ def verify_modules(
     """
     if is_placed(model):
         raise InputError("the model is placed already; verify it before, or take the plan off with plan.remove(model)")
+    if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
+        raise InputError(f"tolerance is {tolerance!r}; it must be a number, not negative")
     args, kwargs = _call(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")

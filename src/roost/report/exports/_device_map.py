@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roost.core import files
-from roost.core.graph import BACKWARD, INPUT, UPDATE
+from roost.core.graph import INPUT
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
@@ -103,13 +103,6 @@ class _Rounding:
         self.cpu = next((d for d, value in self.value.items() if value == "cpu"), None)
         self.root: dict[str, str] = {}  # unit -> another that it must go with
         self.pinned: set[int] = set()  # weights that are read while their module is not running: never offloaded
-        trained = np.flatnonzero((self.graph.phase == BACKWARD) | (self.graph.phase == UPDATE))
-        if len(trained):
-            name = self.graph.op_names[int(trained[0])]
-            raise InputError(
-                f"a device_map is for inference, and graph {self.graph.name!r} is of a training step (op {name!r}); "
-                "place the model without training"
-            )
         self._tie()
         self._meet()
         self.exec_of, self.offloaded = self._decide()

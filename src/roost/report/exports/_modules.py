@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.core.graph import FORWARD, INPUT, PARAMETER, Graph
+from roost.core.graph import BACKWARD, FORWARD, INPUT, PARAMETER, Graph
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,6 +50,12 @@ class Modules:
 
     def _read(self, model: nn.Module | None) -> None:
         graph = self.graph
+        trained = np.flatnonzero(graph.phase == BACKWARD)
+        if len(trained):
+            raise InputError(
+                f"exports are for inference, and graph {graph.name!r} is of a training step "
+                f"(op {graph.op_names[int(trained[0])]!r}); place the model without training"
+            )
         parameters = {name: op for op, name in enumerate(graph.op_names) if graph.phase[op] == PARAMETER}
         if model is None:
             for name, op in parameters.items():
