@@ -32,6 +32,7 @@ PLACERS = {
     "spotlight_paper": Spotlight.paper(),
     "post_paper": Post.paper(),
     "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic_prior=4.0), refine=0.0),
+    "spotlight_tries_first": Spotlight(network=Network(hidden=8, heuristic_first=True), refine=0.0),
     "post_heuristic": Post(heuristic_prior=4.0, refine=0.0),
 }
 
@@ -80,6 +81,23 @@ def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     assert min(t.step_time for t in found[:first]) <= min(t.step_time for t in heuristics if t.feasible)
     drawn = {trial.placement.device.tobytes() for trial in found[first : first + 4]}
     assert len(drawn) == 1  # all the same devices, in several orders
+
+
+def test_the_best_heuristic_can_be_tried_first_without_being_a_prior():
+    problem = training_like(40, 3)
+
+    def drawn(network):
+        found = []
+        watch = lambda progress: found.append(progress.trial)  # noqa: E731
+        search(problem, Spotlight(network=network, order="rank", refine=0.0), trials=300, prove=False, on_trial=watch)
+        first = [trial.placer for trial in found].index("spotlight")
+        return {t.placer for t in found[:first]}, [t.placement.device.tolist() for t in found[first : first + 8]]
+
+    nothing, plain = drawn(Network(hidden=8))
+    tried, same = drawn(Network(hidden=8, heuristic_first=True))
+    assert not nothing
+    assert {"single", "expert", "etf", "rules"} <= tried
+    assert same == plain
 
 
 def test_names_of_like_devices_follow_their_first_use():
