@@ -59,6 +59,7 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, the best heuristic as a prior": (Spotlight(network=PRIOR), 5_000, 5, True),
     "seq2seq, from the best heuristic": (Seq2seq.heuristic(), 5_000, 5, True),
     "post, from the best heuristic": (Post.heuristic(), 5_000, 5, True),
+    "post, the best heuristic as a prior": (Post(heuristic_prior=HEURISTIC_LOGIT), 5_000, 5, True),
     "random": (Random(num_samples=None), 5_000, 5, True),
     "descent, random start": (Annealing(("random",), DOWNHILL, 1), 5_000, 5, True),
     "descent": (Descent(threads=1), 5_000, 5, True),
@@ -271,10 +272,10 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
                 lines.append(f"| {said} | " + " | ".join(cells) + f" | {cpu} |")
     lines += [
         "",
-        "From the best heuristic: what `single`, `expert`, `etf` and `rules` find is tried first. `seq2seq` and `post` "
-        "then draw near the best of it (a prior of 5 on the logits of its devices), and stay near it. `spotlight` "
-        "draws as from scratch and refines the better of both at the end; what it found with that prior is a row of "
-        "its own ([other priors](learning_tuning_x86_64_2core_202611.md)).\n",
+        "From the best heuristic: what `single`, `expert`, `etf` and `rules` find is tried first. `seq2seq` then draws "
+        "near the best of it (a prior of 5 on the logits of its devices), and stays near it. `spotlight` and `post` "
+        "draw as from scratch and refine the better of both at the end; what they found with that prior are rows of "
+        "their own ([other priors](learning_tuning_x86_64_2core_202611.md)).\n",
         "Gain over expert, expert / placer - 1, beside the published one:\n",
     ]
     lines += ["| | " + " | ".join(f"{m} {c}" for m, c in PUBLISHED) + " |", "|---|" + "---|" * len(PUBLISHED)]

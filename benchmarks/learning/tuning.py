@@ -1,4 +1,4 @@
-"""Settings of `spotlight` side by side, on seeds that no other page of results is made with.
+"""Settings of `spotlight`, and of the start of `post`, on seeds that no other page of results is made with.
 
     python benchmarks/learning/tuning.py run     rows, one for each run; rows that are there already are not run again
     python benchmarks/learning/tuning.py page    the page made from them
@@ -20,6 +20,7 @@ from provenance import measured_with, told
 
 import roost
 from roost.placers._network import Network
+from roost.placers.post import Post
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search
 
@@ -36,7 +37,7 @@ def prior(placer: Spotlight, logit: float) -> Spotlight:
     return replace(placer, network=Network(heuristic_prior=logit))
 
 
-SETTINGS = {
+SETTINGS: dict[str, Spotlight | Post] = {
     "batch 32, entropy bonus (the default)": THIRTY_TWO,
     "batch 32, entropy bonus, two fifths for refining": replace(THIRTY_TWO, refine=0.4),
     "batch 16, entropy bonus": SIXTEEN,
@@ -51,6 +52,8 @@ SETTINGS = {
     "batch 16, prior 3": prior(replace(SIXTEEN, entropy=0.0), 3.0),
     "batch 8, prior 1": prior(EIGHT, 1.0),
     "batch 8, prior 2": prior(EIGHT, 2.0),
+    "`post`, prior 5": Post(heuristic_prior=5.0),
+    "`post`, the best heuristic tried first": Post(heuristic_first=True),
 }
 
 
@@ -59,7 +62,9 @@ def rows() -> list[dict[str, Any]]:
 
 
 def run(name: str, model: str, seed: int) -> dict[str, Any]:
-    placer = replace(SETTINGS[name], network=replace(SETTINGS[name].network, train_on="cpu"))
+    placer = SETTINGS[name]
+    if isinstance(placer, Spotlight):
+        placer = replace(placer, network=replace(placer.network, train_on="cpu"))
     problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), CLUSTER)
     notes: list[Any] = []
     begin = time.process_time()
@@ -83,7 +88,7 @@ def run_all() -> None:
 def page() -> str:
     found = rows()
     lines = [
-        "# Settings of `spotlight` side by side\n",
+        "# Settings of `spotlight`, and of the start of `post`, side by side\n",
         f"Step times in seconds after {TRIALS:,} trials on {CLUSTER}, from scratch or with a prior on the logit of the "
         "device that the best heuristic has; one figure for each of the seeds 10, 11 and 12, a dash for one not run. "
         "None of them is among the seeds of [the results](learning_x86_64_202611.md). "
@@ -94,7 +99,7 @@ def page() -> str:
         "the CPU seconds, on too few runs to say so. Priors: the heuristic of seed 10 happens to lie near good "
         "placements of RNNLM, those of seeds 11 and 12 do not, and from these even the weakest prior does not always "
         "lead away; on NMT a prior is worth 1 % to 2 %. So `Spotlight.heuristic()` tries the heuristic first and has "
-        "no prior.\n",
+        "no prior, and `Post.heuristic()` likewise.\n",
         "| | " + " | ".join(MODELS) + " |",
         "|---|" + "---|" * len(MODELS),
     ]

@@ -1,6 +1,7 @@
 """The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -83,18 +84,19 @@ def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     assert len(drawn) == 1  # all the same devices, in several orders
 
 
-def test_the_best_heuristic_can_be_tried_first_without_being_a_prior():
-    problem = training_like(40, 3)
+@pytest.mark.parametrize("placer", [Spotlight(network=SMALL, order="rank", refine=0.0), Post(order="rank", refine=0.0)])
+def test_the_best_heuristic_can_be_tried_first_without_being_a_prior(placer):
+    problem, name = training_like(40, 3), type(placer).__name__.lower()
+    first = {"heuristic_first": True} if name == "post" else {"network": replace(SMALL, heuristic_first=True)}
 
-    def drawn(network):
+    def drawn(placer):
         found = []
-        watch = lambda progress: found.append(progress.trial)  # noqa: E731
-        search(problem, Spotlight(network=network, order="rank", refine=0.0), trials=300, prove=False, on_trial=watch)
-        first = [trial.placer for trial in found].index("spotlight")
-        return {t.placer for t in found[:first]}, [t.placement.device.tolist() for t in found[first : first + 8]]
+        search(problem, placer, trials=300, prove=False, on_trial=lambda progress: found.append(progress.trial))
+        begin = [trial.placer for trial in found].index(name)
+        return {t.placer for t in found[:begin]}, [t.placement.device.tolist() for t in found[begin : begin + 8]]
 
-    nothing, plain = drawn(Network(hidden=8))
-    tried, same = drawn(Network(hidden=8, heuristic_first=True))
+    nothing, plain = drawn(placer)
+    tried, same = drawn(replace(placer, **first))
     assert not nothing
     assert {"single", "expert", "etf", "rules"} <= tried
     assert same == plain
