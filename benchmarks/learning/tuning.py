@@ -93,7 +93,7 @@ def page() -> str:
         "device that the best heuristic has; one figure for each of the seeds 10, 11 and 12, a dash for one not run. "
         "None of them is among the seeds of [the results](learning_x86_64_202611.md). "
         "`python benchmarks/learning/tuning.py run`, `page`, on one core; rows were made by the same call "
-        f"of `search` before this script was. Commit {told(found)}; machine {told(found, 'machine')}.\n",
+        f"of `search` outside this script. Commit {told(found)}; machine {told(found, 'machine')}.\n",
         "The default stays. Batches of 16 with no bonus seemed ahead here, and were not on the seeds of the results, "
         "where two of five were measured on all six rows before that was stopped. Batches of 8 look best, for twice "
         "the CPU seconds, on too few runs to say so. Priors: the heuristic of seed 10 happens to lie near good "
