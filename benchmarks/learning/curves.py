@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import measured_with
 
 import roost
+from roost.placers._lesson import HEURISTIC_LOGIT
 from roost.placers._network import Network
 from roost.placers._population import Heat
 from roost.placers.annealing import Annealing
@@ -44,6 +46,7 @@ CHECKPOINTS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
 CLASSIC = ("single", "expert", "scotch", "mincut")
 PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", "k80x4"): 0.19}  # gains over expert
 
+PRIOR = Network(heuristic_prior=HEURISTIC_LOGIT)
 DOWNHILL = Heat(members=4, hot=1e-12, warm=1e-12, cold=1e-12, groups=False)
 
 # Name -> placer, trials, seeds, and whether all clusters.
@@ -53,8 +56,10 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight": (Spotlight(), 5_000, 5, True),
     "post": (Post(), 5_000, 5, True),
     "spotlight, from the best heuristic": (Spotlight.heuristic(), 5_000, 5, True),
+    "spotlight, the best heuristic as a prior": (Spotlight(network=PRIOR), 5_000, 5, True),
     "seq2seq, from the best heuristic": (Seq2seq.heuristic(), 5_000, 5, True),
     "post, from the best heuristic": (Post.heuristic(), 5_000, 5, True),
+    "post, the best heuristic as a prior": (Post(heuristic_prior=HEURISTIC_LOGIT), 5_000, 5, True),
     "random": (Random(num_samples=None), 5_000, 5, True),
     "descent, random start": (Annealing(("random",), DOWNHILL, 1), 5_000, 5, True),
     "descent": (Descent(threads=1), 5_000, 5, True),
@@ -71,6 +76,7 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, rate 0.003": (Spotlight(rate=3e-3), 5_000, 3, False),
     "spotlight, batch 16": (Spotlight(batch=16), 5_000, 3, False),
     "spotlight, no entropy bonus": (Spotlight(entropy=0.0), 5_000, 3, False),
+    "spotlight, batch 16, no entropy bonus": (Spotlight(batch=16, entropy=0.0), 5_000, 3, False),
     "spotlight, target 0.03": (Spotlight(target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
     "spotlight, paper": (Spotlight.paper(), 1_000, 1, False),
@@ -131,6 +137,7 @@ def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
         "learned": notes[-1]["best"] if notes and "best" in notes[-1] else None,
         "learned_trials": notes[-1]["trials"] if notes else None, "policy": POLICY,
         "by_cpu": {p: min((step for _, spent, step in seen if spent <= p), default=float("inf")) for p in CPU_POINTS},
+        **measured_with(),
     }  # fmt: skip
 
 
@@ -204,7 +211,8 @@ def page() -> str:
         "gain on NMT with two GPUs stays below the published one. Rows of `spotlight`, `post`, `placeto`, `random` and "
         "of searches by CPU seconds were measured at commit 47b4ff9 on 14 of 16 cores of one machine, `seq2seq` and "
         "searches by trials at the same commit on a core of a shared two-core machine (CPU seconds of the two differ "
-        "by about a fifth), the rest at 626bed9 and before.\n",
+        "by about a fifth), the rest at 626bed9 and before, but for those that say so themselves: "
+        f"{_said_commits(found)}.\n",
         *_page_table(found),
         *_page_papers(found),
         *_page_curves(found, best, "curve", CHECKPOINTS),
@@ -213,6 +221,15 @@ def page() -> str:
         *_page_ablation(found, best),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _said_commits(found: list[dict[str, Any]]) -> str:
+    """The names of rows that carry a commit, with it and the machine."""
+    said: dict[str, dict[str, None]] = {}
+    for row in found:
+        if "commit" in row:
+            said.setdefault(row["placer"], {})[f"{row['commit']} on {row['machine']}"] = None
+    return "; ".join(f"`{name}` at {' and '.join(ways)}" for name, ways in said.items())
 
 
 def _best(found: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
@@ -253,7 +270,14 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
                 spent = [r["cpu"] for r in found if r["placer"] == name]
                 cpu = f"{np.median(spent):.0f}" if figure == "best" and spent else ""
                 lines.append(f"| {said} | " + " | ".join(cells) + f" | {cpu} |")
-    lines += ["", "Gain over expert, expert / placer - 1, beside the published one:\n"]
+    lines += [
+        "",
+        "From the best heuristic: what `single`, `expert`, `etf` and `rules` find is tried first. `seq2seq` then draws "
+        "near the best of it (a prior of 5 on the logits of its devices), and stays near it. `spotlight` and `post` "
+        "draw as from scratch and refine the better of both at the end; what they found with that prior are rows of "
+        "their own ([other priors](learning_tuning_x86_64_2core_202611.md)).\n",
+        "Gain over expert, expert / placer - 1, beside the published one:\n",
+    ]
     lines += ["| | " + " | ".join(f"{m} {c}" for m, c in PUBLISHED) + " |", "|---|" + "---|" * len(PUBLISHED)]
     lines.append("| published (Mirhoseini et al. 2017) | " + " | ".join(f"{v:.1%}" for v in PUBLISHED.values()) + " |")
     for name in ("seq2seq", "placeto", "spotlight", "post", "auto"):
@@ -361,7 +385,9 @@ def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], floa
     lines = [
         "## What matters (k80x4, three seeds)\n",
         "Medians before refining over the best ever seen here; `paper` settings of the two networks with one seed at "
-        "1,000 trials, the tuned ones at 1,000 below them (a core makes 4 to 24 trials a second with the papers').\n",
+        "1,000 trials, the tuned ones at 1,000 below them (a core makes 4 to 24 trials a second with the papers'). "
+        "The rows of `spotlight` vary its default: batches of 32, four epochs, rate 0.01, target 0.01, entropy bonus "
+        "0.01, no attention; `spotlight`, `post` and `seq2seq` themselves have five seeds.\n",
         "| | " + " | ".join(model for model, _ in keys) + " | geometric mean |",
         "|---|" + "---|" * (len(keys) + 1),
     ]

@@ -1,6 +1,7 @@
 """The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ PLACERS = {
     "spotlight_paper": Spotlight.paper(),
     "post_paper": Post.paper(),
     "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic_prior=4.0), refine=0.0),
+    "spotlight_tries_first": Spotlight(network=Network(hidden=8, heuristic_first=True), refine=0.0),
     "post_heuristic": Post(heuristic_prior=4.0, refine=0.0),
 }
 
@@ -80,6 +82,24 @@ def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     assert min(t.step_time for t in found[:first]) <= min(t.step_time for t in heuristics if t.feasible)
     drawn = {trial.placement.device.tobytes() for trial in found[first : first + 4]}
     assert len(drawn) == 1  # all the same devices, in several orders
+
+
+@pytest.mark.parametrize("placer", [Spotlight(network=SMALL, order="rank", refine=0.0), Post(order="rank", refine=0.0)])
+def test_the_best_heuristic_can_be_tried_first_without_being_a_prior(placer):
+    problem, name = training_like(40, 3), type(placer).__name__.lower()
+    first = {"heuristic_first": True} if name == "post" else {"network": replace(SMALL, heuristic_first=True)}
+
+    def drawn(placer):
+        found = []
+        search(problem, placer, trials=300, prove=False, on_trial=lambda progress: found.append(progress.trial))
+        begin = [trial.placer for trial in found].index(name)
+        return {t.placer for t in found[:begin]}, [t.placement.device.tolist() for t in found[begin : begin + 8]]
+
+    nothing, plain = drawn(placer)
+    tried, same = drawn(replace(placer, **first))
+    assert not nothing
+    assert {"single", "expert", "etf", "rules"} <= tried
+    assert same == plain
 
 
 def test_names_of_like_devices_follow_their_first_use():

@@ -36,13 +36,14 @@ class Network:
     spread: float = 0.0
     speed_prior: float = 1.0  # how much of the logarithm of a device's slowness is taken off its logit
     heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    heuristic_first: bool = False  # it is tried first without such a prior too
     twins: bool = True  # tell devices that are alike apart by the order of their first use
     train_on: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
 
     def __post_init__(self) -> None:
         check_whole(self, 1, "hidden")
         check_choice(self, "attention", ("none", "dot", "additive"))
-        for name in ("autoregressive", "aligned", "twins"):
+        for name in ("autoregressive", "aligned", "twins", "heuristic_first"):
             check_choice(self, name, (True, False))
         check_number(self, 1 / FAR, FAR, "temperature")
         check_number(self, 0.0, FAR, "tanh", "spread", "speed_prior", "heuristic_prior")
@@ -58,7 +59,7 @@ class Network:
         problem, groups = lesson.problem, lesson.groups
         features = torch.from_numpy(group_features(problem, groups.unit))
         prior = self.speed_prior * speed_prior(problem, groups.unit)
-        if self.heuristic_prior > 0:
+        if self.heuristic_prior > 0 or self.heuristic_first:
             prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic_prior
         twins = lesson.twins if self.twins else [-1] * problem.cluster.num_devices
         with torch.random.fork_rng(devices=[]):

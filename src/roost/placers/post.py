@@ -23,8 +23,8 @@ from roost.errors import BudgetSpent
 from roost.learners.rewards import standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.placers import Evaluate
-from roost.placers._lesson import FAR, HEURISTIC_LOGIT, Lesson, check_lesson
-from roost.placers._settings import check_number, check_whole
+from roost.placers._lesson import FAR, Lesson, check_lesson
+from roost.placers._settings import check_choice, check_number, check_whole
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ class Post:
     clip: float = 0.2
     speed_prior: float = 1.0
     heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    heuristic_first: bool = False  # it is tried first without such a prior too
     refine: float = 0.2  # share of the budget
 
     def __post_init__(self) -> None:
         check_lesson(self)
+        check_choice(self, "heuristic_first", (True, False))
         check_whole(self, 1, "refit_every")
         check_whole(self, 0, "steps")
         check_number(self, 0.0, 1.0, "elite", "refit_step", "mix")
@@ -59,8 +61,11 @@ class Post:
 
     @classmethod
     def heuristic(cls) -> Post:
-        """From the best heuristic instead of from nothing."""
-        return cls(heuristic_prior=HEURISTIC_LOGIT)
+        """The best heuristic is tried first, and refined at the end where learning finds nothing better.
+
+        It is no prior, for the reason that `Spotlight.heuristic` has.
+        """
+        return cls(heuristic_first=True)
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
@@ -75,7 +80,7 @@ class Post:
         from roost.policies.features import speed_prior
 
         prior = self.speed_prior * speed_prior(problem, lesson.groups.unit).astype(np.float64)
-        if self.heuristic_prior > 0:
+        if self.heuristic_prior > 0 or self.heuristic_first:
             prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic_prior
         table = Softmaxes(prior, lesson.groups.allowed)
         rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))

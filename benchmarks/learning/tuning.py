@@ -1,0 +1,121 @@
+"""Settings of `spotlight`, and of the start of `post`, on seeds that no other page of results is made with.
+
+    python benchmarks/learning/tuning.py run     rows, one for each run; rows that are there already are not run again
+    python benchmarks/learning/tuning.py page    the page made from them
+
+Not every setting was run on every seed in the time there was; `run` runs what is missing, too.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from provenance import measured_with, told
+
+import roost
+from roost.placers._network import Network
+from roost.placers.post import Post
+from roost.placers.spotlight import Spotlight
+from roost.search.solve import search
+
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "benchmarks" / "results" / f"learning_tuning_{platform.machine()}_2core_202611.jsonl"
+MODELS, CLUSTER, SEEDS, TRIALS = ("rnnlm", "nmt", "inception_v3"), "k80x4", (10, 11, 12), 5_000
+
+THIRTY_TWO = Spotlight(batch=32, entropy=0.01)
+SIXTEEN = Spotlight(batch=16, entropy=0.01)
+EIGHT = Spotlight(batch=8, entropy=0.0)
+
+
+def prior(placer: Spotlight, logit: float) -> Spotlight:
+    return replace(placer, network=Network(heuristic_prior=logit))
+
+
+SETTINGS: dict[str, Spotlight | Post] = {
+    "batch 32, entropy bonus (the default)": THIRTY_TWO,
+    "batch 32, entropy bonus, two fifths for refining": replace(THIRTY_TWO, refine=0.4),
+    "batch 16, entropy bonus": SIXTEEN,
+    "batch 16": replace(SIXTEEN, entropy=0.0),
+    "batch 8": EIGHT,
+    "batch 8, three epochs": replace(EIGHT, epochs=3),
+    "batch 32, entropy bonus, prior 1": prior(THIRTY_TWO, 1.0),
+    "batch 32, entropy bonus, prior 2": prior(THIRTY_TWO, 2.0),
+    "batch 32, entropy bonus, prior 3": prior(THIRTY_TWO, 3.0),
+    "batch 16, entropy bonus, prior 2": prior(SIXTEEN, 2.0),
+    "batch 16, entropy bonus, prior 3": prior(SIXTEEN, 3.0),
+    "batch 16, prior 3": prior(replace(SIXTEEN, entropy=0.0), 3.0),
+    "batch 8, prior 1": prior(EIGHT, 1.0),
+    "batch 8, prior 2": prior(EIGHT, 2.0),
+    "`post`, prior 5": Post(heuristic_prior=5.0),
+    "`post`, the best heuristic tried first": Post(heuristic_first=True),
+}
+
+
+def rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in ROWS.read_text().splitlines()] if ROWS.exists() else []
+
+
+def run(name: str, model: str, seed: int) -> dict[str, Any]:
+    placer = SETTINGS[name]
+    if isinstance(placer, Spotlight):
+        placer = replace(placer, network=replace(placer.network, train_on="cpu"))
+    problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), CLUSTER)
+    notes: list[Any] = []
+    begin = time.process_time()
+    best = search(problem, placer, None, TRIALS, seed, prove=False, on_note=notes.append, workers=1).best
+    found = {"best": best.step_time, "learned": notes[-1]["best"], "cpu": round(time.process_time() - begin, 1)}
+    return {"settings": name, "model": model, "cluster": CLUSTER, "seed": seed, **found, **measured_with()}
+
+
+def run_all() -> None:
+    done = {(row["settings"], row["model"], row["seed"]) for row in rows()}
+    for name in SETTINGS:
+        for model in MODELS:
+            for seed in SEEDS:
+                if (name, model, seed) not in done:
+                    row = run(name, model, seed)
+                    with ROWS.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
+                    print(name, model, seed, row["best"], row["cpu"], flush=True)
+
+
+def page() -> str:
+    found = rows()
+    lines = [
+        "# Settings of `spotlight`, and of the start of `post`, side by side\n",
+        f"Step times in seconds after {TRIALS:,} trials on {CLUSTER}, from scratch or with a prior on the logit of the "
+        "device that the best heuristic has; one figure for each of the seeds 10, 11 and 12, a dash for one not run. "
+        "None of them is among the seeds of [the results](learning_x86_64_202611.md). "
+        "`python benchmarks/learning/tuning.py run`, `page`, on one core; rows were made by the same call "
+        f"of `search` outside this script. Commit {told(found)}; machine {told(found, 'machine')}.\n",
+        "The default stays. Batches of 16 with no bonus seemed ahead here, and were not on the seeds of the results, "
+        "where two of five were measured on all six rows before that was stopped. Batches of 8 look best, for twice "
+        "the CPU seconds, on too few runs to say so. Priors: the heuristic of seed 10 happens to lie near good "
+        "placements of RNNLM, those of seeds 11 and 12 do not, and from these even the weakest prior does not always "
+        "lead away; on NMT a prior is worth 1 % to 2 %. So `Spotlight.heuristic()` tries the heuristic first and has "
+        "no prior, and `Post.heuristic()` likewise.\n",
+        "| | " + " | ".join(MODELS) + " |",
+        "|---|" + "---|" * len(MODELS),
+    ]
+    for name in SETTINGS:
+        cells = []
+        for model in MODELS:
+            by_seed = {row["seed"]: row["best"] for row in found if (row["settings"], row["model"]) == (name, model)}
+            cells.append(", ".join(f"{by_seed[s]:.4f}" if s in by_seed else "-" for s in SEEDS) if by_seed else "")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["run"]:
+        run_all()
+    elif sys.argv[1:] == ["page"]:
+        ROWS.with_suffix(".md").write_text(page())
+    else:
+        sys.exit(__doc__)
