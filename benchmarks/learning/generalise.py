@@ -174,16 +174,21 @@ def compared(rows: list[dict[str, Any]], one: str, other: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", required=True)
-    parser.add_argument("--on", required=True, help="clusters to test on, with commas")
+    parser.add_argument("--show", type=Path, help="print tables of the rows in this file, and do nothing else")
+    parser.add_argument("--family")
+    parser.add_argument("--on", default="", help="clusters to test on, with commas")
     parser.add_argument("--weights", type=Path, help="without them only the references are made")
     parser.add_argument("--all", action="store_true", help="the network too")
     parser.add_argument("--brief", action="store_true", help="nothing but what was learned")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of placing; learned rules do not depend on them")
     parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/generalise.jsonl"))
     given = parser.parse_args()
+    if given.show:
+        print(shown([json.loads(line) for line in given.show.read_text().splitlines()]))
+        return
     card = json.loads((given.weights.parent / "card.json").read_text()) if given.weights else {}
-    for cluster in given.on.split(","):
+    for cluster in filter(None, given.on.split(",")):
         for number in TESTED:
             problem = roost.estimate(graph_of(given.family, number, given.graphs), cluster)
             fixed = references(problem, cluster, given.output.with_name("generalise_auto.jsonl"))
@@ -194,7 +199,7 @@ def main() -> None:
                 measured(problem, given.weights, 99, given.all, given.brief)
             search(problem, Lister(weights=str(given.weights), tune=False), trials=PLENTY, prove=False)
             rows = []
-            for seed in range(SEEDS):
+            for seed in range(given.seeds):
                 row = {
                     "family": given.family,
                     "graph": problem.graph.name,
