@@ -14,7 +14,8 @@ and `expert` first:
     only_64_rules    64 of them
     network, both    64 schedules drawn from the network; the 64 learned rules and then those (--all, one seed)
 
-What `auto` finds is kept in out/generalise_auto.jsonl.
+With --brief only the first three, for weights of a second training seed. `roost learn --made-up N` adds machines of
+other speeds to those that are learned on; rows say so. What `auto` finds is kept in out/generalise_auto.jsonl.
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ def timed(problem: Problem, placer: Any, trials: int, seed: int) -> tuple[float,
     return best.step_time if best.feasible else float("inf"), time.process_time() - began
 
 
-def placers(weights: Path, seed: int, everything: bool) -> dict[str, tuple[Any, int]]:
+def placers(weights: Path, seed: int, everything: bool, brief: bool) -> dict[str, tuple[Any, int]]:
     """Placers by the name of their row, and how many trials each has."""
     random = weights.parent / f"untrained_{seed}.safetensors"
     save_weights(random, "lister", new_tensors(np.random.default_rng(seed)), {})
     kinds = {"lister": {"weights": str(weights), "tune": False}, "untrained": {"weights": str(random), "tune": False}}
     found = {}
-    for name, given in kinds.items():
+    for name, given in list(kinds.items())[: 1 if brief else None]:
         found[f"{name}_64"] = Lister(**given, varied=0), PLENTY
         found[name] = Lister(**given), PLENTY
         found[f"{name}_refined"] = Lister(**given, refine=1.0), REFINED
@@ -83,11 +84,13 @@ def placers(weights: Path, seed: int, everything: bool) -> dict[str, tuple[Any, 
     return found
 
 
-def measured(problem: Problem, weights: Path, seed: int, everything: bool) -> dict[str, float]:
+def measured(problem: Problem, weights: Path, seed: int, everything: bool, brief: bool = False) -> dict[str, float]:
     """One graph, one seed."""
     row: dict[str, float] = {}
-    for name, (placer, trials) in placers(weights, seed, everything).items():
+    for name, (placer, trials) in placers(weights, seed, everything, brief).items():
         row[name], row[f"{name}_cpu"] = timed(problem, placer, trials, seed)
+    if brief:
+        return row
     row["only_64_rules"], fewest = timed(problem, "rules", PLENTY, seed)
     row["only_64_rules_cpu"] = fewest
     _, more = timed(problem, Rules(num_rules=320), PLENTY, seed)  # part of the time does not grow with the rules
@@ -118,25 +121,37 @@ def references(problem: Problem, cluster: str, kept: Path) -> dict[str, float]:
 
 def shown(rows: list[dict[str, Any]]) -> str:
     """Tables of the distributions over graphs and seeds, and of pairs."""
-    cells = sorted({(r["family"], r["learned_on"], r["cluster"]) for r in rows})
+    cells = sorted({(r["family"], r["cluster"], r["learned_on"], r["learned_seed"]) for r in rows})
+    goal = [
+        "| family | tested on | learned on | training seed | `lister_64` | `lister` | `lister_refined` "
+        "| CPU s of these, medians | worse than single and expert |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     first = [
-        "| family | learned on | tested on | row | learned | untrained | `rules`, equal CPU s | CPU s: median, most |",
-        "|---|---|---|---|---|---|---|---|",
+        "| family | tested on | row | learned | untrained | `rules`, equal CPU s | CPU s: median, most |",
+        "|---|---|---|---|---|---|---|",
     ]
     other = ["| family | tested on | " + " | ".join(OTHERS) + " |", "|---|---|" + "---|" * len(OTHERS)]
     pairs = ["| family | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|"]
     for key in cells:
-        mine = [r for r in rows if (r["family"], r["learned_on"], r["cluster"]) == key]
+        mine = [r for r in rows if (r["family"], r["cluster"], r["learned_on"], r["learned_seed"]) == key]
+        learned = list(EQUAL.values())
+        spent = ", ".join(f"{statistics.median(r[f'{name}_cpu'] for r in mine):.2f}" for name in learned)
+        worse = sum(r[name] > r["best_of_single_and_expert"] * (1 + 1e-9) for r in mine for name in learned)
+        figures = " | ".join(spread(mine, name) for name in learned)
+        goal.append(f"| {' | '.join(map(str, key))} | {figures} | {spent} | {worse} of {len(mine) * len(learned)} |")
+        if not all("untrained" in r for r in mine):
+            continue
         for equal, name in EQUAL.items():
             cpu = [r[f"{name}_cpu"] for r in mine]
             random = name.replace("lister", "untrained")
             figures = " | ".join(spread(mine, each) for each in (name, random, equal))
             spent = f"{statistics.median(cpu):.2f}, {max(cpu):.2f}"
-            first.append(f"| {' | '.join(key)} | {name} | {figures} | {spent} |")
+            first.append(f"| {' | '.join(key[:2])} | {name} | {figures} | {spent} |")
             for than in (equal, random):
-                pairs.append(f"| {key[0]} | {key[2]} | {name} / {than} | {compared(mine, name, than)} |")
-        other.append(f"| {key[0]} | {key[2]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |")
-    return "\n\n".join("\n".join(lines) for lines in (first, pairs, other)) + "\n"
+                pairs.append(f"| {key[0]} | {key[1]} | {name} / {than} | {compared(mine, name, than)} |")
+        other.append(f"| {key[0]} | {key[1]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |")
+    return "\n\n".join("\n".join(lines) for lines in (goal, first, pairs, other)) + "\n"
 
 
 def spread(rows: list[dict[str, Any]], name: str) -> str:
@@ -159,15 +174,21 @@ def compared(rows: list[dict[str, Any]], one: str, other: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", required=True)
-    parser.add_argument("--on", required=True, help="clusters to test on, with commas")
+    parser.add_argument("--show", type=Path, help="print tables of the rows in this file, and do nothing else")
+    parser.add_argument("--family")
+    parser.add_argument("--on", default="", help="clusters to test on, with commas")
     parser.add_argument("--weights", type=Path, help="without them only the references are made")
-    parser.add_argument("--all", action="store_true", help="the network and annealing too")
+    parser.add_argument("--all", action="store_true", help="the network too")
+    parser.add_argument("--brief", action="store_true", help="nothing but what was learned")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of placing; learned rules do not depend on them")
     parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/generalise.jsonl"))
     given = parser.parse_args()
+    if given.show:
+        print(shown([json.loads(line) for line in given.show.read_text().splitlines()]))
+        return
     card = json.loads((given.weights.parent / "card.json").read_text()) if given.weights else {}
-    for cluster in given.on.split(","):
+    for cluster in filter(None, given.on.split(",")):
         for number in TESTED:
             problem = roost.estimate(graph_of(given.family, number, given.graphs), cluster)
             fixed = references(problem, cluster, given.output.with_name("generalise_auto.jsonl"))
@@ -175,22 +196,22 @@ def main() -> None:
                 continue
             # What is made once for a problem, or compiled once, is made now.
             if number == TESTED[0]:
-                measured(problem, given.weights, 99, given.all)
+                measured(problem, given.weights, 99, given.all, given.brief)
             search(problem, Lister(weights=str(given.weights), tune=False), trials=PLENTY, prove=False)
             rows = []
-            for seed in range(SEEDS):
+            for seed in range(given.seeds):
                 row = {
                     "family": given.family,
                     "graph": problem.graph.name,
                     "num_ops": problem.graph.num_ops,
                     "cluster": cluster,
-                    "learned_on": ",".join(card["clusters"]),
+                    "learned_on": ",".join([*card["clusters"], *["made-up"] * (card.get("made_up", 0) > 0)]),
                     "learned_seed": card["seed"],
                     "learned_seconds": card["seconds"],
                     "seed": seed,
                     **fixed,
                     "best_of_single_and_expert": min(fixed["single"], fixed["expert"]),
-                    **measured(problem, given.weights, seed, given.all and seed == 0),
+                    **measured(problem, given.weights, seed, given.all and seed == 0, given.brief),
                     **measured_with(),
                 }
                 rows.append(row)

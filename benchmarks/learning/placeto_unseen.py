@@ -28,7 +28,11 @@ from roost.search.solve import search
 RESULTS = Path(__file__).parents[1] / "results"
 BESIDE = RESULTS / "generalise_x86_64_2core_202611.jsonl"
 ROWS = RESULTS / "placeto_x86_64_2core_202611.jsonl"
-KEPT = ("auto", "rules", "rules_64", "lister", "single", "expert", "best_of_single_and_expert")
+# What is kept of a row of generalise.py, and under which name.
+KEPT = {
+    "auto": "auto", "rules_like_lister": "rules", "only_64_rules": "rules_64", "lister": "lister", "single": "single",
+    "expert": "expert", "best_of_single_and_expert": "best_of_single_and_expert",
+}  # fmt: skip
 
 
 def untrained(folder: Path) -> Path:
@@ -38,9 +42,21 @@ def untrained(folder: Path) -> Path:
     return path
 
 
-def timed(problem: Problem, placer: Placeto, seed: int) -> tuple[float, float]:
-    """The step time of the best episode, infinite where it does not fit, and the CPU seconds of a second run."""
-    search(problem, placer, trials=10_000, seed=seed, prove=False)
+def beside(family: str, clusters: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
+    """What generalise.py measured on each cluster and graph with its first seeds; nothing was made up to learn on."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in BESIDE.read_text().splitlines():
+        row = json.loads(line)
+        first = row["seed"] == row["learned_seed"] == 0 and "made-up" not in row["learned_on"]
+        if first and row["family"] == family and row["cluster"] in clusters:
+            found[row["cluster"], row["graph"]] = {said: row[name] for name, said in KEPT.items()}
+    return found
+
+
+def timed(problem: Problem, placer: Placeto, seed: int, warm: bool = True) -> tuple[float, float]:
+    """The step time of the best episode, infinite where it does not fit, and CPU seconds; if warm of a second run."""
+    if warm:
+        search(problem, placer, trials=10_000, seed=seed, prove=False)
     began = time.process_time()
     best = search(problem, placer, trials=10_000, seed=seed, prove=False).best
     return best.step_time if best.feasible else float("inf"), time.process_time() - began
@@ -54,7 +70,7 @@ def measured(problem: Problem, weights: Path, no_weights: Path, seed: int) -> di
         ("untrained", no_weights, ()),
     ):
         placer = Placeto(weights=str(file), tune=False, baselines=baselines)
-        found[name], found[f"{name}_cpu"] = timed(problem, placer, seed)
+        found[name], found[f"{name}_cpu"] = timed(problem, placer, seed, warm=seed == 0)
     return found
 
 
@@ -68,14 +84,9 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=ROWS)
     given = parser.parse_args()
     learned_on = ",".join(json.loads((given.weights.parent / "card.json").read_text())["clusters"])
-    beside: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in BESIDE.read_text().splitlines():
-        row = json.loads(line)
-        if row["family"] == given.family and row["cluster"] in given.on.split(","):
-            beside.setdefault((row["cluster"], row["graph"]), {k: row[k] for k in KEPT if k in row})
     with tempfile.TemporaryDirectory() as folder, given.output.open("a") as out:
         nothing = untrained(Path(folder))
-        for (cluster, graph), known in beside.items():
+        for (cluster, graph), known in beside(given.family, given.on.split(",")).items():
             problem = roost.estimate(roost.load(given.graphs / f"{graph}.json.gz"), cluster)
             for seed in range(given.seeds):
                 row = {

@@ -172,6 +172,7 @@ def _save_and_end(self, save, state):
         ({"--on": ","}, "names no cluster"),
         ({"--placer": "heft"}, "learns nothing over a family; those that do: "),
         ({"--graphs": 0}, "--graphs 0"),
+        ({"--made-up": -1}, "--made-up -1"),
         ({"--seconds": 0}, "--seconds 0"),
         ({"--seconds": "nan"}, "--seconds nan"),
         ({"--seconds": 1e300}, "--seconds 1e+300"),

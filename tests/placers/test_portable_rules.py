@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from layered import machine, model, timed
@@ -9,7 +11,7 @@ from layered import machine, model, timed
 from roost.core.problem import Problem
 from roost.placers._list_orders import ORDERS, prepared
 from roost.placers._lister_rolls import cost_of
-from roost.placers._lister_rule_course import RuleCourse, best_together
+from roost.placers._lister_rule_course import RuleCourse, added, best_together
 from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, are_valid, drawn, usable_by, varied
 from roost.placers._units import Units
 from roost.placers.kernels.listing import FEATURES
@@ -39,6 +41,28 @@ def test_what_a_rule_costs_is_what_the_simulator_says(memory: int) -> None:
         timeline = simulate(problem, tried.placement(number))
         over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
         assert (timeline.step_time, over) == (tried.step_time[number], tried.excess[number])
+
+
+def test_a_rule_whose_devices_run_in_an_order_of_their_own_has_the_same_devices() -> None:
+    bench, rows = Bench(wide()), drawn(np.random.default_rng(0), 32)
+    listed, own = rows.copy(), rows.copy()
+    listed[:, COLUMNS.index("listed")], own[:, COLUMNS.index("listed")] = 1.0, 0.0
+    tried = [bench.roll(each) for each in (listed, own)]
+    assert (tried[0].unit_device == tried[1].unit_device).all()
+    assert tried[0].in_listed.all()
+    assert not tried[1].in_listed.any()
+    assert tried[0].simulations == tried[1].simulations == 32
+    assert tried[0].placement(0).order == "priority"
+
+
+def test_where_memory_is_tight_an_order_of_its_own_is_taken_only_where_it_is_better() -> None:
+    bench, rows = Bench(wide(memory=600)), drawn(np.random.default_rng(0), 64)
+    rows[:, COLUMNS.index("listed")] = 0.0
+    own = bench.roll(rows)
+    rows[:, COLUMNS.index("listed")] = 1.0
+    both = bench.roll(rows)
+    assert both.simulations == own.simulations + 64
+    assert all((both.excess[n], both.step_time[n]) <= (own.excess[n], own.step_time[n]) for n in range(64))
 
 
 def test_a_rule_means_the_same_where_everything_takes_four_times_as_long() -> None:
@@ -104,6 +128,17 @@ def test_what_may_fail_is_chosen_twice() -> None:
     assert best_together(cost, 2, 0.3).tolist() == [0, 1]
 
 
+def test_what_a_rule_adds_is_what_the_best_together_would_gain() -> None:
+    rng = np.random.default_rng(4)
+    cost, new = rng.random((9, 5)), rng.random((4, 5))
+    merit = added(cost, new, 0.3)
+    for number, row in enumerate(new):
+        weight, before = 0.3 * 0.7 ** np.arange(6), np.sort(cost, axis=0)[:6]
+        after = np.sort(np.concatenate([cost, row[None]]), axis=0)[:6]
+        assert merit[number] == pytest.approx((weight @ (before - after)).mean())
+    assert added(cost, np.full((1, 5), 2.0), 0.3) == pytest.approx(0.0)
+
+
 def test_learned_rules_are_better_than_those_drawn_first() -> None:
     problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, s]) for s in (2, 3)]
     course = RuleCourse(problems, np.random.default_rng(3))
@@ -119,6 +154,6 @@ def test_learned_rules_are_better_than_those_drawn_first() -> None:
 
 
 def test_varying_the_rules_ends_with_the_trials() -> None:
-    for trials in (1, 3, 70, 100):
-        result = search(wide(), Lister(tune=False), trials=trials, prove=False)
+    for trials, memory in itertools.product((1, 2, 3, 70, 100), (10_000, 600)):
+        result = search(wide(memory=memory), Lister(tune=False), trials=trials, prove=False)
         assert 1 <= result.num_trials <= trials

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
 
 WEIGHTS, CARD, CHECKPOINT, LOCK = "policy.safetensors", "card.json", "checkpoint.npz", ".lock"
-_MOST_SECONDS, _MOST_SEED = 1e9, 2**62
+_MOST_SECONDS, _MOST_SEED, _MOST_MADE_UP = 1e9, 2**62, 64
 _LONG = ("settings", "problems")  # too long to quote
 # What reading a file of arrays may raise that is damaged, or is something else.
 _UNREADABLE = (
@@ -46,6 +46,10 @@ def learn(
         str, typer.Option(metavar="NAME", help="A placer that learns over a family: lister or placeto.")
     ] = "lister",
     graphs: Annotated[int, typer.Option(metavar="N", help="Members of the family to learn on, the first ones.")] = 24,
+    made_up: Annotated[
+        int,
+        typer.Option(metavar="N", help="Machines to learn on beside these for each graph: like them, at other speeds."),
+    ] = 0,
     seconds: Annotated[
         float,
         typer.Option(metavar="S", help="Seconds of learning, planned for one core; capturing the graphs comes before."),
@@ -67,16 +71,19 @@ def learn(
             f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: at least 1, above 0 and at most "
             f"{_MOST_SECONDS:g}, and from 0 to {_MOST_SEED - 1}"
         )
+    if not 0 <= made_up <= _MOST_MADE_UP:
+        raise InputError(f"--made-up {made_up}: from 0 to {_MOST_MADE_UP}")
     _check_family(family)
     _prepare(output, (WEIGHTS, CARD, CHECKPOINT, METRICS, LOCK))
     with _alone(output):
-        problems = _problems(family, graphs, clusters, output)
+        problems = _problems(family, graphs, clusters, output, made_up)
         about = {
             "placer": placer,
             "settings": repr(chosen),
             "family": family,
             "graphs": graphs,
             "clusters": clusters,
+            "made_up": made_up,
             "seconds": seconds,
             "seed": seed,
             "roost": __version__,
@@ -179,17 +186,27 @@ def _check_family(name: str) -> None:
         raise UnknownName("family", name, known)
 
 
-def _problems(family: str, count: int, clusters: list[str], output: Path) -> list[Problem]:
-    """Every member on every cluster; graphs are kept beside, for capturing takes long."""
+def _problems(family: str, count: int, clusters: list[str], output: Path, num_made_up: int = 0) -> list[Problem]:
+    """Every member on every cluster, and on so many made-up ones; graphs are kept beside, for capturing takes long."""
+    import numpy as np
+
     from roost.cost_models import estimate
     from roost.presets import cluster
+    from roost.presets._made_up import made_up
 
     kept = output / "graphs"
     if kept.exists() and not kept.is_dir():
         raise InputError(f"{kept}: is a file; graphs are kept in a folder of that name: move it away")
     kept.mkdir(exist_ok=True)
     graphs = [_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz") for number in range(count)]
-    return [estimate(graph, cluster(name)) for graph in graphs for name in clusters]
+    found = []
+    for number, graph in enumerate(graphs):
+        machines = [cluster(name) for name in clusters]
+        for more in range(num_made_up):
+            base = machines[(number + more) % len(clusters)]
+            machines.append(made_up(base, np.random.default_rng([number, more])))
+        found += [estimate(graph, machine) for machine in machines]
+    return found
 
 
 def _graph(family: str, number: int, path: Path) -> Graph:

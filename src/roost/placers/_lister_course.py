@@ -37,7 +37,7 @@ from roost.placers._lister_rolls import (
     new_tensors,
     rolls_of,
 )
-from roost.placers._lister_rule_course import CHILDREN, FIRST, NEW, RuleCourse, best_together
+from roost.placers._lister_rule_course import CHILDREN, FIRST, NEW, TRIED, RuleCourse, best_together
 from roost.placers._lister_targets import targets_of
 from roost.placers._lister_view import Framed
 from roost.policies.lister_network import Policy
@@ -46,9 +46,9 @@ from roost.policies.lister_network import Policy
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
-_PER_RULE = 60e-9, 100e-9  # of an op and of a unit in a schedule by a rule
-_PER_CHOICE = 0.03  # of those rules that are best together
-_SHARES = {"rules": 0.6, "targets": 0.05, "imitation": 0.06, "trial": 0.21, "ways": 0.08}
+_PER_RULE = 120e-9, 200e-9  # of an op and of a unit in a schedule by a rule, in an order made for its devices
+_PER_CHOICE = 0.05  # of those rules that are best together
+_SHARES = {"rules": 0.8, "targets": 0.03, "imitation": 0.03, "trial": 0.1, "ways": 0.04}
 PARTS = tuple(_SHARES)
 
 Note = Callable[[Mapping[str, float]], object]
@@ -100,14 +100,14 @@ class Course:
         per_op, per_unit = _PER_RULE
         rule = count / len(ORDERS) * (ops * per_op + num_units * per_unit)
         each = {
-            "rules": _PER_CHOICE + (CHILDREN + NEW) * rule,
+            "rules": _PER_CHOICE + TRIED * (CHILDREN + NEW) * rule,
             "targets": count * self.rates.starts * ops * _PER_BATCH,
             "imitation": decisions * rows * _PER_ROW + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
             "ways": count * num_units * _PER_ROLL,
         }
         each["trial"] = each["imitation"] * 1.5
         found = {part: int(max(1, share * seconds / each[part])) for part, share in _SHARES.items()}
-        first = len(LIST_ORDERS) * FIRST / (CHILDREN + NEW)  # generations' worth of work
+        first = len(LIST_ORDERS) * FIRST / (TRIED * (CHILDREN + NEW))  # generations' worth of work
         found["rules"] = len(LIST_ORDERS) + int(max(1, found["rules"] - first))
         found["targets"] = int(np.clip(found["targets"], 20, 4000))
         found["ways"] = int(np.clip(found["ways"], PORTFOLIO, 1024))

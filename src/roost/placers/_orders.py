@@ -67,19 +67,29 @@ def early_updates(problem: Problem) -> Array:  # [ops]
 
 def listed_order(problem: Problem, device: Array, urgency: Array | None = None) -> Array:  # [ops]
     """Priorities by list scheduling on these devices: longest remaining path first, or most urgent first."""
+    return listed(problem, device, urgency)[0]
+
+
+def listed(problem: Problem, device: Array, urgency: Array | None = None) -> tuple[Array, float]:
+    """The same, and the step time in that order: exact unless devices share a bus to send, fetch or have gaps."""
     simulator = Simulator.of(problem)
     layout = simulator.layout(placement_of(problem, device))
     rank = placed_rank(problem, device) if urgency is None else urgency
     begun = np.empty(len(layout.op), dtype=np.uint32)
-    dispatch(layout, np.asarray(device, dtype=np.uint32)[layout.op], rank[layout.op], begun)
+    seconds = dispatch(layout, np.asarray(device, dtype=np.uint32)[layout.op], rank[layout.op], begun)
     priority = np.zeros(problem.graph.num_ops)
     priority[layout.op[begun]] = -np.arange(len(begun), dtype=np.float64)
-    return priority
+    return priority, float(seconds)
+
+
+def in_listed_order(problem: Problem, device: Array) -> Placement:
+    """The devices in the order that list scheduling makes for them."""
+    return placement_of(problem, device, "priority", listed_order(problem, device))
 
 
 def reordered(problem: Problem, device: Array) -> list[Placement]:
     """The devices in orders made for them."""
     return [
-        placement_of(problem, device, "priority", listed_order(problem, device)),
+        in_listed_order(problem, device),
         placement_of(problem, device, "priority", placed_rank(problem, device)),
     ]

@@ -18,9 +18,11 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._list_orders import ORDERS, prepared
 from roost.placers._listing import SCALES, Prepared, bits, device_choices, fastest_first, no_rules, total_time
+from roost.placers._orders import in_listed_order, listed
 from roost.placers._units import Units
 from roost.placers.kernels.listing import FEATURES, LinearRules
 from roost.placers.rules import SHARES, weigh
+from roost.simulator.compiled import Simulator
 
 # What a row holds after the weights of the features.
 SETTINGS = (
@@ -31,10 +33,14 @@ SETTINGS = (
     "cautious",  # above a half: outputs count where they were made until their last use anywhere
     "order",  # the number of the order
     "eager",  # above a half: early updates, where memory is tight
+    "listed",  # above a half: in the end its devices run in an order that is made for them
 )
 COLUMNS = (*FEATURES, *SETTINGS)
 _AT = {name: number for number, name in enumerate(COLUMNS)}
-_LEAST = {"share": 0.1, "fair": 0.1, "fast": 0.0, "part": 0.01, "cautious": 0.0, "order": 0.0, "eager": 0.0}
+_LEAST = {
+    "share": 0.1, "fair": 0.1, "fast": 0.0, "part": 0.01, "cautious": 0.0, "order": 0.0, "eager": 0.0,
+    "listed": 0.0,
+}  # fmt: skip
 _MOST = {
     "share": 10.0,
     "fair": 10.0,
@@ -43,6 +49,7 @@ _MOST = {
     "cautious": 1.0,
     "order": len(ORDERS) - 1.0,
     "eager": 1.0,
+    "listed": 1.0,
 }
 
 # How a child differs from its parent: how often it takes numbers from another and how many, how often and how much a
@@ -62,6 +69,7 @@ def drawn(rng: np.random.Generator, count: int, orders: Sequence[int] = range(le
     rows[:, _AT["cautious"]] = rng.random(count) < 0.5
     rows[:, _AT["order"]] = np.resize(np.asarray(orders), count)
     rows[:, _AT["eager"]] = rng.random(count) < 0.75
+    rows[:, _AT["listed"]] = rng.random(count) < 0.5
     return rows
 
 
@@ -116,6 +124,7 @@ class Bench:
         eager = (rows[:, _AT["eager"]] > 0.5) & self.is_tight
         step, excess = np.zeros(len(rows)), np.zeros(len(rows))
         devices = np.zeros((len(rows), self.units.num_units), np.int32)
+        in_listed = np.zeros(len(rows), bool)
         simulations = 0
         for number, early in sorted(set(zip(order.tolist(), eager.tolist(), strict=True))):
             mine = np.flatnonzero((order == number) & (eager == early))
@@ -123,7 +132,21 @@ class Bench:
             rolled = under.roll(self.bound(rows[mine], under), scales)
             devices[mine], step[mine], excess[mine] = rolled.unit_device, rolled.step_time, rolled.excess
             simulations += rolled.simulations
-        return Tried(self, rows, devices, step, excess, simulations)
+        for row in np.flatnonzero(rows[:, _AT["listed"]] > 0.5).tolist():
+            over, seconds = self._in_listed_order(devices[row])
+            # Where memory is tight both orders are simulated; else the first was for nothing, and is not looked at.
+            simulations += self.is_tight
+            if not self.is_tight or (over, seconds) < (excess[row], step[row]):
+                in_listed[row], step[row], excess[row] = True, seconds, over
+        return Tried(self, rows, devices, in_listed, step, excess, simulations)
+
+    def _in_listed_order(self, unit_device: Array) -> tuple[float, float]:
+        """Bytes over memory and step time of the devices of units, in the order that is made for them."""
+        device = self.units.devices(unit_device)
+        if not self.is_tight:
+            return 0.0, listed(self.problem, device)[1]
+        timeline = Simulator.of(self.problem).simulate(in_listed_order(self.problem, device))
+        return float(timeline.missing.sum()), timeline.step_time
 
     def bound(self, rows: Array, under: Prepared) -> LinearRules:
         """The rules in the units of this problem."""
@@ -164,17 +187,20 @@ class Tried:
     bench: Bench
     rows: Array  # [rules, columns]
     unit_device: Array  # [rules, units] i4
-    step_time: Array  # [rules] seconds; exact unless devices share a bus to send
+    in_listed: Array  # [rules] bool whether they run in an order that is made for them, not in that of the rule
+    step_time: Array  # [rules] seconds; exact unless devices share a bus to send, or have gaps
     excess: Array  # [rules] bytes over memory
     simulations: int
 
     def ranked(self) -> list[int]:
         """Rules from best to worst; of those that made the same placement only one."""
-        found: dict[bytes, int] = {}
+        found: dict[tuple[bytes, bool], int] = {}
         for row in np.lexsort((self.step_time, self.excess)).tolist():
-            found.setdefault(self.unit_device[row].tobytes(), row)
+            found.setdefault((self.unit_device[row].tobytes(), bool(self.in_listed[row])), row)
         return list(found.values())
 
     def placement(self, row: int) -> Placement:
+        if self.in_listed[row]:
+            return in_listed_order(self.bench.problem, self.bench.units.devices(self.unit_device[row]))
         order, eager = self.rows[row, _AT["order"]], self.rows[row, _AT["eager"]] > 0.5
         return self.bench.under(int(order), bool(eager and self.bench.is_tight)).placement(self.unit_device[row])

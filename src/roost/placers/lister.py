@@ -5,9 +5,10 @@ place graphs it has never seen). Nothing depends on the number or the names of d
 it tries its rules, varies the best of them, and then lets the network learn on the problem at hand for as long as the
 budget lasts; without, rules are random, and the network begins as a rule of earliest finish.
 
-Differs in: what is learned over a family is foremost which linear rules are best together, and in which orders ops are
-to be listed (by evolution), for a schedule of the network costs as much as twenty of a rule. The network (imitation,
-then trial and error) is drawn from only where `drawn` asks for it, or to learn on.
+Differs in: what is learned over a family is foremost which linear rules are best together, in which orders ops are to
+be listed, and whether the devices found then run in an order made for them (by evolution), for a schedule of the
+network costs as much as twenty of a rule. The network (imitation, then trial and error) is drawn from only where
+`drawn` asks for it, or to learn on.
 """
 
 from __future__ import annotations
@@ -145,9 +146,13 @@ class Lister:
 
     def _round_of_rules(self, bench: Bench, rows: Array, evaluate: Evaluate) -> Array:
         """One round of rules, as many as there are trials for; what each costs, infinite where it was not tried."""
-        attempts = len(SCALES) if bench.is_tight else 1
-        count = int(max(1, min(len(rows), evaluate.trials_left // attempts)))
-        scales = SCALES[: int(max(1, min(attempts, evaluate.trials_left // count)))]
+        left, more = evaluate.trials_left, int(bench.is_tight and evaluate.trials_left > 1)
+        attempts = len(SCALES) + 1 if bench.is_tight else 1  # where memory is tight, both orders are simulated
+        count = int(max(1, min(len(rows), left // attempts)))
+        scales = SCALES[: int(max(1, min(attempts, left // count) - more))]
+        if bench.is_tight and not more:
+            rows = rows.copy()
+            rows[:, COLUMNS.index("listed")] = 0.0
 
         def run() -> Round:
             tried = bench.roll(rows[:count], scales)

@@ -10,9 +10,10 @@ from roost.simulator.kernels.heap import heap_pop, heap_push
 
 @compiled
 def dispatch(layout, device, urgency, begun):
-    """Write the positions of ops in the order they begin into `begun` [ops].
+    """Write the positions of ops in the order they begin into `begun` [ops]; gives the seconds until all have ended.
 
-    Buses are taken in the order of the loop, and nothing is fetched: the order is good, if not always exact.
+    Buses are taken in the order of the loop, nothing is fetched, and gaps of devices do not count: order and seconds
+    are good, if not always exact.
     """
     num_ops, num_devices = len(device), layout.num_devices
     time, next_start, next_op = layout.time, layout.next_start, layout.next
@@ -33,6 +34,7 @@ def dispatch(layout, device, urgency, begun):
             d = device[op]
             heap_push(later_time[first[d] :], later_op[first[d] :], num_later[d], 0.0, np.uint32(op))
             num_later[d] += 1
+    last = 0.0
     for turn in range(num_ops):
         here, begin = -1, np.inf
         for d in range(num_devices):
@@ -57,6 +59,7 @@ def dispatch(layout, device, urgency, begun):
         begun[turn] = op
         end = begin + time[op * np.uintp(num_devices) + np.uintp(here)]
         free[here] = end
+        last = max(last, end)
         targets = ZERO
         for edge in range(next_start[op], next_start[op + np.uintp(1)]):
             targets |= ONE << np.uint64(device[next_op[edge]])
@@ -76,3 +79,4 @@ def dispatch(layout, device, urgency, begun):
                     later_time[first[d] :], later_op[first[d] :], num_later[d], ready[consumer], np.uint32(consumer)
                 )
                 num_later[d] += 1
+    return last

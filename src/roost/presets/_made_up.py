@@ -1,0 +1,51 @@
+"""Machines that nobody has: a cluster with other speeds, for learning what holds on more than one machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roost.core.cluster import Cluster, Device
+
+# By how much figures change, at least and at most; what is drawn is even in the logarithm.
+_FASTER = (1.0, 30.0)  # all accelerators together: between an old one and one of today
+_SLOWER = (0.25, 1.0)  # some of them, each by itself
+_UNLIKE = 0.5  # share of the accelerators that are slower
+_MEMORY = (0.7, 3.0)
+_OVERHEAD = (0.5, 1.0)
+_BANDWIDTH, _LATENCY = (0.5, 8.0), (0.5, 2.0)  # of all links together
+# Memory and host have become faster too, but not as much as arithmetic has.
+_BYTES_POWER, _HOST_POWER = 0.75, 0.5
+
+
+def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
+    """A machine with as many devices of the same kinds, but of other speeds, and some of them slower than the rest."""
+
+    def drawn(bounds: tuple[float, float]) -> float:
+        return float(np.exp(rng.uniform(*np.log(bounds))))
+
+    faster, overhead = drawn(_FASTER), drawn(_OVERHEAD)
+    bandwidth, latency = drawn(_BANDWIDTH), drawn(_LATENCY)
+    devices = []
+    for device in cluster.devices:
+        speed, memory = faster**_HOST_POWER, 1.0
+        if device.kind != "cpu":
+            speed = faster * (drawn(_SLOWER) if rng.random() < _UNLIKE else 1.0)
+            memory = drawn(_MEMORY)
+        devices.append(_scaled(device, speed, memory, overhead))
+    links = [
+        replace(link, bandwidth=link.bandwidth * bandwidth, latency=link.latency * latency) for link in cluster.links
+    ]
+    return replace(cluster, name=f"{cluster.name}_made_up", devices=tuple(devices), links=tuple(links), description="")
+
+
+def _scaled(device: Device, speed: float, memory: float, overhead: float) -> Device:
+    return replace(
+        device,
+        memory=int(device.memory * memory),
+        peak={dtype: rate * speed for dtype, rate in device.peak.items()},
+        memory_bandwidth=device.memory_bandwidth * speed**_BYTES_POWER,
+        launch_overhead=device.launch_overhead * overhead,
+        figures_from="made up",
+    )
