@@ -303,7 +303,10 @@ def timed(
 # ---------------------------------------------------------------------- the page
 
 
-def figures(found: list[dict[str, Any]], predicted: str = "predicted") -> tuple[float, float, float]:
+OURS = "predicted_by_itself"  # with costs as they are by default: each op timed by itself
+
+
+def figures(found: list[dict[str, Any]], predicted: str = OURS) -> tuple[float, float, float]:
     """Median relative error, 90th percentile of it, and rank correlation."""
     from scipy.stats import spearmanr
 
@@ -317,17 +320,19 @@ def _kinds(found: list[dict[str, Any]]) -> list[tuple[str, bool]]:
 
 
 def page() -> str:
-    every = rows()
+    every, notes = rows(), rows_file().with_suffix(".notes")
     lines = [
         "# Predicted against measured step time\n",
+        *([notes.read_text()] if notes.exists() else []),
         f"Machine: {machine()}. Costs are profiled op by op, and links by `roost.probe`; step times are those of the "
         "simulator and of the graph runtime, medians of steps in turn. Rank correlation is Spearman's. Goals: "
         + "; then ".join(f"{error:.0%} and {rank:.2f}" for error, rank in GOALS)
         + ".\n",
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "
         "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of "
-        "it count. The last columns have the same steps predicted from ops timed one by one out of their step; and "
-        "with each device as much slower as the steps that were all on it, in the same rounds.\n",
+        "it count. Predictions are with the default costs, each op timed by itself. The last columns have the same "
+        "steps predicted from ops timed in their step, and with each device as much slower as steps that were all on "
+        "it, in the same rounds.\n",
     ]
     for on in dict.fromkeys(row["on"] for row in every):
         here = [row for row in every if row["on"] == on]
@@ -338,7 +343,7 @@ def page() -> str:
             f"`python benchmarks/fidelity.py run --on {on}{small} --models {names}`, load of the machine "
             f"{statistics.median(row['load'] for row in here):.1f} (median).\n",
             "| model | step | placements | measured, ms | median error | 90 % below | rank correlation | mean bias "
-            "| waited | each op timed by itself: error, rank | devices as loaded: error, rank |",
+            "| waited | ops timed in their step: error, rank | devices as loaded: error, rank |",
             "|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         parts = [
@@ -351,9 +356,9 @@ def page() -> str:
         ]
         for model, how, some in [*parts, ("all", "", here)]:
             error, most, rank = figures(some)
-            bias = float(np.exp(np.mean([np.log(row["predicted"] / row["measured"]) for row in some]))) - 1
+            bias = float(np.exp(np.mean([np.log(row[OURS] / row["measured"]) for row in some]))) - 1
             span = f"{min(r['measured'] for r in some) * 1e3:.1f} to {max(r['measured'] for r in some) * 1e3:.1f}"
-            others = [figures(some, f"predicted_{each}") for each in ("by_itself", "loaded")]
+            others = [figures(some, each) for each in ("predicted", "predicted_loaded")]
             lines.append(
                 f"| {model} | {how} | {len(some)} | {span} | {error:.1%} | {most:.1%} | {rank:.3f} | {bias:+.1%} | "
                 f"{statistics.median(row['waited'] for row in some):.0%} | "
@@ -369,7 +374,7 @@ def _by_kind(found: list[dict[str, Any]]) -> list[str]:
     lines = ["| kind of placement | placements | median error | predicted over measured |", "|---|---|---|---|"]
     for kind in dict.fromkeys(_kind(row) for row in found):
         some = [row for row in found if _kind(row) == kind]
-        ratio = statistics.median(row["predicted"] / row["measured"] for row in some)
+        ratio = statistics.median(row[OURS] / row["measured"] for row in some)
         lines.append(f"| {kind} | {len(some)} | {figures(some)[0]:.1%} | {ratio:.3f} |")
     return lines
 
@@ -393,9 +398,9 @@ def plot(path: Path) -> None:
         here = [row for row in every if row["on"] == on]
         for model, train in _kinds(here):
             some = [row for row in here if (row["model"], row["train"]) == (model, train)]
-            x, y = ([row[key] * 1e3 for row in some] for key in ("measured", "predicted"))
+            x, y = ([row[key] * 1e3 for row in some] for key in ("measured", OURS))
             panel.scatter(x, y, s=14, marker="o" if train else "x", label=f"{model}, {HOW[train]}")
-        ends = [f(row[key] * 1e3 for row in here for key in ("measured", "predicted")) for f in (min, max)]
+        ends = [f(row[key] * 1e3 for row in here for key in ("measured", OURS)) for f in (min, max)]
         panel.plot(ends, ends, "k-", linewidth=0.8)
         for factor in (0.9, 1.1):
             panel.plot(ends, [end * factor for end in ends], "k:", linewidth=0.6)
