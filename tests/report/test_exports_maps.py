@@ -14,7 +14,7 @@ from torch import nn
 import roost
 from roost import catalog
 from roost.core.cluster import Cluster, Device, Link
-from roost.core.graph import FORWARD, INPUT, PARAMETER, GraphBuilder
+from roost.core.graph import FORWARD, INPUT, PARAMETER, UPDATE, GraphBuilder
 from roost.errors import InputError
 from roost.report.exports import device_map, llama_cpp, split_spec
 from roost.report.exports._llama_cpp import gguf_names, whole_numbers
@@ -456,3 +456,23 @@ def test_a_llama_of_transformers():
     assert len(overrides.rules) == 5
     inputs = problem.graph.phase == INPUT
     assert (found.placement.device[inputs] == placement.device[inputs]).all()
+
+
+class Counts(nn.Module):
+    """Writes into a buffer each time it is called, in inference too."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.outer(self.inner(x)) * self.calls
+
+
+def test_a_model_that_writes_a_buffer_is_no_training_step():
+    model = Counts().eval()
+    problem = roost.estimate(roost.capture(model, torch.ones(2, 8)), TWO)
+    assert (problem.graph.phase == UPDATE).any()
+    assert device_map(model, problem, placed(problem, {"": "cuda:0"})).entries == {"": 0}

@@ -342,3 +342,10 @@ def test_a_cpu_and_a_gpu(dropout):
     for seed in range(5):
         found = verify(step, problem, random_placement(problem, seed), model, inputs, steps=2)
         assert found.same, str(found)
+
+
+def test_a_model_that_fails_unplaced_is_told():
+    step, problem, model, inputs = made("sgd")
+    model.forward = lambda *args: torch.ones(2) @ torch.ones(3)
+    with pytest.raises(InputError, match="the model itself fails, unplaced: RuntimeError"):
+        verify(step, problem, wholly_on(problem, 0), model, inputs)
