@@ -269,7 +269,8 @@ def page() -> str:
         "settings of the table, then `page`. `eager` is PyTorch, `unplaced` the captured step, both all on one device; "
         "`placed` is what `roost.solve` found under the cap. The loss is compared step by step with that of `eager`.\n",
     ]
-    every = rows()
+    every, notes = rows(), rows_file().with_suffix(".notes")
+    lines += [notes.read_text()] if notes.exists() else []
     named = ("layers", "hidden", "batch", "length", "cap", "devices", "placer")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):
         some = {row["how"]: row for row in every if tuple(row[name] for name in named) == key}

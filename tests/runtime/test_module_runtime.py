@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from roost.errors import InputError, UnknownName
 from roost.runtime.modules import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
-from roost.runtime.moves import moved
+from roost.runtime.moves import mapped, moved
 
 
 class Block(nn.Module):
@@ -483,3 +483,16 @@ def test_tuples_of_their_own_kind_are_left_alone():
     assert moved(same, torch.device("cpu")) is same
     with pytest.raises(InputError, match="Pair have to be moved"):
         moved(same, torch.device("meta"))
+
+
+class Circle:
+    def __init__(self, part):
+        self.part, self.me = part, [self]
+
+
+def test_what_holds_itself_has_an_end():
+    circle = Circle(torch.ones(2))
+    assert mapped(circle, lambda tensor: tensor, objects=True) is circle
+    changed = mapped(circle, torch.neg, objects=True)
+    assert changed.part.tolist() == [-1, -1]
+    assert circle.part.tolist() == [1, 1]

@@ -38,16 +38,24 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def mapped(
-    value: Any, function: Callable[[Tensor], Tensor], *, objects: bool = False, without: Sequence[str] = ()
+    value: Any,
+    function: Callable[[Tensor], Tensor],
+    *,
+    objects: bool = False,
+    without: Sequence[str] = (),
+    around: frozenset[int] = frozenset(),
 ) -> Any:
     """The same with a function of each tensor in place of it. What does not change is the same object: whoever writes
-    into a list or a mapping writes into that of the caller. With `objects` tensors in attributes count too."""
-
-    def inside(each: Any) -> Any:
-        return mapped(each, function, objects=objects)
-
+    into a list or a mapping writes into that of the caller. With `objects` tensors in attributes count too. `around`
+    has what a value is inside of: what holds itself has an end."""
     if isinstance(value, Tensor):
         return function(value)
+    if id(value) in around:
+        return value
+
+    def inside(each: Any) -> Any:
+        return mapped(each, function, objects=objects, around=around | {id(value)})
+
     if isinstance(value, tuple | list):
         parts = [inside(each) for each in value]
         return value if all(new is old for new, old in zip(parts, value, strict=True)) else _rebuilt(value, parts)
