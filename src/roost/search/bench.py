@@ -26,6 +26,7 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError, RoostError
+from roost.presets import _machine
 from roost.runtime.chance import is_random
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
@@ -54,12 +55,8 @@ class Built:
 
 
 def cores_of(cluster: Cluster) -> list[set[int]]:
-    """Cores for each device of the kind cpu: an equal part of those that this process may use; none for others."""
-    own = sorted(os.sched_getaffinity(0))
-    hosts = [number for number, device in enumerate(cluster.devices) if device.kind == "cpu"]
-    size = max(1, len(own) // max(1, len(hosts)))
-    parts = {device: {own[(turn * size + n) % len(own)] for n in range(size)} for turn, device in enumerate(hosts)}
-    return [parts.get(device, set()) for device in range(cluster.num_devices)]
+    """Cores for the thread of each device; an empty set leaves it to the system."""
+    return _machine.parts([device.kind for device in cluster.devices])
 
 
 class Bench:
