@@ -67,13 +67,15 @@ def shares(count: int, cores: Sequence[int] | None = None) -> list[set[int]]:
 def parts(kinds: Sequence[str]) -> list[set[int]]:
     """Cores of each device of a cluster, by their kinds.
 
-    Those of the kind `cpu` share them evenly. The thread that tells a GPU what to do has one to itself, where there are
-    enough: beside an op that is split over all cores it would hold up the op, and the op would hold up the GPU.
+    Those of the kind `cpu` share them evenly. Where there are enough, the threads that tell GPUs what to do have one
+    each to themselves, and those that copy one together: beside an op that is split over all cores they would hold up
+    the op, and the op would hold up the GPU.
     """
     own, hosts = own_cores(), [kind == "cpu" for kind in kinds]
     if not any(hosts):
         return [set() for _ in kinds]
-    aside = min(len(kinds) - sum(hosts), len(own) // 4)
+    gpus = len(kinds) - sum(hosts)
+    aside = min(gpus + 1, len(own) // 4) if gpus else 0
     rest, spare = own[: len(own) - aside], set(own[len(own) - aside :])
     shared = iter(shares(sum(hosts), rest))
     return [next(shared) if host else spare for host in hosts]
