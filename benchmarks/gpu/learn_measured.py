@@ -44,8 +44,8 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": 2, "length": 32, "layers": 2, "hidden": 128, "heads": 4, "vocab": 500, "positions": 32},
     "cifar10_cnn": {"batch": 8, "channels": 16},
 }
-# Small enough for 500 placements in ten minutes, those with much of the work on the CPU among them.
-SMALLER = {"batch": 2, "length": 128, "layers": 6, "hidden": 512, "heads": 8, "vocab": 16000, "positions": 128}
+# Small enough for 500 placements in five minutes, those with much of the work on the CPU among them.
+SMALLER = {"batch": 2, "length": 64, "layers": 4, "hidden": 512, "heads": 8, "vocab": 8000, "positions": 64}
 FULL: dict[str, dict[str, Any]] = {"gpt2": SMALLER}
 
 
