@@ -16,11 +16,12 @@ from torch import nn
 from roost.errors import ExecutionError, InputError
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
+from roost.runtime._lines import Line, Ref
 from roost.runtime.cuda import Pins, device_named
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Cpu
-from roost.runtime.segments import Segment
+from roost.runtime.segments import Segment, segmented
 from roost.runtime.window import ALIGNMENT, lives, packed
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import plan_fetches
@@ -230,3 +231,14 @@ def test_what_cannot_be_pinned_is_told_once(caplog):
         raise RuntimeError("CUDA error: out of memory")
 
     assert torch.equal(Pins().home(value, refuse), value)
+
+
+def test_looks_alone_are_no_graph():
+    program = torch.fx.symbolic_trace(lambda x: x.t())
+    node = next(node for node in program.graph.nodes if node.op == "call_method")
+    looks = [Line(0, torch.ops.aten.t.default, (Ref("c0"),), name=f"v{n}", node=node) for n in range(8)]
+    sums = [Line(0, torch.ops.aten.neg.default, (Ref("c0"),), name=f"w{n}", node=node) for n in range(4)]
+    assert segmented(looks, "looks", lambda function, static: None) == (looks, {})
+    found, parts = segmented([*looks, *sums], "sums", lambda function, static: None)
+    assert len(parts) == 1
+    assert isinstance(found[0].call, Segment)

@@ -115,7 +115,7 @@ def _host_link(number: int, up: bool) -> dict[str, float]:
 
     with torch.cuda.device(number):
         found = _copies(source, target, lambda: torch.cuda.synchronize(number))
-        return found | {"latency": host_time([cross], _SECONDS)}
+        return found | {"latency": host_time([cross], _SECONDS) + wake()}
 
 
 def gpu_to_gpu(source: int, target: int) -> dict[str, float]:

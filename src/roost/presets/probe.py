@@ -11,7 +11,7 @@ from roost.core.units import parse_bytes, show_bytes
 from roost.errors import InputError, UnknownName
 from roost.presets import _kept, _machine
 
-_METHOD = 2  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 3  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}

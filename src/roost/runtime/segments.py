@@ -73,7 +73,7 @@ def segmented(lines: Sequence[Line], title: str, capture: Capture) -> tuple[list
         while end < len(lines) and can[end] == can[begin]:
             end += 1
         run = lines[begin:end]
-        if not can[begin] or len(run) < _FEWEST:
+        if not can[begin] or sum(map(_computes, run)) < _FEWEST:
             found.extend(run)
             static |= {line.name for line in run if line.name.startswith("c")}  # copies in the window
             continue
@@ -98,6 +98,12 @@ def _capturable(lines: Sequence[Line]) -> list[bool]:
         found.append(line.read <= made if line.call is operator.getitem else _launches(line))
         made = made | {line.name} if found[-1] else set()
     return found
+
+
+def _computes(line: Line) -> bool:
+    """Whether a line is more than a look at what is there: a graph of such alone would be empty."""
+    call = line.call
+    return isinstance(call, torch._ops.OpOverload) and not call.is_view and call is not torch.ops.aten.reshape.default
 
 
 def _launches(line: Line) -> bool:
