@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def test_placements_are_run_and_raced(roost, threads: Path, tmp_path: Path) -> N
     assert "Measured; simulated it takes " in second.stdout
     assert "Race: " not in second.stdout
     assert "going on from" in second.stderr
+    assert re.search(r"^Ended after \d of 4 trials: heft proposes no more$", second.stdout, re.M)
 
 
 def test_what_cannot_be_measured_is_refused(refused, files: Path, threads: Path) -> None:

@@ -135,6 +135,17 @@ def raced(
     return replace(result, best=best, baselines=others), now(single), found
 
 
+def ended_early(result: Result, trials: int | None) -> str:
+    """What to say where a search had not run as many placements as it might; nothing where it had."""
+    why = {
+        "done": f"{result.placer} proposes no more",
+        "exhausted": "nothing was proposed any more that was not run before",
+    }.get(result.ended)
+    if why is None or (trials is None and result.ended == "done"):
+        return ""
+    return f"Ended after {result.num_trials:,}{'' if trials is None else f' of {trials:,}'} trials: {why}"
+
+
 def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any]:
     """What is known besides a simulated step, as --json prints it."""
     best = result.best

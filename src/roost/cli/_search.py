@@ -31,7 +31,9 @@ Variant = Annotated[
         help="Other settings of a placer that learns: paper (as published), heuristic (begins at the best simple one).",
     ),
 ]
-Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
+Trials = Annotated[
+    int | None, typer.Option(metavar="N", help="Stop after so many trials: simulations, or placements that were run.")
+]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits

@@ -120,7 +120,8 @@ def place(
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
         found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
-    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced))
+    early = "" if source is None else _measured.ended_early(result, trials)
+    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced, early))
     if lacking is not None:
         _console.error(str(lacking[0]))
         raise typer.Exit(_exits.NOTHING_FITS)
@@ -298,8 +299,10 @@ def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
     return roomy
 
 
-def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race | None) -> Iterator[RenderableType]:
-    """The result for people."""
+def _report(
+    found: dict[str, Any], problem: Problem, result: Result, raced: Race | None, early: str = ""
+) -> Iterator[RenderableType]:
+    """The result for people; `early` is said of a search that ended before its trials were used."""
     from rich.text import Text
 
     from roost.core.units import show_seconds
@@ -315,6 +318,8 @@ def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race
         yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
     if raced is not None:
         yield f"Race: {raced.said}"
+    if early:
+        yield early
     if result.bound is not None:
         words = _search.show_bound(found["gap"], result.bound)
         yield words[0].upper() + words[1:]
