@@ -20,7 +20,7 @@ from roost.cli import _search
 from roost.cost_models import estimate
 
 ROOST = [sys.executable, "-m", "roost.cli"]
-FILES = ["placement.json", "result.json", "timeline.json.gz", "trace.json.gz", "trials.jsonl"]
+FILES = ["placement.json", "problem.json.gz", "result.json", "timeline.json.gz", "trace.json.gz", "trials.jsonl"]
 
 
 def args(files: Path, *more: object, placer: str = "rules", cluster: str = "mini.toml") -> list[object]:

@@ -22,7 +22,7 @@ Format = Literal["device_map", "split_spec", "llama_cpp"]
 def export(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
-    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to export.")] = None,
+    placement: _problem.Placed = None,
     form: Annotated[
         Format | None,
         typer.Option(
@@ -53,6 +53,9 @@ def export(
     from roost.core import formats
     from roost.core.placement import Placement
 
+    placement, found_with = _problem.placed_in(placement, on, costs)
+    if not _problem.is_our_file(model_or_graph):
+        costs = found_with
     problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     loaded = formats.load_as(Placement, placement)
     try:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "trials.jsonl"
 FILES = {
-    "placement": "placement.json",
+    "placement": _problem.PLACEMENT,
+    "problem": _problem.PROBLEM,
     "result": "result.json",
     "timeline": "timeline.json.gz",
     "trace": "trace.json.gz",
@@ -58,7 +59,7 @@ def place(
             "--output",
             "-o",
             metavar="DIR",
-            help="Write the placement, the result, its timeline, all trials and figures of learning here.",
+            help="Write the placement, its problem, the result, its timeline, all trials and figures of learning here.",
         ),
     ] = None,
     variant: _search.Variant = None,
@@ -234,6 +235,7 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
 
     path = {kind: folder / name for kind, name in FILES.items()}
     result.best.placement.save(path["placement"])
+    problem.save(path["problem"])
     result.save(path["result"])
     step.save(path["timeline"])
     write_trace(step, path["trace"], problem.graph)
