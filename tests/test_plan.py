@@ -12,7 +12,8 @@ from torch.nn import functional
 
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
-from roost.plan import STORE, kv_bytes
+from roost.plan import kv_bytes
+from roost.plan.clusters import STORE
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove
 
 
