@@ -6,6 +6,7 @@ can run code. What is wrong with a file is said with the file, the field, and wh
 
 from __future__ import annotations
 
+import importlib
 import io
 import tomllib
 import zipfile
@@ -48,6 +49,9 @@ FORMATS = {
     "roost.trial": Format(Trial, rows.TrialRow, rows.trial_row, rows.trial_from),
     "roost.result": Format(Result, rows.ResultFile, rows.result_file, rows.result_from),
 }
+
+# Nouns that are made further along the line, and the modules that add their formats to those above, when one is met.
+_LATER = {"roost.plan": "roost.plan.files"}
 
 
 def save(noun: object, path: str | Path) -> None:
@@ -143,8 +147,10 @@ class _Header(msgspec.Struct):
 
 
 def _format(header: _Header) -> Format:
+    if header.format not in {**FORMATS, **_LATER}:
+        raise InputError(f"format: {header.format!r} is none of {', '.join({**FORMATS, **_LATER})}")
     if header.format not in FORMATS:
-        raise InputError(f"format: {header.format!r} is none of {', '.join(FORMATS)}")
+        importlib.import_module(_LATER[header.format])
     form = FORMATS[header.format]
     if header.version != form.version:
         raise InputError(
@@ -193,6 +199,8 @@ def _load_costs(path: Path) -> Costs:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schema of every file format, by format."""
+    for module in _LATER.values():
+        importlib.import_module(module)
     return {
         name: {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"{name} 1"}
         | msgspec.json.schema(form.file)

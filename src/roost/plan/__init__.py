@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,13 +54,14 @@ _FEW = 32
 class Plan:
     """Where each module of a model runs and where its weights live, and what that is expected to take."""
 
-    step: Described
     problem: Problem  # of the graph as captured; the memory from which weights are streamed is a device in it
     result: Result  # of the search, in which a module is one group
     modules: ModulePlacement
     placement: Placement  # the same, op by op
     timeline: Timeline  # simulated
-    example_inputs: Any
+    # What it was made from, and a file does not have.
+    step: Described | None = None
+    example_inputs: Any = None
 
     @property
     def step_time(self) -> float:
@@ -81,13 +83,16 @@ class Plan:
     def verify(self, model: nn.Module, inputs: Any = None, tolerance: float | None = None) -> Verification:
         """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It is left as it was.
 
-        `inputs` are those that the plan was made with where none are given.
+        `inputs` are those that the plan was made with where none are given; a plan from a file has none.
         """
         from roost.runtime.verify_modules import verify_modules
 
-        return verify_modules(
-            model, self.modules, self.example_inputs if inputs is None else inputs, tolerance=tolerance
-        )
+        given = self.example_inputs if inputs is None else inputs
+        if given is None:
+            raise InputError(
+                "a plan from a file has no inputs to call the model with; give some: verify(model, inputs)"
+            )
+        return verify_modules(model, self.modules, given, tolerance=tolerance)
 
     def device_map(self, model: nn.Module | None = None) -> DeviceMap:
         """The nearest that accelerate can express, and what that costs: it streams nothing ahead."""
@@ -99,6 +104,13 @@ class Plan:
     def on_real_devices(self) -> tuple[Problem, Placement]:
         """Problem and placement without the device that memory is: as files have them, and exports take them."""
         return without_store(self.problem, self.placement)
+
+    def save(self, path: str | Path) -> None:
+        """Write `plan.json`, compressed where the name ends in `.gz`; `roost.load` reads it, for the same model."""
+        from roost.core import formats
+        from roost.plan import files  # noqa: F401  it tells what is written
+
+        formats.save(self, path)
 
     def __repr__(self) -> str:
         return (
@@ -220,7 +232,7 @@ def place(
         result = solve(whole.problem(shared), placer, seconds, trials, seed, on_trial)
         modules, placement = by_modules(shared, whole.expand(result.best.placement), model, step.program.tied)
         timeline = simulate(shared, placement)
-        plan = Plan(step, shared, result, replace(modules, few_rows=few), placement, timeline, example_inputs)
+        plan = Plan(shared, result, replace(modules, few_rows=few), placement, timeline, step, example_inputs)
         real = simulate(*plan.on_real_devices())
         if real.feasible and timeline.feasible:
             return plan
