@@ -268,17 +268,19 @@ def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) 
     check_cluster(source, on, costs)
     given = None if costs is None else formats.load(costs)
     if isinstance(given, Problem):
+        if on is not None:
+            raise InputError(f"{costs}: is a problem, with a cluster and costs of its own; leave out --on")
         return _of_graph(given, graph, source, f"{costs}")
+    if given is not None and not isinstance(given, Costs):
+        raise InputError(f"{costs}: is a {type(given).__name__.lower()} file; costs or a problem are needed here")
     assert on is not None
-    if costs is None:
+    if given is None:
         devices = cluster(on)
         try:
             return estimate(graph, devices)
         except InputError as error:
             error.args = (f"{source}: {error}",)
             raise
-    if not isinstance(given, Costs):
-        raise InputError(f"{costs}: is a {type(given).__name__.lower()} file; costs or a problem are needed here")
     try:
         return Problem(graph, cluster(on), given)
     except InputError as error:
@@ -301,11 +303,9 @@ def check_cluster(source: str, on: str | None, costs: Path | None = None) -> Non
     """Refuse what names no cluster, or none that there is. A problem brings its own."""
     from roost.presets import HERE, cluster
 
-    if costs is not None and costs.name.endswith((".json", ".json.gz")):
-        if on is not None:
-            raise InputError(f"{costs}: is a problem, with a cluster and costs of its own; leave out --on")
-        return
     if on is None:
+        if costs is not None and costs.name.endswith((".json", ".json.gz")):
+            return
         raise InputError(f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
     if on != HERE:
         cluster(on)

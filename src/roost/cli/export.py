@@ -50,9 +50,11 @@ def export(
         raise InputError("--placement is missing; name the placement.json to export")
     if form is None:
         raise InputError("--format is missing; give device_map, split_spec or llama_cpp")
-    from roost.core import formats
+    from roost.core import files, formats
     from roost.core.placement import Placement
 
+    if output is not None:
+        files.check_writable(output)
     placement, found_with = _problem.placed_in(placement, on, costs)
     if not _problem.is_our_file(model_or_graph):
         costs = found_with

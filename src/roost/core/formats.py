@@ -59,14 +59,24 @@ def save(noun: object, path: str | Path) -> None:
     path = Path(path)
     if isinstance(noun, Costs):
         return _save_costs(noun, path)
-    suffix = ".toml" if isinstance(noun, Cluster) else ".json"
-    if not path.name.endswith((suffix, f"{suffix}.gz")) and path.parts[:2] != ("/", "dev"):
-        raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix} or {suffix}.gz")
+    _check_suffix(type(noun), path)
     try:
         data = encode(noun)
     except UnicodeEncodeError as error:
         raise InputError(f"{path}: a name cannot be written as UTF-8: {error}") from None
     files.write_bytes(path, data)
+
+
+def check_path(noun: type[Any], path: str | Path) -> None:
+    """Raise where a noun of this type could not be saved there: before the minutes that it may take to make it."""
+    _check_suffix(noun, Path(path))
+    files.check_writable(Path(path))
+
+
+def _check_suffix(noun: type[Any], path: Path) -> None:
+    suffix = ".toml" if issubclass(noun, Cluster) else ".json"
+    if not path.name.endswith((suffix, f"{suffix}.gz")) and path.parts[:2] != ("/", "dev"):
+        raise InputError(f"{path}: a {noun.__name__.lower()} is saved as {suffix} or {suffix}.gz")
 
 
 def encode(noun: object) -> bytes:
