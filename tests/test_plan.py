@@ -95,6 +95,13 @@ def test_a_plan_fits_and_says_what_it_does(model, plan):
     assert "memory: " in said
 
 
+def test_what_takes_long_is_logged(model, caplog):
+    caplog.set_level("INFO")
+    planned(model)
+    assert caplog.messages[0] == "capturing the model"
+    assert f"searching for a placement of {roost.capture(model, IDS).num_ops} ops" in caplog.messages
+
+
 def test_streamed_weights_queue_for_one_link(model, plan):
     """Weights that a GPU reads and that live with the CPU come from one device, whatever the search thought."""
     graph, names = plan.problem.graph, plan.problem.cluster.device_names

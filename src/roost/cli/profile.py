@@ -51,11 +51,14 @@ def profile(
     the times predict for it.
     """
     from roost import presets
+    from roost.core import formats
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profiled
 
+    if output is not None:
+        formats.check_path(Problem, output)
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    with _console.working("measuring this machine", "once for its hardware"):
+    with _console.working("looking at this machine"):
         cluster = presets.cluster(on)
     with _console.working(f"capturing {model}"):
         step = chosen.describe()

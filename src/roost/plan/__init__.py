@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from roost.report.exports import DeviceMap
     from roost.runtime.modules import ModulePlacement
     from roost.runtime.verify import Verification
+
+log = logging.getLogger(__name__)
 
 # What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
 _WORKSPACE = 96 * 2**20
@@ -181,8 +184,9 @@ def place(
 
     `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the example does not show.
     `kv_tokens` is how long the cache of keys and values grows (sequences times tokens) in models of transformers.
-    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. Raises `Infeasible` where
-    nothing fits.
+    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. `progress` is called with how
+    many ops are timed of how many; all else that takes long is told to `logging`, at level INFO. Raises `Infeasible`
+    where nothing fits.
     """
     import torch
 
@@ -199,6 +203,7 @@ def place(
     if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
         raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
     where = cluster_of(cluster, memory or {})
+    log.info("capturing the model")
     step = _captured(model, example_inputs)
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
     main = main_of(where)
@@ -224,6 +229,7 @@ def place(
     kind = where.devices[where.index_of(main)].kind
     whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
     few = max(_FEW, 2 * _rows(example_inputs))
+    log.info("searching for a placement of %d ops", step.graph.num_ops)
     share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
     for _ in range(_ATTEMPTS):
         shared = with_share(problem, share)
