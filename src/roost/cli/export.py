@@ -110,7 +110,14 @@ def _exported(
         }
     if form == "split_spec":
         spec = exports.split_spec(module, problem, placement)
-        return spec, {"split_spec": dict(spec.points), "devices": list(spec.devices), "agreement": spec.agreement}
+        return spec, {
+            "split_spec": dict(spec.points),
+            "devices": list(spec.devices),
+            "agreement": spec.agreement,
+            "step_time": spec.step_time,
+            "placed_time": spec.placed_time,
+            "cost": spec.cost,
+        }
     line = exports.llama_cpp(problem, placement)
     return line, {
         "line": line.line,
