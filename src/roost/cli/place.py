@@ -335,9 +335,13 @@ def _report(
     )
     yield Text("\n".join(about), "dim")
     yield ""
+    if measured:
+        yield Text(f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim")
     yield _step.device_table(found)
     if found["baselines"]:
         yield ""
+        if measured:
+            yield Text("as measured; memory of devices that are threads as simulated:", "dim")
         yield _baselines(found, problem)
     if found["not_asked"] and found["ended"] == "budget":
         yield ""
