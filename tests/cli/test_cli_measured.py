@@ -65,6 +65,21 @@ def test_placements_are_run_and_raced(roost, threads: Path, tmp_path: Path) -> N
     assert re.search(r"^Ended after \d of 4 trials: heft proposes no more$", second.stdout, re.M)
 
 
+def test_a_model_of_transformers_is_timed_and_run(roost, threads: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+    transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=1).save_pretrained(tmp_path / "model")
+    config = [tmp_path / "model" / "config.json", "--set", "length=4"]
+    timed = roost("profile", *config, "--on", threads, "-o", tmp_path / "problem.json", "--json")
+    assert timed.exit_code == 0, timed.output
+    assert all(device["measured_step_time"] > 0 for device in json.loads(timed.stdout)["devices"])
+    args = ["--costs", tmp_path / "problem.json", "--placer", "single", "--trials", 2, "--evaluate", "measured"]
+    result = roost("place", *config, *args, "--no-race", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["feasible"], found["costs"], found["evaluate"]) == (True, "profiled", "measured")
+
+
 def test_what_cannot_be_measured_is_refused(refused, files: Path, threads: Path) -> None:
     measured = ["--evaluate", "measured"]
     said = refused("place", files / "graph.json", "--on", threads, *measured)

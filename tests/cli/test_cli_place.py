@@ -91,7 +91,7 @@ def test_baselines_that_were_not_asked_are_named(roost, files: Path) -> None:
     assert asked
     assert not {*asked} & {*short["not_asked"]}
     assert {"metis", "scotch"} <= {*short["not_asked"]}
-    assert "not asked, for lack of time or of a package: " in roost(*given, "--trials", 4).stdout
+    assert "not asked, for lack of time, of trials or of a package: " in roost(*given, "--trials", 4).stdout
 
 
 def test_a_step_that_meets_its_bound_is_called_optimal(roost, tmp_path: Path) -> None:

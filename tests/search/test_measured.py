@@ -449,6 +449,15 @@ def test_a_finalist_that_is_a_baseline_gives_the_baseline(problem):
     assert (found.recommended.name, found.ratio, len(found.standings)) == ("single", None, 2)
 
 
+def test_a_finalist_of_a_baselines_placer_is_told_from_it(problem):
+    """Everything on one device, and everything on another."""
+    peak = np.zeros(2, np.int64)
+    ours, theirs = (Trial(standing_for(problem, f), 1.0, peak, True, placer="single") for f in ("fine", "slow"))
+    found = race(Laps(problem, {"fine": 0.8, "slow": 1.0}), [ours], {"single": theirs})  # type: ignore[arg-type]
+    assert found.said.startswith("another of single takes 0.")
+    assert found.recommended.trial.placer == "single"
+
+
 def test_what_fails_in_a_race_is_out_of_it(problem):
     found = raced(problem, {"slow": 1.0, "raises": 2.0})
     assert (found.recommended.name, found.failed) == ("single", {"search": "it died"})

@@ -100,6 +100,12 @@ class Model:
         return self.source.replace("_", "").isalnum() and not Path(self.source).exists()
 
     @property
+    def is_config(self) -> bool:
+        """Whether it is a configuration of transformers, or a folder with one."""
+        path = Path(self.source)
+        return path.name == "config.json" or (path / "config.json").is_file()
+
+    @property
     def batch(self) -> int | None:
         """Where that is a setting of the model that is known."""
         found = dict(self.settings).get("batch")
@@ -134,6 +140,10 @@ class Model:
 
         if self.in_zoo:
             return zoo.model(self.source, self.train, **dict(self.settings))
+        if self.is_config:
+            from roost.cli import _built
+
+            return _built.made(self)
         return self._made()
 
     def describe(self) -> Described:
@@ -160,8 +170,14 @@ class Model:
 
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
-        if self.shapes or not (self.in_zoo or ":" in self.source):
-            raise InputError(f"{self.source}: cannot be timed; give a zoo name or package.module:callable, no --input")
+        if self.shapes or not (self.in_zoo or self.is_config or ":" in self.source):
+            raise InputError(
+                f"{self.source}: cannot be timed; give a zoo name, package.module:callable or a config.json, no --input"
+            )
+        if self.is_config:
+            from roost.cli import _built
+
+            return _built.build(self, "meta").described()
         try:
             with torch.device("meta") if self.in_zoo else nullcontext():
                 model, inputs = self.real()

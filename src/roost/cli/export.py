@@ -81,14 +81,9 @@ def _module(model: _problem.Model | None) -> nn.Module | None:
     """The model that the graph was captured from, where it is one of PyTorch; its weights are not held."""
     if model is None or model.source.endswith((".pt2", ".onnx", ".pb")):
         return None
-    if not (model.in_zoo or ":" in model.source or _has_config(model.source)):
+    if not (model.in_zoo or ":" in model.source or model.is_config):
         return None
     return _built.build(model, "meta").module
-
-
-def _has_config(source: str) -> bool:
-    path = Path(source)
-    return path.name == "config.json" or (path / "config.json").is_file()
 
 
 def _exported(

@@ -345,7 +345,7 @@ def _report(
         yield _baselines(found, problem)
     if found["not_asked"] and found["ended"] == "budget":
         yield ""
-        yield Text(f"not asked, for lack of time or of a package: {', '.join(found['not_asked'])}", "dim")
+        yield Text(f"not asked, for lack of time, of trials or of a package: {', '.join(found['not_asked'])}", "dim")
 
 
 def _beside_single(found: dict[str, Any]) -> str:

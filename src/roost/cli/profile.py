@@ -22,7 +22,10 @@ _SLOWEST = 12  # kinds of ops that are shown
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A zoo name (see roost zoo) or package.module:callable.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json."
+        ),
     ],
     on: Annotated[
         str, typer.Option("--on", metavar="CLUSTER", help="Devices of this machine: here, or a file of roost probe.")

@@ -192,6 +192,7 @@ def place(
 
     from roost.cost_models import estimate
     from roost.cost_models.profiled import profile
+    from roost.frontends.torch import step_of
     from roost.runtime.modules import is_placed
     from roost.runtime.rounding import by_modules
 
@@ -204,7 +205,7 @@ def place(
         raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
     where = cluster_of(cluster, memory or {})
     log.info("capturing the model")
-    step = _captured(model, example_inputs)
+    step = step_of(model, example_inputs)
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
     main = main_of(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens) + (_WORKSPACE if main.startswith("cuda") else 0)
@@ -319,18 +320,3 @@ def kv_bytes(model: nn.Module, tokens: int) -> int:
     if not size or not width:
         raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
     return int(2 * layers * groups * size * width * tokens)
-
-
-def _captured(model: nn.Module, example_inputs: Any) -> Described:
-    """The step of inference. A cache of keys and values is no tensor, and not part of a graph: it is left out."""
-    from roost.frontends.torch import step_of
-
-    every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in every if getattr(config, "use_cache", None)}
-    for config in configs.values():
-        config.use_cache = False
-    try:
-        return step_of(model, example_inputs)
-    finally:
-        for config in configs.values():
-            config.use_cache = True
