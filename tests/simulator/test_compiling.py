@@ -17,6 +17,7 @@ def test_compiling_is_told_once_and_only_of_ours(caplog):
     caplog.set_level(logging.INFO)
     found = Teller()
     found.on_start(compiling("somebody.else"))
+    found.on_start(SimpleNamespace(data=None))
     assert not caplog.messages
     for _ in range(2):
         found.on_start(compiling("roost.simulator.kernels.batch"))

@@ -18,7 +18,7 @@ class Teller(event.Listener):
     told = False
 
     def on_start(self, event: Any) -> None:
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        function = getattr((event.data or {}).get("dispatcher"), "py_func", None)
         if not self.told and str(getattr(function, "__module__", "")).partition(".")[0] == _OURS:
             self.told = True
             log.info("compiling the simulator, once on this machine: a minute or two")
