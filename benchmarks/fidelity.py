@@ -2,9 +2,11 @@
 
     python benchmarks/fidelity.py run --on virtual2 --small [--models cifar10_cnn,gpt2,rnnlm] [--placements 30]
     python benchmarks/fidelity.py run --on here [--models cifar10_cnn,gpt2,rnnlm] [--held 8]
+    python benchmarks/fidelity.py run --on here_graphs ...
     python benchmarks/fidelity.py page
 
-`virtual2` is two devices that are threads with half of the cores each, `here` the CPU and the GPUs. For each model,
+`virtual2` is two devices that are threads with half of the cores each, `here` the CPU and the GPUs, `here_graphs` the
+same with runs of ops without transfers launched as CUDA graphs (and predicted without launches). For each model,
 for training and for inference, placements are drawn, made by rules and found by searches, some with parameters that are
 streamed. Each is predicted first. Then `--held` of them at a time are held ready and timed in turn, in an order drawn
 anew in each round, so that a machine that grows slower makes none of them look worse. What ops and links cost is timed
@@ -189,11 +191,11 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     begun = time.perf_counter()
     model, inputs, step = captured(name, train, given.small)
     cluster = roost.probe(virtual=2) if given.on == "virtual2" else roost.probe()
-    costs = Profiled(step, in_step=True, refresh=not given.kept, seconds_each=given.seconds_each).profile(
-        step.graph, cluster
-    )
+    graphs = given.on == "here_graphs"
+    launched = {"launches": not graphs, "seconds_each": given.seconds_each}
+    costs = Profiled(step, in_step=True, refresh=not given.kept, **launched).profile(step.graph, cluster)
     problem = Problem(step.graph, cluster, costs.costs)
-    each_alone = Profiled(step, in_step=False, seconds_each=given.seconds_each).profile(step.graph, cluster)
+    each_alone = Profiled(step, in_step=False, **launched).profile(step.graph, cluster)
     by_itself = Problem(step.graph, cluster, each_alone.costs)
     took = time.perf_counter() - begun
     every = placements(problem, given.placements, given.seed)
@@ -275,9 +277,10 @@ def timed(
     running: dict[str, GraphRuntime] = {}
     try:
         for each, placement in chunk.items():
-            run = GraphRuntime(step, problem, placement, residents, Optimizer(rate=1e-4), cores)
+            graphs = given.on == "here_graphs"
+            run = GraphRuntime(step, problem, placement, residents, Optimizer(rate=1e-4), cores, graphs=graphs)
             running[each] = run
-            for _ in range(2):
+            for _ in range(2 + graphs):  # they are recorded in the second
                 run.step(*inputs)
         gc.collect()
         gc.disable()
@@ -414,7 +417,7 @@ def plot(path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("part", choices=("run", "page"))
-    parser.add_argument("--on", choices=("virtual2", "here"), default="virtual2")
+    parser.add_argument("--on", choices=("virtual2", "here", "here_graphs"), default="virtual2")
     parser.add_argument("--models", default="cifar10_cnn,gpt2,rnnlm")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--steps-of", choices=("both", "training", "inference"), default="both")

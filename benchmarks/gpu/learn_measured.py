@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ TINY: dict[str, dict[str, Any]] = {
     "gpt2": {"batch": 2, "length": 32, "layers": 2, "hidden": 128, "heads": 4, "vocab": 500, "positions": 32},
     "cifar10_cnn": {"batch": 8, "channels": 16},
 }
-# Small enough for 500 placements in ten minutes, those with much of the work on the CPU among them.
-SMALLER = {"batch": 2, "length": 128, "layers": 6, "hidden": 512, "heads": 8, "vocab": 16000, "positions": 128}
+# Small enough for 500 placements in five minutes, those with much of the work on the CPU among them.
+SMALLER = {"batch": 4, "length": 128, "layers": 2, "hidden": 512, "heads": 8, "vocab": 8000, "positions": 128}
 FULL: dict[str, dict[str, Any]] = {"gpt2": SMALLER}
 
 
@@ -145,20 +146,24 @@ def learned(problem: Problem, measuring: Measuring, given: argparse.Namespace) -
     """The search by measured steps, and how it went: the best so far at each trial, and how many failed."""
     seen: list[tuple[int, float]] = []
     done = failed = num_run = 0
+    reasons: Counter[str] = Counter()
 
     def watch(progress: Any) -> bool:
         nonlocal done, failed, num_run
         done, failed = progress.num_trials, failed + (not progress.trial.feasible)
         num_run += progress.trial.source == Measuring.source
+        reasons[progress.trial.why] += 1
         if progress.best.feasible and (not seen or progress.best.step_time < seen[-1][1]):
             seen.append((progress.num_trials, progress.best.step_time))
         if done % 20 == 0:
             best = f"{progress.best.step_time * 1e3:.2f} ms" if progress.best.feasible else "none fits"
-            print(f"  {done} trials, {failed} failed, best {best}", flush=True)
-        return time.perf_counter() - begun > given.seconds
+            print(f"  {done} trials in {time.perf_counter() - begun:.0f} s, best {best}; {dict(reasons)}", flush=True)
+        hopeless = num_run >= given.hopeless and not progress.best.feasible
+        return hopeless or time.perf_counter() - begun > given.seconds
 
     # A policy on the GPU would take memory and time from what is measured there.
-    network = Network(train_on="cpu", heuristic_prior=2.0 if given.heuristic else 0.0)
+    # Without a prior for fast devices: nearly all that is drawn with it is on the GPU, and does not fit.
+    network = Network(train_on="cpu", speed_prior=0.0, heuristic_prior=2.0 if given.heuristic else 0.0)
     placer = Seq2seq(num_groups=given.groups, batch=given.batch, network=network, refine=0.0)
     begun = time.perf_counter()
     journal = rows_file().with_suffix(".trials.jsonl") if given.journal else None
@@ -166,7 +171,7 @@ def learned(problem: Problem, measuring: Measuring, given: argparse.Namespace) -
         problem, placer, trials=given.trials, seed=given.seed, on_trial=watch, source=measuring.lent(), journal=journal,
         prove=False,
     )  # fmt: skip
-    return result, {"curve": seen, "failed": failed, "run": num_run}
+    return result, {"curve": seen, "failed": failed, "run": num_run, "reasons": dict(reasons)}
 
 
 # ---------------------------------------------------------------------- the page
@@ -218,6 +223,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15, help="of the race")
     parser.add_argument("--seconds", type=float, default=450.0, help="of the search at most")
+    parser.add_argument("--hopeless", type=int, default=50, help="placements that were run and failed, all, are enough")
     parser.add_argument("--journal", action="store_true", help="keep trials, and go on from them the next time")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()

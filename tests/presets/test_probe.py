@@ -246,3 +246,14 @@ def test_without_a_home_nothing_is_kept(caplog, monkeypatch):
     _kept.write("probe", {}, {})
     assert len(caplog.messages) == 2
     assert all("home directory" in said for said in caplog.messages)
+
+
+def test_a_thread_that_tells_a_gpu_what_to_do_has_a_core_of_its_own(monkeypatch):
+    monkeypatch.setattr(_machine, "own_cores", lambda: list(range(8)))
+    assert _machine.parts(["cpu", "cuda"]) == [set(range(6)), {6, 7}]
+    assert _machine.parts(["cpu", "cpu"]) == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+    many = _machine.parts(["cpu", *["cuda"] * 8])
+    assert many == [set(range(6)), *[{6, 7}] * 8]  # the CPU keeps most
+    monkeypatch.setattr(_machine, "own_cores", lambda: [0, 1])
+    assert _machine.parts(["cpu", "cuda"]) == [{0, 1}, set()]  # too few
+    assert _machine.parts(["cuda"]) == [set()]

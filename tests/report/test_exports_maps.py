@@ -203,6 +203,7 @@ def test_accelerate_finds_everything_covered():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The following device_map keys")  # it does not expect the name of a tensor
 def test_accelerate_runs_it():
     accelerate = pytest.importorskip("accelerate")
     model, problem = net(OFFLOAD)

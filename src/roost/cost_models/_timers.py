@@ -37,19 +37,20 @@ class Lane:
 
 def lanes(cluster: Cluster) -> list[Lane]:
     """Of each device; raises InputError where one is not on this machine."""
-    cpus = [device.name for device in cluster.devices if device.kind == "cpu"]
-    shares = dict(zip(cpus, _machine.shares(len(cpus)) if len(cpus) > 1 else [None], strict=False))
+    kinds = [device.kind for device in cluster.devices]
+    parts = _machine.parts(kinds) if len(kinds) > 1 else [set[int]()]
     gpus = {f"cuda:{number}" for number in range(_machine.num_gpus())}
     found = []
-    for device in cluster.devices:
+    for device, cores in zip(cluster.devices, parts, strict=True):
         if device.kind == "cpu":
-            cores = shares[device.name]
-            threads = len(cores) if cores else torch.get_num_threads()
+            threads = len(cores) or torch.get_num_threads()
+            if kinds.count("cpu") == 1:
+                threads = min(threads, torch.get_num_threads())  # as whoever runs this has asked for
             kept = frozenset(cores) if cores else None
             found.append(Lane(torch.device("cpu"), f"cpu*{threads}", threads, kept))
         elif device.kind == "cuda" and device.name in gpus:
             there = torch.device(device.name)
-            found.append(Lane(there, torch.cuda.get_device_name(there)))
+            found.append(Lane(there, torch.cuda.get_device_name(there), cores=frozenset(cores)))
         else:
             known = ", ".join(["cpu", *sorted(gpus)])
             raise InputError(
@@ -66,8 +67,11 @@ class Timer:
         """`share` of the calls took no longer than what counts, on a CPU."""
         self.lane, self.seconds, self.share = lane, seconds, share
         self._thread: _machine.OwnThread | None = None
+        self._host: _machine.OwnThread | None = None  # that launches, where it has a core of its own
 
     def __enter__(self) -> Self:
+        if self.lane.device.type == "cuda" and self.lane.cores:
+            self._host = _machine.OwnThread(1, set(self.lane.cores))
         if self.lane.device.type == "cpu":
             self._thread = _machine.OwnThread(self.lane.threads, set(self.lane.cores or ()) or None)
             # What is multiplied in place again and again gets so small that a CPU is slow with it; in a step it is not.
@@ -78,9 +82,10 @@ class Timer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         forget()
-        if self._thread is not None:
-            self._thread.__exit__(kind, error, trace)
-        elif torch.cuda.is_available():
+        for thread in (self._thread, self._host):
+            if thread is not None:
+                thread.__exit__(kind, error, trace)
+        if self._thread is None and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
     def time(self, work: Work) -> tuple[float, float]:
@@ -91,9 +96,9 @@ class Timer:
             return self._on_gpu(work)
 
     def alone(self, call: Callable[[], Any]) -> Any:
-        """Call it as ops are called here: in a thread of its own on a CPU."""
-        if self._thread is not None:
-            return self._thread(call)
+        """Call it as ops are called here: in a thread of its own on a CPU, and for a GPU where it has a core."""
+        if (thread := self._thread or self._host) is not None:
+            return thread(call)
         with torch.no_grad():
             return call()
 

@@ -10,11 +10,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
+from roost.core.graph import INPUT
 from roost.cost_models._reuse import reused
 from roost.cost_models._updates import UPDATES
 from roost.frontends._flop import tensors_in
@@ -22,6 +25,7 @@ from roost.frontends._trace import is_getitem
 from roost.frontends.torch import Described, Update
 
 aten = torch.ops.aten
+_INPUTS, _MOST_INPUTS = 128 * 2**20, 64  # bytes of inputs that are taken in turn, and how many
 _BLOCK = 2**20  # numbers drawn at random; longer tensors repeat them
 
 
@@ -113,6 +117,26 @@ def tasks(step: Described) -> Iterator[Task]:
             work = _op(step, node, *over.get(node, ()))
         views = [view for value in values for view in _views(step, value, seen)]
         yield Task(op, work, tuple(known.setdefault(view, _op(step, view)) for view in views))
+
+
+def inputs(step: Described) -> Iterator[Task]:
+    """What the caller gives comes from memory of the host: to a GPU that takes time."""
+    for op in np.flatnonzero(step.graph.phase == INPUT).tolist():
+        like = Like.of(step.maker[step.graph.op_names[op]].meta["val"])
+        args: Any = ((like,), {})
+        yield Task(op, Work(f"input{_said(args)}", _given, args, like.num_bytes, like.num_bytes), ())
+
+
+def _given(there: Tensor) -> Tensor:
+    """As the runtime has it, through locked memory, and out of no cache."""
+    here = next(_on_host(tuple(there.shape), there.dtype))
+    return torch.empty_like(here, pin_memory=True).copy_(here).to(there.device, non_blocking=True)
+
+
+@lru_cache(4)
+def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
+    first = torch.zeros(shape, dtype=dtype)
+    return cycle([first, *(first.clone() for _ in range(min(_MOST_INPUTS, _INPUTS // max(first.nbytes, 1))))])
 
 
 def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
@@ -269,6 +293,7 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 def forget() -> None:
     """Give back what tensors are filled with."""
     _block.cache_clear()
+    _on_host.cache_clear()
 
 
 @lru_cache(maxsize=16)

@@ -18,7 +18,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
-from roost.core.graph import UPDATE, Graph
+from roost.core.graph import INPUT, UPDATE, Graph
 from roost.cost_models._told import Logged
 from roost.cost_models.roofline import Roofline
 from roost.errors import InputError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # how many are timed, of how many
-_METHOD = 3  # another number where times are taken in another way: what was kept before is no use then
+_METHOD = 4  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE, _BOTH_WAYS = "beside copies: ", "beside copies both ways: "
 _BIG_WEIGHT = 2**20  # bytes
 _REPLAYS = 30  # times what a unique op gets, for a step of a tenth of a second; more for longer ones
@@ -136,6 +136,7 @@ class _Run:
         self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster
         self.lanes = _timers.lanes(cluster)
         self.tasks: list[Task] = list(_works.tasks(step))
+        self.inputs: list[Task] = list(_works.inputs(step))  # which take time on GPUs
         # New values of parameters go back to the host, while others come from there.
         self.copies = _BOTH_WAYS if (step.graph.phase == UPDATE).any() else _BESIDE
         self.gpu = next((lane.device for lane in self.lanes if lane.device.type == "cuda"), None)
@@ -176,6 +177,9 @@ class _Run:
             for lane in lanes.values():
                 if not beside:
                     yield from ((lane, work, beside) for work in works.values())
+                    if lane.device.type == "cuda":
+                        given = {task.work.signature: task.work for task in self.inputs}
+                        yield from ((lane, work, beside) for work in given.values())
                 elif self.gpu is not None and lane.device.type == "cpu":
                     yield from ((lane, works[signature], beside) for signature in heavy)
 
@@ -291,7 +295,7 @@ class _Run:
         op_time = np.zeros((self.graph.num_ops, len(self.lanes)))
         for column, lane in enumerate(self.lanes):
             host_time = np.zeros(self.graph.num_ops)  # where that is apart from the time of the device
-            for task in self.tasks:
+            for task in (*self.tasks, *(self.inputs if lane.device.type == "cuda" else ())):
                 found = self._of(lane, task.work, beside)
                 if found is None:
                     op_time[task.op, column] = self.rough[task.op, column]
@@ -304,7 +308,7 @@ class _Run:
                 seconds = [sum(times) for times in zip(*pairs, strict=True)]  # of the device, of the host
                 seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
                 op_time[task.op, column], host_time[task.op] = seconds
-                if lane.hardware in replays:
+                if lane.hardware in replays and self.graph.phase[task.op] != INPUT:  # which were there when replayed
                     host_time[task.op] = replays[lane.hardware][task.op]
             if self.settings.launches and host_time.any():
                 op_time[:, column] = launched(op_time[:, column], host_time)

@@ -7,7 +7,7 @@ import platform
 import re
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -56,12 +56,29 @@ def own_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def shares(count: int) -> list[set[int]]:
-    """The cores of this process split evenly over so many devices, at least one for each."""
-    own = own_cores()
+def shares(count: int, cores: Sequence[int] | None = None) -> list[set[int]]:
+    """Cores, by default those of this process, split evenly over so many devices, at least one for each."""
+    own = own_cores() if cores is None else cores
     if count >= len(own):
         return [{own[number % len(own)]} for number in range(count)]
     return [set(own[number * len(own) // count : (number + 1) * len(own) // count]) for number in range(count)]
+
+
+def parts(kinds: Sequence[str]) -> list[set[int]]:
+    """Cores of each device of a cluster, by their kinds.
+
+    Those of the kind `cpu` share them evenly. Where there are enough, the threads that tell GPUs what to do have one
+    each to themselves, and those that copy one together: beside an op that is split over all cores they would hold up
+    the op, and the op would hold up the GPU.
+    """
+    own, hosts = own_cores(), [kind == "cpu" for kind in kinds]
+    if not any(hosts):
+        return [set() for _ in kinds]
+    gpus = len(kinds) - sum(hosts)
+    aside = min(gpus + 1, len(own) // 4) if gpus else 0
+    rest, spare = own[: len(own) - aside], set(own[len(own) - aside :])
+    shared = iter(shares(sum(hosts), rest))
+    return [next(shared) if host else spare for host in hosts]
 
 
 def cpu_model() -> str:
@@ -135,6 +152,7 @@ class OwnThread:
 
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
+        torch.get_num_threads()  # a thread that has never asked would take over at its first op what another has set
         torch.set_num_threads(threads)
         with torch.no_grad():
             while (work := self._work.get()) is not None:

@@ -14,6 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
+_METHOD = 2  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
@@ -40,7 +41,7 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
         raise InputError(f"virtual is {virtual!r}; it must be a number of devices, at most {MOST_DEVICES}")
     names = _names(virtual)
     caps = _caps(memory or {}, names)
-    key = _machine.hardware() | {"virtual": virtual}
+    key = _machine.hardware() | {"virtual": virtual, "method": _METHOD}
     figures = {} if refresh else _kept.read("probe", key)
     if not _sound(figures, names):
         _log.info("measuring this machine, once for its hardware: less than a minute")
@@ -71,13 +72,14 @@ def measured(virtual: int) -> dict[str, Any]:
         }
     import torch
 
-    devices = {"cpu": _figures.of_cpu(torch.get_num_threads())}
+    own = _machine.parts(["cpu", *["cuda"] * _machine.num_gpus()])[0]
+    devices = {"cpu": _figures.of_cpu(min(len(own), torch.get_num_threads()), own if _machine.num_gpus() else None)}
     links: list[list[Any]] = []
     for number in range(_machine.num_gpus()):
         name = f"cuda:{number}"
         devices[name] = _figures.of_gpu(number)
         links += [
-            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory"),
+            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory, and a thread woken"),
             _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory, and a thread woken"),
         ]
         for other in range(number):

@@ -15,23 +15,17 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from roost.errors import InputError
-from roost.runtime.flags import CudaFlags, stream_wait
+from roost.runtime.lanes import AWAKE, look
 from roost.runtime.places import Mark, Parcel
 from roost.runtime.segments import Capture
 
 log = logging.getLogger(__name__)
-
-
-_AHEAD = 64 * 2**20  # bytes that the host may ask for before they are there
-
-_wait = cache(stream_wait)
 
 
 class Stream(Protocol):
@@ -48,17 +42,6 @@ class Stream(Protocol):
     def keep(self, tensor: Tensor) -> None:
         """Do not reuse the memory of a tensor before what was given so far is done."""
 
-    def wait_for(self, flag: Any, number: int) -> None:
-        """Wait until a flag of the engine has reached a number."""
-
-
-class Flag(Protocol):
-    """A number that grows, written by the host; streams wait for it."""
-
-    def reach(self, number: int) -> None: ...
-    def give_up(self) -> None:
-        """Nobody who waits shall wait any longer."""
-
 
 class Engine(Protocol):
     """How the work of a device is given to it."""
@@ -68,31 +51,38 @@ class Engine(Protocol):
     def pinned(self, like: Tensor) -> Tensor: ...
     def enter(self, device: torch.device) -> None: ...
     def capturing(self, device: torch.device) -> Capture: ...
-    def flag(self) -> Flag | None:
-        """A new flag, where streams can wait for such."""
-
     def allocated(self, device: torch.device) -> int:
-        """Bytes in use, from now on counted for `peak`."""
+        """Bytes in use."""
+
+    def watch(self, device: torch.device) -> None:
+        """From now on bytes in use are counted for `peak`."""
 
     def peak(self, device: torch.device) -> int:
-        """The most bytes in use since `allocated` was called."""
+        """The most bytes in use since `watch` was called."""
 
 
 class CudaStream:
     """A stream of PyTorch's."""
 
     def __init__(self, raw: torch.cuda.Stream) -> None:
-        self.raw = raw
+        self.raw, self._default = raw, torch.cuda.default_stream(raw.device)
 
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
         # Between two CUDA devices PyTorch copies on the current stream of the source, in step with that of the target.
-        other = torch.cuda.stream(beside.raw) if isinstance(beside, CudaStream) else nullcontext()
-        with other, torch.cuda.stream(self.raw):
-            target.copy_(source, non_blocking=True)
+        with nullcontext() if beside is None else torch.cuda.stream(beside.raw):  # type: ignore[attr-defined]
+            self._here(target.copy_, source, non_blocking=True)
 
     def empty_like(self, like: Tensor) -> Tensor:
-        with torch.cuda.stream(self.raw):
-            return torch.empty_like(like, device=self.raw.device)
+        found: Tensor = self._here(torch.empty_like, like, device=self.raw.device)
+        return found
+
+    def _here(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Threads of ours are on the default stream: `torch.cuda.stream` would look for that, and takes longer."""
+        torch.cuda.set_stream(self.raw)
+        try:
+            return call(*args, **kwargs)
+        finally:
+            torch.cuda.set_stream(self._default)
 
     def wait(self, mark: Mark) -> None:
         assert isinstance(mark, torch.cuda.Event)
@@ -106,20 +96,9 @@ class CudaStream:
     def keep(self, tensor: Tensor) -> None:
         tensor.record_stream(self.raw)
 
-    def wait_for(self, flag: Any, number: int) -> None:
-        wait = _wait()
-        assert wait is not None
-        wait(self.raw.cuda_stream, flag.address, number)
-
 
 class CudaEngine:
     """The CUDA of this machine."""
-
-    def __init__(self) -> None:
-        self._flags = CudaFlags()
-
-    def flag(self) -> Flag | None:
-        return self._flags.new() if _wait() is not None else None
 
     def compute(self, device: torch.device) -> Stream:
         return CudaStream(torch.cuda.default_stream(device))
@@ -159,22 +138,13 @@ class CudaEngine:
         return capture
 
     def allocated(self, device: torch.device) -> int:
-        torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
+
+    def watch(self, device: torch.device) -> None:
+        torch.cuda.reset_peak_memory_stats(device)
 
     def peak(self, device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
-
-
-class Landing:
-    """Locked memory for a value that the host makes and a CUDA device waits for, once in each step."""
-
-    def __init__(self, tensor: Tensor, flag: Flag) -> None:
-        self.tensor, self.flag = tensor, flag
-
-    def put(self, value: Tensor, number: int) -> None:
-        self.tensor.copy_(value)
-        self.flag.reach(number)
 
 
 class Cuda:
@@ -188,8 +158,6 @@ class Cuda:
         self._before = self.engine.allocated(device)
         self._leaving: deque[tuple[Mark, int]] = deque()  # copies of new values on their way home, and their bytes
         self._leaving_bytes = 0
-        self._coming: deque[tuple[Mark, int]] = deque()  # what was asked for of the host, and its bytes
-        self._coming_bytes = 0
 
     # ------------------------------------------------------------------ Place
 
@@ -197,15 +165,15 @@ class Cuda:
         self.engine.enter(self.device)
 
     def begin(self) -> None:
-        self.engine.allocated(self.device)
+        self.engine.watch(self.device)
 
     def finish(self) -> None:
-        # Asleep, not looking all the time: the other devices need the cores.
-        self.compute.mark(sleep=True).synchronize()
+        # Asleep after a while, not looking all the time: the other devices need the cores.
+        done = self.compute.mark(sleep=True)
+        look(done.query, AWAKE)
+        done.synchronize()
         self._leaving_bytes = 0
         self._leaving.clear()  # whoever waits for the step waits for each of them
-        self._coming_bytes = 0
-        self._coming.clear()
 
     def mark(self) -> Mark | None:
         return self.compute.mark()
@@ -218,6 +186,8 @@ class Cuda:
         return value.to(self.device) if value.is_cuda else self.received(self.bring(value))
 
     def received(self, parcel: Parcel) -> Tensor:
+        if parcel.on_host:
+            return parcel.tensor.to(self.device, non_blocking=True)
         self.wait(parcel.arrival)
         self.compute.keep(parcel.tensor)
         return parcel.tensor
@@ -243,27 +213,19 @@ class Cuda:
             tensor = self.engine.pinned(tensor).copy_(tensor)
         return self._bring(self.arrivals, tensor, after, into, source)
 
-    def landing(self, like: Tensor) -> Landing | None:
-        """Where the host puts a value for this device in each step, where the device can wait for it by itself."""
-        flag = self.engine.flag()
-        return None if flag is None else Landing(self.engine.pinned(like), flag)
+    def posted(self, tensor: Tensor) -> Parcel:
+        """A small tensor of the host for this device: whoever receives it copies it in the stream that computes.
 
-    def arriving(self, landing: Landing, number: int) -> Tensor:
-        """What the host will put there in this step; nobody but the device waits for it.
-
-        The host may be ahead by so many bytes: what was used is given back only when the device has used it.
+        Streams of their own cost whoever sends more than they save. And a thread of the host that computes has nothing
+        to ask of the device then.
         """
-        size = landing.tensor.nbytes
-        while self._coming and self._coming_bytes + size > _AHEAD:
-            mark, before = self._coming.popleft()
-            mark.synchronize()
-            self._coming_bytes -= before
-        self.arrivals.wait_for(landing.flag, number)
-        parcel = self._bring(self.arrivals, landing.tensor, (), None, None)
-        if parcel.arrival is not None:
-            self._coming.append((parcel.arrival, size))
-            self._coming_bytes += size
-        return self.received(parcel)
+        return Parcel(self.engine.pinned(tensor).copy_(tensor), None, on_host=True)
+
+    def handed(self, tensor: Tensor) -> Parcel:
+        """A small tensor of this device for the host, copied in the stream that computes; by its own thread."""
+        target = self.engine.pinned(tensor)
+        target.copy_(tensor, non_blocking=True)
+        return Parcel(target, self.mark())
 
     def fetch(self, tensor: Tensor, slot: Tensor, source: Cuda | None = None) -> Parcel:
         """Copy a resident of another device into the window, when what was told to this device so far is done."""

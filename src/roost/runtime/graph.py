@@ -70,7 +70,7 @@ class GraphRuntime(Transfers):
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self.chance.step = _checked_steps(num_steps)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
-        self._op_of, self._maker, self._graphs = step.op_of, step.maker, graphs
+        self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
         code = Code(step, problem, placement, self, watch)
         self.homes = Homes(step, placement, self.places, code.copies, residents, states)
@@ -80,8 +80,9 @@ class GraphRuntime(Transfers):
         self._error: BaseException | None = None
         self._functions = [code.function(device) for device in range(len(self.device_names))]
         self._workers = [
-            Worker(name, self._fail, None if cores is None else cores[device])
-            for device, name in enumerate(self.device_names)
+            # Whoever tells a GPU what to do computes nothing: a pool of threads would only be in the way of others.
+            Worker(name, self._fail, None if cores is None else cores[device], int(isinstance(place, Cuda)))
+            for device, (name, place) in enumerate(zip(self.device_names, self.places, strict=True))
         ]
         for worker, place in zip(self._workers, self.places, strict=True):
             worker.give(place.enter)
@@ -111,7 +112,6 @@ class GraphRuntime(Transfers):
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it
         self.chance.step += 1
-        self.turn += 1
         for place in self.places:
             place.begin()
         for device in range(len(self._workers)):
@@ -233,12 +233,6 @@ class GraphRuntime(Transfers):
                     told = ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
             trace = trace.tb_next
         return told
-
-    def _like(self, op: int) -> Tensor | None:
-        value = self._maker[self.graph.op_names[op]].meta.get("val") if self.graph.op_names[op] in self._maker else None
-        if not isinstance(value, Tensor):
-            return None
-        return torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype, device="meta")
 
     # ------------------------------------------------------------------ what the code calls
 

@@ -7,13 +7,25 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from roost.runtime._pause import pause
 from roost.runtime.places import Mark
+
+_TURNS = 50_000  # of a pause: some microseconds
+AWAKE = 2e-3  # seconds that a thread with a core of its own looks before it sleeps
+
+
+def look(there: Callable[[], bool], seconds: float) -> None:
+    """Look again and again, for so long, whether something is there; other threads of Python go on meanwhile."""
+    end = time.perf_counter() + seconds
+    while not there() and time.perf_counter() < end:
+        pause(_TURNS)
 
 
 class Ended(Exception):
@@ -23,13 +35,17 @@ class Ended(Exception):
 class Box:
     """One value from one thread to another, once in each step."""
 
-    def __init__(self) -> None:
+    def __init__(self, awake: float = 0.0) -> None:
+        """Who waits for it stays awake for so many seconds: a core that sleeps takes its time to wake up."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
+        self._awake = awake
 
     def put(self, value: Any) -> None:
         self._queue.put(value)
 
     def take(self) -> Any:
+        if self._awake and self._queue.empty():
+            look(lambda: not self._queue.empty(), self._awake)
         value = self._queue.get()
         if value is Ended:
             raise Ended
@@ -71,11 +87,19 @@ class Reads:
 class Worker:
     """A thread that does what it is given, one thing after the other, and tells when it failed."""
 
-    def __init__(self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None) -> None:
+    def __init__(
+        self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None, threads: int = 0
+    ) -> None:
+        """`threads` that ops of the CPU are split over; by default one for each core, or as many as PyTorch has."""
         self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._failed, self._cores = failed, cores
+        self._threads = threads or len(cores or ())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ready = threading.Event()
+        before = torch.get_num_threads()
         self._thread.start()
+        self._ready.wait()
+        torch.set_num_threads(before)  # what one thread sets is what new threads begin with
 
     def give(self, work: Callable[[], Any]) -> None:
         self._work.put(work)
@@ -88,8 +112,11 @@ class Worker:
         if self._cores:
             os.sched_setaffinity(0, self._cores)  # of this thread
         # Said even where it changes nothing: otherwise products are split over as many threads as are free, and a sum
-        # made in another order is another sum.
-        torch.set_num_threads(len(self._cores) if self._cores else torch.get_num_threads())
+        # made in another order is another sum. Asked for before: a thread that has never asked takes over, at its first
+        # op, what another thread has set in the meantime.
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads or before)
+        self._ready.set()
         with torch.no_grad():
             while (work := self._work.get()) is not None:
                 try:

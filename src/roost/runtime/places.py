@@ -18,6 +18,8 @@ class Mark(Protocol):
     """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is past."""
 
     def synchronize(self) -> None: ...
+    def query(self) -> bool:
+        """Whether it is past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class Parcel:
 
     tensor: Tensor
     arrival: Mark | None
+    on_host: bool = False  # in locked memory still: the CUDA device that receives it brings it
 
 
 class Place(Protocol):

@@ -12,13 +12,13 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from roost.runtime.cuda import Cuda, Landing
+from roost.runtime.cuda import Cuda
 from roost.runtime.homes import Homes
-from roost.runtime.lanes import Box, Reads, Worker
-from roost.runtime.places import Carry, Mark, Parcel, Place, copied
+from roost.runtime.lanes import AWAKE, Box, Reads, Worker
+from roost.runtime.places import Carry, Cpu, Mark, Parcel, Place, copied
 from roost.simulator.reference import Copy
 
-_SMALL = 2**18  # bytes that are copied in less time than a thread takes to wake up
+_SMALL = 2**18  # bytes that are copied in less time than it takes to ask somebody else to do it
 
 
 class Transfers:
@@ -30,8 +30,6 @@ class Transfers:
         self._boxes: dict[tuple[str, int, int], Box] = {}
         self._reads: dict[int, Reads] = {}
         self._links: dict[tuple[int, int, str], Worker] = {}
-        self._landings: dict[tuple[int, int], Landing | None] = {}  # op, CUDA device -> where its value is put for it
-        self.turn = 0  # number of the step
         self._num_home = 0  # new values that go home in each step
         self._done: SimpleQueue[BaseException | Mark | None] = SimpleQueue()  # what a step waits for
 
@@ -41,26 +39,11 @@ class Transfers:
             box.end()
         for reads in self._reads.values():
             reads.end()
-        for landing in self._landings.values():
-            if landing is not None:
-                landing.flag.give_up()
-
-    def _like(self, op: int) -> Tensor | None:
-        """A tensor without memory that is like the output of an op, where that is one tensor and known beforehand."""
-        return None
-
-    def _landing(self, op: int, source: int, target: int) -> Landing | None:
-        """Where a value of the host is put for a CUDA device; None where its thread has to wait for it."""
-        start, end = self.places[source], self.places[target]
-        if isinstance(start, Cuda) or not isinstance(end, Cuda):
-            return None
-        if (op, target) not in self._landings:
-            like = self._like(op)
-            self._landings[op, target] = None if like is None else end.landing(like)
-        return self._landings[op, target]
 
     def _box(self, kind: str, number: int, device: int) -> Box:
-        return self._boxes.setdefault((kind, number, device), Box())
+        # Beside GPUs threads have cores of their own; devices that are threads share them with those that copy.
+        awake = AWAKE if any(isinstance(place, Cuda) for place in self.places) else 0.0
+        return self._boxes.setdefault((kind, number, device), Box(awake))
 
     def _link(self, source: int, target: int, what: str = "values") -> Worker:
         """A thread that copies from one device to another; one for new values, which may have to wait."""
@@ -82,31 +65,24 @@ class Transfers:
 
     def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]:
         box, carry = self._box("value", op, target), self._carry(source, target)
-        start = self.places[source]
+        start, end = self.places[source], self.places[target]
         if isinstance(start, Cuda):
-            return lambda tensor: box.put(carry(tensor, (start.mark(),)))
+            at_once = _SMALL if isinstance(end, Cpu) else -1
+            return lambda tensor: box.put(
+                start.handed(tensor) if tensor.nbytes <= at_once else carry(tensor, (start.mark(),))
+            )
         link = self._link(source, target)
-        landing = self._landing(op, source, target)
-
-        def put(tensor: Tensor) -> None:
-            if landing is None:
-                box.put(carry(tensor))
-            else:
-                landing.put(tensor, self.turn)
 
         def send(tensor: Tensor) -> None:
             if tensor.nbytes <= _SMALL:
-                put(tensor)
+                box.put(end.posted(tensor) if isinstance(end, Cuda) else carry(tensor))
             else:
-                link.give(lambda: put(tensor))
+                link.give(lambda: box.put(carry(tensor)))
 
         return send
 
     def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]:
         box, place = self._box("value", op, target), self.places[target]
-        if (landing := self._landing(op, source, target)) is not None:
-            assert isinstance(place, Cuda)
-            return lambda: place.arriving(landing, self.turn)
         return lambda: place.received(box.take())
 
     def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:

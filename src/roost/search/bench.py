@@ -27,6 +27,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError, RoostError
 from roost.frontends._trace import without_cache
+from roost.presets import _machine
 from roost.runtime.chance import is_random
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
@@ -34,6 +35,7 @@ from roost.search.model_source import ModelSource
 
 CHECKED_STEPS = 2  # whose results are compared: in training the second shows what the first has written
 _ROOM = 1.5  # times what the simulator says
+_BLOCKS = 2**30  # bytes of a CUDA device, for workspaces, and blocks that are not full
 _PARENT_SECONDS = 1.0  # between two looks at whether the process that asks is still there
 
 # Largest difference to the unplaced step, as a share of the size of the result: kernels of two kinds of device add up
@@ -55,12 +57,8 @@ class Built:
 
 
 def cores_of(cluster: Cluster) -> list[set[int]]:
-    """Cores for each device of the kind cpu: an equal part of those that this process may use; none for others."""
-    own = sorted(os.sched_getaffinity(0))
-    hosts = [number for number, device in enumerate(cluster.devices) if device.kind == "cpu"]
-    size = max(1, len(own) // max(1, len(hosts)))
-    parts = {device: {own[(turn * size + n) % len(own)] for n in range(size)} for turn, device in enumerate(hosts)}
-    return [parts.get(device, set()) for device in range(cluster.num_devices)]
+    """Cores for the thread of each device; an empty set leaves it to the system."""
+    return _machine.parts([device.kind for device in cluster.devices])
 
 
 class Bench:
@@ -138,14 +136,18 @@ class Bench:
             torch.cuda.synchronize(device)
 
     def _begin_memory(self) -> dict[int, int]:
-        """Bytes in use on each CUDA device; from here on it gives as much more as the cluster says that it has."""
+        """Bytes in use on each CUDA device; from here on it gives not much more than the cluster says that it has.
+
+        What a placement holds is judged by its peak. PyTorch takes memory in large blocks, apart for each stream, and
+        libraries take workspaces: with no room for these a placement within a small cap would fail.
+        """
         base = {}
         for number, device in self.cuda.items():
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             base[number] = torch.cuda.memory_allocated(device)
             total = torch.cuda.get_device_properties(device).total_memory
-            most = torch.cuda.memory_reserved(device) + self.problem.cluster.devices[number].memory
+            most = torch.cuda.memory_reserved(device) + _ROOM * self.problem.cluster.devices[number].memory + _BLOCKS
             torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), device)
         return base
 

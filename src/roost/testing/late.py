@@ -30,29 +30,12 @@ class LateMark:
     def reach(self) -> None:
         self._past.set()
 
+    def query(self) -> bool:
+        return self._past.is_set()
+
     def synchronize(self) -> None:
         if not self._past.wait(60):
             raise RuntimeError("a stream waits for ever")
-
-
-class LateFlag:
-    """A number that grows."""
-
-    def __init__(self) -> None:
-        self._number, self._grown = 0, threading.Condition()
-
-    def reach(self, number: int) -> None:
-        with self._grown:
-            self._number = number
-            self._grown.notify_all()
-
-    def give_up(self) -> None:
-        self.reach(2**30)
-
-    def wait(self, number: int) -> None:
-        with self._grown:
-            if not self._grown.wait_for(lambda: self._number >= number, 60):
-                raise RuntimeError("a stream waits for ever")
 
 
 class LateStream:
@@ -80,9 +63,6 @@ class LateStream:
     def keep(self, tensor: Tensor) -> None:
         pass  # the queue holds it
 
-    def wait_for(self, flag: Any, number: int) -> None:
-        self._work.put(("flag", (flag, number)))
-
     def _run(self) -> None:
         while True:
             what, things = self._work.get()
@@ -92,8 +72,6 @@ class LateStream:
                     target.copy_(source)
                 case "wait", (LateMark() as mark,):
                     mark.synchronize()
-                case "flag", (LateFlag() as flag, int() as number):
-                    flag.wait(number)
                 case "mark", (LateMark() as mark,):
                     mark.reach()
 
@@ -118,9 +96,6 @@ class AtOnce:
     def keep(self, tensor: Tensor) -> None:
         pass
 
-    def wait_for(self, flag: Any, number: int) -> None:
-        flag.wait(number)
-
 
 class LateEngine:
     """An `Engine` of such streams; each waits at most so many seconds before each thing it does."""
@@ -138,9 +113,6 @@ class LateEngine:
     def pinned(self, like: Tensor) -> Tensor:
         return _nonsense(like)
 
-    def flag(self) -> LateFlag:
-        return LateFlag()
-
     def enter(self, device: torch.device) -> None:
         pass
 
@@ -149,6 +121,9 @@ class LateEngine:
 
     def allocated(self, device: torch.device) -> int:
         return 0
+
+    def watch(self, device: torch.device) -> None:
+        pass
 
     def peak(self, device: torch.device) -> int:
         return 0
