@@ -1,9 +1,12 @@
 """From a model to a plan to the placed model."""
 
+import copy
+import json
 import subprocess
 import sys
 from dataclasses import replace
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -12,8 +15,10 @@ from torch.nn import functional
 
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
-from roost.plan import STORE, kv_bytes
-from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove
+from roost.plan import kv_bytes
+from roost.plan.clusters import STORE
+from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+from roost.testing.schemas import published
 
 
 class Block(nn.Module):
@@ -90,6 +95,13 @@ def test_a_plan_fits_and_says_what_it_does(model, plan):
     assert "memory: " in said
 
 
+def test_what_takes_long_is_logged(model, caplog):
+    caplog.set_level("INFO")
+    planned(model)
+    assert caplog.messages[0] == "capturing the model"
+    assert f"searching for a placement of {roost.capture(model, IDS).num_ops} ops" in caplog.messages
+
+
 def test_streamed_weights_queue_for_one_link(model, plan):
     """Weights that a GPU reads and that live with the CPU come from one device, whatever the search thought."""
     graph, names = plan.problem.graph, plan.problem.cluster.device_names
@@ -140,6 +152,71 @@ def test_verify_tells_what_differs(model, plan):
     with pytest.raises(VerificationFailed):
         found.check()
     assert not hasattr(model, "_roost_placed")
+
+
+@pytest.fixture
+def saved(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def test_a_plan_comes_back_the_same(model, plan, saved, tmp_path):
+    loaded = roost.load(saved)
+    assert isinstance(loaded, roost.Plan)
+    loaded.save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == saved.read_bytes()
+    assert str(loaded) == str(plan)
+    assert (loaded.modules, loaded.placement) == (plan.modules, plan.placement)
+    assert (loaded.problem.digest, loaded.step_time) == (plan.problem.digest, plan.step_time)
+    assert loaded.device_map().entries == plan.device_map().entries
+    jsonschema.validate(json.loads(saved.read_bytes()), json.loads(published()["plan.schema.json"]))
+    plan.save(tmp_path / "plan.json.gz")
+    assert repr(roost.load(tmp_path / "plan.json.gz")) == repr(plan)
+
+
+def test_a_loaded_plan_is_for_its_model_alone(model, saved):
+    loaded = roost.load(saved)
+    here = replace(loaded, modules=on_threads(loaded))
+    with torch.no_grad():
+        expected = model(IDS)
+    here.apply(model)
+    assert torch.equal(model(IDS), expected)
+    here.remove(model)
+    assert here.verify(model, IDS).same
+    with pytest.raises(InputError, match=r"no inputs to call the model with; give some: verify\(model, inputs\)"):
+        here.verify(model)
+    other = Tower(count=2)
+    with pytest.raises(InputError, match=f"the plan is for model {signature(model)}, this model is {signature(other)}"):
+        loaded.apply(other)
+
+
+def test_a_bad_plan_file_is_told_by_field(saved, tmp_path):
+    content = json.loads(saved.read_bytes())
+    weight = next(iter(content["modules"]["home"]))
+    for path, value, said in (
+        (("modules", "main"), "cuda:9", "modules.main: 'cuda:9' is no device of the problem; it has cpu:0, cuda:0"),
+        (("modules", "home", weight), "tpu", f"modules.home['{weight}']: 'tpu' is no device"),
+        (("modules", "model"), "", "modules.model: is empty"),
+        (("modules", "window"), -1, "modules.window: Expected int >= 0"),
+        (("modules", "streamed"), {"blocks.0": ["nothing"]}, "modules: 'nothing' is streamed to 'blocks.0', but"),
+        (("placement", "device"), [0], "placement: the placement has 1 entries"),
+        (("problem", "op_time"), [], "problem: op_time: is empty"),
+        (("result", "best", "digest"), "0", "result: digest: '0' is not that of the placement"),
+        (("version",), 2, "version: roost.plan 2 is not known; this Roost reads version 1"),
+        (("more",), 2, "Object contains unknown field more"),
+    ):
+        changed = copy.deepcopy(content)
+        at = changed
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+        (tmp_path / "bad.json").write_text(json.dumps(changed))
+        with pytest.raises(InputError) as raised:
+            roost.load(tmp_path / "bad.json")
+        assert str(raised.value).startswith(f"{tmp_path / 'bad.json'}: {said}")
+    (tmp_path / "bad.json").write_bytes(saved.read_bytes()[:-50])
+    with pytest.raises(InputError, match=r"bad\.json: is not whole JSON"):
+        roost.load(tmp_path / "bad.json")
 
 
 class Changing(nn.Module):

@@ -17,14 +17,16 @@ from roost.cli import _search, app
 from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.cost_models import estimate
+from roost.simulator.compiling import teller
 
 Roost = Callable[..., Any]
 
 
 @pytest.fixture
 def roost(monkeypatch: pytest.MonkeyPatch) -> Roost:
-    """`roost` in this process. A slow machine adds no line of progress to what it says."""
+    """`roost` in this process. A slow machine adds no line of progress to what it says, nor one that has to compile."""
     monkeypatch.setattr(_search, "_PIPE_SECONDS", math.inf)
+    monkeypatch.setattr(teller, "told", True)
 
     def run(*args: object, columns: int = 80) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": str(columns)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 import os
 import re
 import signal
@@ -210,6 +212,28 @@ def test_why_it_takes_long_is_said_only_once_it_does(monkeypatch: pytest.MonkeyP
     assert str(waiting.__rich__()) == "preparing"
     monkeypatch.setattr(waiting, "began", waiting.began - 10)
     assert str(waiting.__rich__()) == "preparing (compiling)"
+
+
+def test_what_the_library_says_of_long_work_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the line that is drawn on a terminal, or a line of its own; nothing else that is logged."""
+    from rich.console import Console
+
+    from roost.cli import _console
+
+    _console.listen()
+    _console.listen()
+    logging.getLogger("roost.presets.probe").info("measuring")
+    logging.getLogger("roost.placers.auto").info("without metis")
+    assert capsys.readouterr().err == "measuring\n"
+    monkeypatch.setattr(Console, "is_terminal", True)
+    line = _console.Waiting("preparing")
+    with _console.drawn(Console(file=io.StringIO()), line):
+        logging.getLogger("roost.simulator.compiling").info("compiling")
+        assert str(line.__rich__()) == "preparing (compiling)"
+    assert not _console._drawn
+    assert "compiling" not in capsys.readouterr().err
 
 
 def test_a_live_line_is_cut_and_not_folded() -> None:

@@ -56,6 +56,22 @@ def test_a_file(roost, folder):
     assert json.loads((folder / "map.json").read_text())["layers.3"] == 1
 
 
+def test_where_it_cannot_be_written_is_told_before_anything_is_read(refused, folder):
+    where = folder / "none" / "map.json"
+    assert f"folder {folder / 'none'} does not exist" in refused(*args(folder, "device_map", "-o", where))
+    assert "does not exist" in refused(
+        "export", "nothing.json", "--placement", "x", "--format", "split_spec", "-o", where
+    )
+
+
+def test_a_folder_of_place_is_enough(roost, folder):
+    placed = roost("place", folder / "graph.json", "--on", folder / "mine.toml", "--trials", 9, "-o", folder / "out")
+    assert placed.exit_code == 0, placed.output
+    result = roost("export", "llama", *SET, "--placement", folder / "out", "--format", "device_map")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)
+
+
 def test_a_split_spec(roost, folder):
     found = json.loads(roost(*args(folder, "split_spec", "--json")).stdout)
     assert found["split_spec"] == {"layers.2": "BEGINNING"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 
 import roost as library
 from roost.core.cluster import Cluster, Device, Link
+from roost.search import race as races
+from roost.search.stand import Stand
 from roost.search.worker import descendants
 
 MODEL = ["rnnlm", *(f"--set={each}" for each in ("layers=1", "hidden=8", "vocab=20", "length=2", "batch=2"))]
@@ -53,7 +56,28 @@ def test_placements_are_run_and_raced(roost, threads: Path, tmp_path: Path) -> N
     assert (out / "trials.jsonl").read_text() == trials
     assert "Measured; simulated it takes " in second.stdout
     assert "Race: " not in second.stdout
+    # Seconds of a simulated step are not mixed with measured ones, which are many times as long.
+    assert re.search(r"^as simulated, in a step of .*:\ndevice +ops +busy +share", second.stdout, re.M)
+    shares = re.findall(r"^cpu:\d +\d+ .*? (\d+)% ", second.stdout, re.M)
+    assert len(shares) == 2
+    assert 30 <= sum(map(int, shares)) <= 200
     assert "going on from" in second.stderr
+    assert re.search(r"^Ended after \d of 4 trials: heft proposes no more$", second.stdout, re.M)
+
+
+def test_a_model_of_transformers_is_timed_and_run(roost, threads: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs the hf extra")
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 20, "n_positions": 8}
+    transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=1).save_pretrained(tmp_path / "model")
+    config = [tmp_path / "model" / "config.json", "--set", "length=4"]
+    timed = roost("profile", *config, "--on", threads, "-o", tmp_path / "problem.json", "--json")
+    assert timed.exit_code == 0, timed.output
+    assert all(device["measured_step_time"] > 0 for device in json.loads(timed.stdout)["devices"])
+    args = ["--costs", tmp_path / "problem.json", "--placer", "single", "--trials", 2, "--evaluate", "measured"]
+    result = roost("place", *config, *args, "--no-race", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["feasible"], found["costs"], found["evaluate"]) == (True, "profiled", "measured")
 
 
 def test_what_cannot_be_measured_is_refused(refused, files: Path, threads: Path) -> None:
@@ -97,6 +121,57 @@ def test_control_c_ends_with_the_best_so_far_and_leaves_no_process(threads: Path
     while left := [pid for pid in started if _runs(pid)]:
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("control_c")
+def test_control_c_in_the_race_ends_with_the_best_so_far_and_leaves_no_process(
+    roost, threads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, laps = set(descendants(os.getpid())), Stand.lap
+    racing = False
+
+    def race(*args, own=races.race, **settings):
+        nonlocal racing
+        racing = True
+        return own(*args, **settings)
+
+    def lap(self, placement):
+        if racing:
+            os.kill(os.getpid(), signal.SIGINT)
+        return laps(self, placement)
+
+    monkeypatch.setattr(races, "race", race)
+    monkeypatch.setattr(Stand, "lap", lap)
+    args = [
+        "place",
+        *MODEL,
+        "--on",
+        threads,
+        "--placer",
+        "heft",
+        "--trials",
+        4,
+        "-o",
+        tmp_path,
+        "--evaluate",
+        "measured",
+    ]
+    result = roost(*args, "--json")
+    assert racing
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["feasible"], found["race"]) == (True, None)
+    assert "interrupted: not raced against the baselines" in result.stderr
+    assert library.load(tmp_path / "placement.json") == library.load(tmp_path / "result.json").best.placement
+    assert not [pid for pid in set(descendants(os.getpid())) - before if _runs(pid) and not _tidies_up(pid)]
+
+
+def _tidies_up(pid: int) -> bool:
+    """Python's own process, which stays to the end."""
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return True
 
 
 def _runs(pid: int) -> bool:

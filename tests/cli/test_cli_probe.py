@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -121,3 +122,26 @@ def test_what_cannot_be_profiled_is_refused(refused, files) -> None:
     assert "is not on this machine" in refused("profile", "gpt2", *SMALL, "--on", "k80x2")
     assert "no optimizer called" in refused("profile", "gpt2", *SMALL, "--train", "--optimizer", "adma")
     assert "cannot load" in refused("profile", "no_such_module:thing")
+
+
+def test_where_it_cannot_be_written_is_told_before_anything_is_measured(refused, tmp_path, monkeypatch) -> None:
+    """Timing takes minutes."""
+
+    def never(*args: object) -> None:
+        raise AssertionError("this was to be refused first")
+
+    monkeypatch.setattr(probing, "probe", never)
+    (tmp_path / "folder.json").mkdir()
+    for verb, suffix in ((("probe",), "toml"), (("profile", "gpt2", *SMALL), "json")):
+        said = refused(*verb, "-o", tmp_path / "none" / f"x.{suffix}")
+        assert said == f"{tmp_path}/none/x.{suffix}: cannot be written: folder {tmp_path}/none does not exist"
+        assert f"is saved as .{suffix} or .{suffix}.gz" in refused(*verb, "-o", tmp_path / "x.txt")
+    assert "is a directory" in refused("profile", "gpt2", "-o", tmp_path / "folder.json")
+    with monkeypatch.context() as closed:
+        closed.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+        assert "cannot be written: Permission denied" in refused("probe", "-o", tmp_path / "x.toml")
+
+
+def test_measuring_is_told_on_standard_error(roost) -> None:
+    assert roost("probe").stderr == "measuring this machine, once for its hardware: less than a minute\n"
+    assert roost("probe").stderr == ""

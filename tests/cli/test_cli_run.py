@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+import roost as library
 from roost import zoo
 from roost.core.cluster import Cluster, Device, Link
 from roost.cost_models import estimate
@@ -43,6 +44,50 @@ def test_people_read_a_line(roost, folder):
     result = roost(*args(folder, "--steps", "1"), columns=200)
     assert "a step, median of 1" in result.stdout
     assert "loss: " in result.stdout
+
+
+@pytest.fixture
+def placed(roost, folder):
+    """A folder as `roost place -o` writes it, with costs that no roofline has."""
+    graph = zoo.build("cifar10_cnn", train=True, optimizer="adam", batch=2)
+    cluster = library.cluster(folder / "threads.toml")
+    costs = library.Costs(np.where(graph.is_parameter, 0.0, 0.5)[:, None].repeat(2, 1), "profiled")
+    library.Problem(graph, cluster, costs).save(folder / "profiled.json")
+    found = roost("place", folder / "profiled.json", "--trials", 20, "--placer", "single", "-o", folder / "out")
+    assert found.exit_code == 0, found.output
+    return folder / "out"
+
+
+def test_a_folder_of_place_brings_cluster_and_costs(roost, placed):
+    own = ("run", "cifar10_cnn", "--train", "--optimizer", "adam", "--set", "batch=2", "--steps", "1")
+    expected = library.load(placed / "timeline.json.gz").step_time
+    for more in (
+        ("--placement", placed),
+        ("--placement", placed / "placement.json"),
+        ("--placement", placed, "--costs", placed.parent / "profiled.json"),
+    ):
+        result = roost(*own, *more, "--json")
+        assert result.exit_code == 0, result.output
+        found = json.loads(result.stdout)
+        assert (found["estimated"], found["costs"]) == (expected, "profiled")
+    assert "expected, costs: profiled\n" in roost(*own, "--placement", placed, columns=200).stdout
+    named = json.loads(roost(*own, "--placement", placed, "--on", placed.parent / "threads.toml", "--json").stdout)
+    assert (named["cluster"], named["costs"]) == ("threads", "roofline")
+    verified = roost("verify", *own[1:-2], "--placement", placed)
+    assert verified.exit_code == 0, verified.output
+
+
+def test_a_problem_of_another_model_is_refused_with_both(roost, placed, folder):
+    other = ("run", "cifar10_cnn", "--train", "--set", "batch=2", "--steps", "1", "--placement", placed)
+    said = roost(*other).stderr
+    assert "problem.json.gz: is a problem of graph 'cifar10_cnn', " in said
+    assert "cifar10_cnn as given here is " in said
+    both = roost(*other, "--costs", folder / "profiled.json", "--on", "here")
+    assert both.exit_code == 2
+    assert "leave out --on" in both.stderr
+    placement = roost(*other, "--costs", folder / "placement.json")
+    assert placement.exit_code == 2
+    assert "is a placement file" in placement.stderr
 
 
 def test_what_is_refused(roost, folder):

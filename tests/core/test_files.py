@@ -317,3 +317,40 @@ def test_a_trial_whose_placement_was_changed_is_refused(result):
     content["best"]["placement"]["device"][0] = 1
     with pytest.raises(InputError, match="digest"):
         formats.decode(json.dumps(content).encode(), "result.json")
+
+
+def test_a_file_without_permission_is_told(graph, tmp_path, monkeypatch):
+    """Root may read and write anything, so that it may not is said in its place."""
+    path = tmp_path / "graph.json"
+    graph.save(path)
+
+    def closed(*args, **settings):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", closed)
+        with pytest.raises(InputError, match=r"graph\.json: cannot be read: Permission denied"):
+            roost.load(path)
+    before = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", closed)
+        with pytest.raises(InputError, match=r"graph\.json: cannot be written: Permission denied"):
+            graph.save(path)
+    assert path.read_bytes() == before
+
+
+def test_whether_a_file_can_be_written_is_known_before(tmp_path, monkeypatch):
+    files.check_writable(tmp_path / "new.json")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "none" / "x.json")
+    for name, said in (
+        ("folder", "is a directory; name a file in it"),
+        ("none/x.json", r"folder .*none does not exist"),
+        ("link.json", r"folder .*none does not exist"),
+    ):
+        with pytest.raises(InputError, match=said):
+            files.check_writable(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link.json"]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match=r"new\.json: cannot be written: Permission denied"):
+        files.check_writable(tmp_path / "new.json")

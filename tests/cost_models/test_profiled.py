@@ -16,6 +16,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import INPUT
 from roost.cost_models import _replay, _timers, _updates, _works
 from roost.cost_models._reuse import reused
+from roost.cost_models._told import Logged
 from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
 from roost.errors import InputError
@@ -398,3 +399,14 @@ def test_big_weights_are_read_alone_and_beside_copies():
     assert np.array_equal(found.costs.op_time, found.beside)
     alone = Profiled(step, beside_copies=False).profile(step.graph, cluster("cpu", "cuda:0"))
     assert np.array_equal(alone.costs.op_time, found.alone)
+
+
+def test_without_a_way_to_be_told_progress_is_logged(caplog, monkeypatch):
+    """Of the first and the last, and now and then between them."""
+    caplog.set_level("INFO")
+    now = iter([0.0, 1.0, 2.0, 6.0, 7.0, 8.0])
+    monkeypatch.setattr("roost.cost_models._told.time.monotonic", lambda: next(now))
+    told = Logged()
+    for done in range(1, 7):
+        told(done, 6)
+    assert caplog.messages == [f"timing ops: {done} of 6" for done in (1, 4, 6)]

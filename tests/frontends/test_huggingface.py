@@ -2,12 +2,17 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends import read
+from roost.frontends.torch import step_of
+from roost.runtime.verify import verify
+from roost.testing.runs import any_placement, virtual_problem
 
-pytest.importorskip("transformers", reason="needs the hf extra")
+transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 SMALL = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
@@ -52,3 +57,15 @@ def test_a_bad_config(tmp_path, content, error, message):
 def test_a_bad_length(tmp_path):
     with pytest.raises(InputError, match="at least 1"):
         read(write(tmp_path, {"model_type": "gpt2"} | CONFIGS["gpt2"]), length=0)
+
+
+def test_a_model_that_keeps_keys_and_values_is_captured_without():
+    """As it comes from transformers, its outputs have a cache, which is no tensor. It is left as it was."""
+    config = transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20, bos_token_id=1, eos_token_id=1)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    inputs = {"input_ids": torch.zeros((1, 4), dtype=torch.int64)}
+    assert model.config.use_cache
+    step = step_of(model, inputs)
+    assert model.config.use_cache
+    problem = virtual_problem(step)
+    assert verify(step, problem, any_placement(problem, np.random.default_rng(0)), model, inputs).same

@@ -1,5 +1,6 @@
 """This machine as a cluster: positive figures, measured once, and caps that are kept to."""
 
+import errno
 import json
 import math
 import os
@@ -185,6 +186,66 @@ def test_gpus_are_found_and_measured():
     assert cluster.bus[0, 1] != cluster.bus[1, 0]
     capped = roost.probe({"cuda:0": "1GiB"})
     assert capped.devices[1].memory == 2**30
+
+
+@pytest.fixture
+def _nothing_said(monkeypatch):
+    monkeypatch.setattr(_kept, "_said", set())
+
+
+@pytest.mark.usefixtures("_nothing_said")
+def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, monkeypatch):
+    """And is no reason to stop. Root may write anywhere, so that it may not is said in its place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def closed(*args, **settings):
+        raise PermissionError(errno.EACCES, "Permission denied", "the folder")
+
+    for name in ("os.open", "pathlib.Path.mkdir"):
+        caplog.clear()
+        _kept._said.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(name, closed)
+            for what in ("probe", "profile", "probe"):
+                _kept.write(what, {"a": 1}, {})
+        [said] = caplog.messages
+        assert said.startswith("what was measured cannot be kept: ")
+        assert "Permission denied" in said
+        assert said.endswith("; XDG_CACHE_HOME can name another folder")
+
+
+@pytest.mark.usefixtures("_nothing_said")
+def test_what_is_kept_and_cannot_be_read_is_measured_again(caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _kept.write("probe", {"a": 1}, {"b": 2})
+    assert _kept.read("probe", {"a": 1}) == {"b": 2}
+
+    def closed(*args, **settings):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for name in ("pathlib.Path.open", "pathlib.Path.exists"):
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(name, closed)
+            assert _kept.read("probe", {"a": 1}) == {}
+            assert _kept.read("probe", {"a": 1}) == {}
+        [said] = caplog.messages
+        assert "Permission denied" in said
+
+
+@pytest.mark.usefixtures("_nothing_said")
+def test_without_a_home_nothing_is_kept(caplog, monkeypatch):
+    """As in a container with a user that it does not know."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr("pathlib.Path.home", homeless)
+    assert _kept.read("probe", {}) == {}
+    _kept.write("probe", {}, {})
+    assert len(caplog.messages) == 2
+    assert all("home directory" in said for said in caplog.messages)
 
 
 def test_a_thread_that_tells_a_gpu_what_to_do_has_a_core_of_its_own(monkeypatch):

@@ -290,6 +290,34 @@ def test_stages_of_a_pipeline():
     assert json.loads(found.text()) == {"split_spec": {"blocks.1": "BEGINNING"}, "devices": ["cuda:0", "cuda:1"]}
 
 
+def test_a_pipeline_tells_what_whole_modules_cost():
+    model, problem = net(TWO)
+    model.out.weight = nn.Parameter(torch.zeros(20, 8))
+    problem = roost.estimate(roost.capture(model, torch.zeros(2, 5, dtype=torch.int64)), TWO)
+    rules = {"blocks.0": "cuda:0", "blocks": "cuda:1", "out": "cuda:1", "": "cuda:0"}
+    whole = placed(problem, rules)
+    assert split_spec(model, problem, whole).cost == 1.0
+    torn = placed(problem, {"blocks.1.norm": "cuda:0", **rules})  # most of the block is on cuda:1 all the same
+    found = split_spec(model, problem, torn)
+    assert found.points == {"blocks.1": "BEGINNING"}
+    assert found.agreement < 1.0
+    assert found.step_time == roost.simulate(problem, whole).step_time
+    assert found.placed_time == roost.simulate(problem, torn).step_time
+    assert f"takes {found.cost:.2f} times as long" in str(found)
+
+
+def test_a_placement_in_and_out_of_modules_is_no_pipeline():
+    """Every block partly on each of two devices would be one stage, and nobody would know."""
+    model, problem = net(TWO)
+    with pytest.raises(
+        InputError, match=r"cuda:1 computes \d+% of the step, but most of no module: .* is in 'blocks.0'"
+    ):
+        split_spec(model, problem, placed(problem, {f"blocks.{n}.act": "cuda:1" for n in range(3)} | {"": "cuda:0"}))
+    found = split_spec(model, problem, placed(problem, {"": "cuda:0"}))
+    assert (found.points, found.devices) == ({}, ("cuda:0",))
+    assert str(found).startswith("one stage, on cuda:0: there is nothing to split; 100.0% of")
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_pytorch_splits_there():
     from torch.distributed.pipelining import SplitPoint, pipeline

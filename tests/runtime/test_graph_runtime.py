@@ -183,3 +183,38 @@ def test_what_was_learned_is_written_back():
         assert model.out.weight is model.embed.weight
         with pytest.raises(InputError, match="it is another model"):
             run.write_back(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
+def test_a_run_goes_on_where_another_stopped(optimizer):
+    """To the last bit, with dropout and a buffer that changes, and under another placement."""
+    model, inputs, step = made(optimizer, dropout=0.5)
+    problem, rng, rate = virtual_problem(step), np.random.default_rng(4), Optimizer(rate=0.01)
+    with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), rate) as whole:
+        losses = [float(whole.step(*inputs)[0]) for _ in range(6)]
+    with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), rate) as first:
+        begun = [float(first.step(*inputs)[0]) for _ in range(3)]
+        kept = {"residents": first.residents(), "states": first.states(), "num_steps": first.num_steps}
+    with GraphRuntime(step, problem, any_placement(problem, rng), optimizer=rate, **kept) as second:
+        rest = [float(second.step(*inputs)[0]) for _ in range(3)]
+        assert second.num_steps == 6
+    assert begun + rest == losses
+    for ours, theirs in ((second.residents(), whole.residents()), (second.states(), whole.states())):
+        assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+def test_states_of_another_run_are_refused():
+    model, _, step = made("adam")
+    problem = virtual_problem(step)
+    with GraphRuntime(step, problem, on_one(step), residents_of(model)) as run:
+        states = run.states()
+    name = next(iter(states))
+    for wrong, said in (
+        ({"states": {**states, "more": torch.ones(1)}}, "states has 'more', which the optimizer"),
+        ({"states": {}}, f"states lacks '{name}'; give all"),
+        ({"states": {**states, name: states[name][:1]}}, f"state '{name}' is "),
+        ({"states": {**states, name: states[name].double()}}, r"of torch.float64; the step has"),
+        ({"num_steps": -1}, "num_steps is -1"),
+    ):
+        with pytest.raises(InputError, match=said):
+            GraphRuntime(step, problem, on_one(step), residents_of(model), **wrong)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import small_net
 import torch
-from engine import Told
+from engine import Counting, Told
 from small_net import Faulty, standing_for
 
 import roost
@@ -250,7 +250,7 @@ def test_out_of_memory_beside_another_is_tried_again_alone(source, monkeypatch):
 
 
 def test_compiled_loops_propose_and_what_is_run_decides(source):
-    """Simulations of a loop are not counted as trials: what it proposes is."""
+    """Simulations of a loop are not counted as trials: what it proposes is, and that once."""
     fine, slow = (standing_for(source.problem, fault) for fault in ("fine", "slow"))
 
     def place(problem, evaluate):
@@ -261,7 +261,57 @@ def test_compiled_loops_propose_and_what_is_run_decides(source):
 
     result = search(source.problem, Told(place), trials=100, source=source.lent())
     assert result.best.placement == fine
-    assert result.num_trials == 8  # three rounds of two, one that proposed nothing, and the answer
+    assert result.num_trials == 2
+
+
+class Pretended(Counting):
+    """Says that it runs what it simulates."""
+
+    simulated = False
+
+
+@pytest.mark.parametrize("placer", ["auto", "annealing", "descent", "genetic", "random"])
+def test_all_trials_are_used_for_placements_that_were_not_run_before(problem, placer):
+    """Few trials, for whoever simulates; and loops that find the same best again propose others."""
+    source = Pretended(problem)
+    result = search(problem, placer, trials=30, source=source)
+    assert (result.num_trials, result.ended) == (30, "budget")
+    assert len(set(source.asked)) == 30
+
+
+def test_a_search_that_proposes_nothing_new_ends_and_says_so(problem, tmp_path):
+    fine, slow = (standing_for(problem, fault) for fault in ("fine", "slow"))
+
+    def asks(problem, evaluate):
+        while True:
+            evaluate([slow, fine])
+
+    def loops(problem, evaluate):
+        while True:
+            evaluate.round(lambda: Round([slow, fine], simulations=10_000))
+
+    for place in (asks, loops):
+        result = search(problem, Told(place), trials=30, source=Pretended(problem))
+        assert (result.num_trials, result.ended) == (2, "exhausted")
+    path = tmp_path / "trials.jsonl"
+    for _ in range(2):  # what a journal has is counted as it was
+        source = Pretended(problem)
+        result = search(problem, Told(asks), trials=30, source=source, journal=path)
+        assert (result.num_trials, result.ended) == (2, "exhausted")
+    assert not source.asked
+
+
+def test_a_round_that_proposes_more_than_is_left_is_cut(problem):
+    rng = np.random.default_rng(0)
+    several = list(dict.fromkeys(any_placement(problem, rng) for _ in range(9)))
+
+    def place(problem, evaluate):
+        while True:
+            evaluate.round(lambda: Round(several, simulations=1))
+
+    source = Pretended(problem)
+    assert search(problem, Told(place), trials=4, source=source).num_trials == 4
+    assert len(source.asked) == 4
 
 
 def test_a_placer_searches_as_with_the_simulator(source, tmp_path):
@@ -397,6 +447,15 @@ def test_a_race_refuses_what_is_not_faster_beyond_the_noise(problem, seconds):
 def test_a_finalist_that_is_a_baseline_gives_the_baseline(problem):
     found = raced(problem, {"slow": 1.0, "raises": 2.0}, finalist="slow")
     assert (found.recommended.name, found.ratio, len(found.standings)) == ("single", None, 2)
+
+
+def test_a_finalist_of_a_baselines_placer_is_told_from_it(problem):
+    """Everything on one device, and everything on another."""
+    peak = np.zeros(2, np.int64)
+    ours, theirs = (Trial(standing_for(problem, f), 1.0, peak, True, placer="single") for f in ("fine", "slow"))
+    found = race(Laps(problem, {"fine": 0.8, "slow": 1.0}), [ours], {"single": theirs})  # type: ignore[arg-type]
+    assert found.said.startswith("another of single takes 0.")
+    assert found.recommended.trial.placer == "single"
 
 
 def test_what_fails_in_a_race_is_out_of_it(problem):

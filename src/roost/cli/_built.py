@@ -45,6 +45,12 @@ class Built:
         return described(program, self.name, chosen.optimizer if chosen.train else None)
 
 
+def made(chosen: Model) -> tuple[nn.Module, Any]:
+    """The module and its inputs, for a process that measures."""
+    built = build(chosen, "cpu")
+    return built.module, built.inputs
+
+
 def build(chosen: Model, device: str, seed: int = 0) -> Built:
     """Raises InputError for what is no module of PyTorch: files of graphs, ONNX, TensorFlow."""
     import torch
@@ -60,8 +66,7 @@ def build(chosen: Model, device: str, seed: int = 0) -> Built:
             return Built(chosen, settings.model(), settings.inputs(chosen.train), chosen.source)
     if ":" in chosen.source:
         return _called(chosen)
-    path = Path(chosen.source)
-    if path.name == "config.json" or (path / "config.json").is_file():
+    if chosen.is_config:
         return _configured(chosen, device)
     raise InputError(
         f"{chosen.source}: cannot be built here; name a model of the zoo, package.module:callable, or a config.json"

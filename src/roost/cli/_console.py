@@ -7,6 +7,7 @@ they are, with nothing after them, unless COLUMNS says otherwise. Rich is import
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _SLOW_SECONDS = 3.0  # after which it is said why something takes so long
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _NO_WIDTH = 100_000
+_LONG_WORK = ("roost.simulator.compiling", "roost.presets.probe")  # whose words are shown
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")]
 
@@ -90,19 +92,55 @@ class Waiting:
 
     def __init__(self, text: str, slow: str = "") -> None:
         self.text, self.slow, self.began = text, slow, time.monotonic()
+        self.doing = ""  # what the library says that it does
 
     def __rich__(self) -> Text:
         """As text: a spinner would look for markup in a string. Cut: a live line that folds is drawn over and over."""
         from rich.text import Text
 
-        slow = self.slow and time.monotonic() - self.began > _SLOW_SECONDS
-        return Text(f"{self.text} ({self.slow})" if slow else self.text, no_wrap=True, overflow="ellipsis")
+        slow = self.slow if time.monotonic() - self.began > _SLOW_SECONDS else ""
+        more = self.doing or slow
+        return Text(f"{self.text} ({more})" if more else self.text, no_wrap=True, overflow="ellipsis")
+
+
+_drawn: list[Waiting] = []  # the lines that are on the terminal now, the innermost last
+
+
+@contextmanager
+def drawn(out: Console, line: Waiting, live: RenderableType | None = None) -> Iterator[None]:
+    """Draw a line, or what stands for it, until the end; what the library says that it does is added to it."""
+    _drawn.append(line)
+    try:
+        with out.status(line if live is None else live):
+            yield
+    finally:
+        _drawn.remove(line)
+
+
+class Doing(logging.Handler):
+    """What the library says that it does while one waits: in the line that is drawn, or a line of its own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if _drawn and console(stderr=True).is_terminal:
+            _drawn[-1].doing = text
+        else:
+            note(text)
+
+
+def listen() -> None:
+    """Show what the library says of long work, and nothing else that it logs below a warning."""
+    for name in _LONG_WORK:
+        logger = logging.getLogger(name)
+        if not any(isinstance(each, Doing) for each in logger.handlers):
+            logger.addHandler(Doing(logging.INFO))
+            logger.setLevel(logging.INFO)
 
 
 @contextmanager
 def working(text: str, slow: str = "") -> Iterator[None]:
     """Say on standard error what takes so long, while it does; only on a terminal."""
-    with console(stderr=True).status(Waiting(text, slow)):
+    with drawn(console(stderr=True), Waiting(text, slow)):
         yield
 
 
@@ -118,7 +156,7 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
             told = time.monotonic()
             note(line.text)
 
-    with out.status(line):
+    with drawn(out, line):
         yield tell
 
 

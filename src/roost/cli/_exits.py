@@ -21,6 +21,7 @@ class Group(TyperGroup):
 
     def main(self, *args: Any, **settings: Any) -> Any:
         _open_streams()
+        _console.listen()
         try:
             return super().main(*args, **settings)
         except RoostError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console
+from roost.cli import _built, _console
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,10 +56,10 @@ def check(evaluate: str, race: bool | None, source: str, on: str | None) -> bool
         if race:
             raise InputError("--race is of what was measured; add --evaluate measured")
         return False
-    if not (":" in source or Model(source).in_zoo):
+    if not (":" in source or Model(source).in_zoo or Model(source).is_config):
         raise InputError(
-            f"{source}: cannot be run; --evaluate measured needs the model itself: a zoo name (see roost zoo) or "
-            "package.module:callable"
+            f"{source}: cannot be run; --evaluate measured needs the model itself: a zoo name (see roost zoo), "
+            "package.module:callable or a Hugging Face config.json"
         )
     if on is not None:
         check_devices(presets.cluster(on))
@@ -71,6 +72,8 @@ def source_of(problem: Problem, model: Model, seed: int) -> Measuring:
     from roost.search.model_source import ModelSource
 
     made = ModelSource(model.source, dict(model.settings), model.train, model.optimizer, seed=seed)
+    if model.is_config:
+        made = replace(made, model=partial(_built.made, model), settings={})
     source = Measuring(problem, made)
     with _console.working(f"starting a process to measure in: building and capturing {model.source}"):
         try:
@@ -130,9 +133,21 @@ def raced(
     def now(trial: Trial) -> Trial:
         return replace(trial, step_time=timed.get(trial.placement.digest, trial.step_time * pace))
 
-    best = replace(found.recommended.trial, placer=found.recommended.name)
+    won = found.recommended
+    best = replace(won.trial, placer=won.name) if won.is_baseline else won.trial
     others = {other: now(trial) for other, trial in result.baselines.items()}
     return replace(result, best=best, baselines=others), now(single), found
+
+
+def ended_early(result: Result, trials: int | None) -> str:
+    """What to say where a search had not run as many placements as it might; nothing where it had."""
+    why = {
+        "done": f"{result.placer} proposes no more",
+        "exhausted": "nothing was proposed any more that was not run before",
+    }.get(result.ended)
+    if why is None or (trials is None and result.ended == "done"):
+        return ""
+    return f"Ended after {result.num_trials:,}{'' if trials is None else f' of {trials:,}'} trials: {why}"
 
 
 def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any]:
@@ -150,12 +165,12 @@ def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any
         about["race"] = {
             "said": found.said,
             "faster": found.faster,
-            "recommended": found.recommended.name,
+            "recommended": found.recommended.trial.placer,
             "ratio": found.ratio,
             "low": found.low,
             "high": found.high,
             "standings": [
-                {"placer": each.name, "baseline": each.is_baseline, "step_time": each.trial.step_time}
+                {"placer": each.trial.placer, "baseline": each.is_baseline, "step_time": each.trial.step_time}
                 for each in found.standings
             ],
             "failed": dict(found.failed),

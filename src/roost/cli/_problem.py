@@ -35,7 +35,21 @@ On = Annotated[
 ]
 CostsFile = Annotated[
     Path | None,
-    typer.Option("--costs", metavar="FILE", help="A costs.npz; otherwise a roofline of the cluster's figures."),
+    typer.Option(
+        "--costs",
+        metavar="FILE",
+        help="A costs.npz, or the problem.json of this model (roost profile -o, roost place -o) in place of --on; "
+        "otherwise a roofline of the cluster's figures.",
+    ),
+]
+Placed = Annotated[
+    Path | None,
+    typer.Option(
+        "--placement",
+        metavar="FILE",
+        help="The placement.json, or the folder that roost place -o wrote; without --on and --costs the problem that "
+        "it wrote beside it is taken.",
+    ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="A whole training step of the model instead of inference.")]
 Optimizer = Annotated[str | None, typer.Option(help="sgd (where left out), momentum, adam or adamw; with --train.")]
@@ -52,6 +66,7 @@ _WITH_LOSS = (
     "Name a callable (package.module:callable) whose module returns its loss, or capture it in Python: "
     "roost.capture(model, inputs, train=True, loss=...).save('graph.json')"
 )
+PLACEMENT, PROBLEM = "placement.json", "problem.json.gz"  # as `roost place -o` names them
 _MODEL_FILES = (".onnx", ".pt2", ".pb")
 
 
@@ -83,6 +98,12 @@ class Model:
     @property
     def in_zoo(self) -> bool:
         return self.source.replace("_", "").isalnum() and not Path(self.source).exists()
+
+    @property
+    def is_config(self) -> bool:
+        """Whether it is a configuration of transformers, or a folder with one."""
+        path = Path(self.source)
+        return path.name == "config.json" or (path / "config.json").is_file()
 
     @property
     def batch(self) -> int | None:
@@ -119,6 +140,10 @@ class Model:
 
         if self.in_zoo:
             return zoo.model(self.source, self.train, **dict(self.settings))
+        if self.is_config:
+            from roost.cli import _built
+
+            return _built.made(self)
         return self._made()
 
     def describe(self) -> Described:
@@ -145,8 +170,14 @@ class Model:
 
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
-        if self.shapes or not (self.in_zoo or ":" in self.source):
-            raise InputError(f"{self.source}: cannot be timed; give a zoo name or package.module:callable, no --input")
+        if self.shapes or not (self.in_zoo or self.is_config or ":" in self.source):
+            raise InputError(
+                f"{self.source}: cannot be timed; give a zoo name, package.module:callable or a config.json, no --input"
+            )
+        if self.is_config:
+            from roost.cli import _built
+
+            return _built.build(self, "meta").described()
         try:
             with torch.device("meta") if self.in_zoo else nullcontext():
                 model, inputs = self.real()
@@ -199,12 +230,12 @@ def read(
     shapes: list[str] | None,
 ) -> tuple[Problem, Model | None]:
     """The problem, and the model where it was captured from one."""
-    if not _is_our_file(source):
+    if not is_our_file(source):
         model = Model.of(source, train, optimizer, settings, shapes)
-        _check_cluster(source, on)  # before the minutes that capturing may take
+        check_cluster(source, on, costs)  # before the minutes that capturing may take
         with _console.working(f"capturing {source}"):
             graph = model.capture()
-        return _with_cluster(graph, source, on, costs), model
+        return with_cluster(graph, source, on, costs), model
     given = {"--train": train, "--optimizer": optimizer, "--set": settings, "--input": shapes}
     for option, value in given.items():
         if value:
@@ -227,26 +258,45 @@ def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
         return found
     if not isinstance(found, Graph):
         raise InputError(f"{path}: holds a {type(found).__name__.lower()}, not a graph or a problem")
-    return _with_cluster(found, str(path), on, costs)
+    return with_cluster(found, str(path), on, costs)
 
 
-def _with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:
+def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path, Path | None]:
+    """The file of a placement, and costs for it: those it was found with, where they are there and no others named.
+
+    `placement` may be the folder that `roost place -o` wrote.
+    """
+    inside = placement.is_dir()
+    beside = (placement if inside else placement.parent) / PROBLEM
+    if on is None and costs is None and beside.is_file():
+        costs = beside
+    return placement / PLACEMENT if inside else placement, costs
+
+
+def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:
+    """The graph on a cluster, with costs from a file or by roofline; or the problem in a file, where it is of it."""
     from roost.core import formats
     from roost.core.costs import Costs
     from roost.core.problem import Problem
     from roost.cost_models import estimate
     from roost.presets import cluster
 
-    _check_cluster(source, on)
+    check_cluster(source, on, costs)
+    given = None if costs is None else formats.load(costs)
+    if isinstance(given, Problem):
+        if on is not None:
+            raise InputError(f"{costs}: is a problem, with a cluster and costs of its own; leave out --on")
+        return _of_graph(given, graph, source, f"{costs}")
+    if given is not None and not isinstance(given, Costs):
+        raise InputError(f"{costs}: is a {type(given).__name__.lower()} file; costs or a problem are needed here")
     assert on is not None
-    if costs is None:
+    if given is None:
         devices = cluster(on)
         try:
             return estimate(graph, devices)
         except InputError as error:
             error.args = (f"{source}: {error}",)
             raise
-    given = formats.load_as(Costs, costs)
     try:
         return Problem(graph, cluster(on), given)
     except InputError as error:
@@ -255,16 +305,29 @@ def _with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None)
         raise
 
 
-def _check_cluster(source: str, on: str | None) -> None:
+def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
+    """A problem from a file, which must be of this graph."""
+    if given.graph.digest != graph.digest:
+        raise InputError(
+            f"{path}: is a problem of graph {given.graph.name!r}, {given.graph.digest}; {source} as given here is "
+            f"{graph.digest}: give the settings that it was made with, such as --train and --set"
+        )
+    return given
+
+
+def check_cluster(source: str, on: str | None, costs: Path | None = None) -> None:
+    """Refuse what names no cluster, or none that there is. A problem brings its own."""
     from roost.presets import HERE, cluster
 
     if on is None:
+        if costs is not None and costs.name.endswith((".json", ".json.gz")):
+            return
         raise InputError(f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
     if on != HERE:
         cluster(on)
 
 
-def _is_our_file(source: str) -> bool:
+def is_our_file(source: str) -> bool:
     """Whether this names a file of ours, there or not, and no model."""
     path = Path(source)
     if path.name == "config.json" or source.endswith(_MODEL_FILES) or path.is_dir():

@@ -21,31 +21,36 @@ class Ready:
 
     built: _built.Built
     step: Described
-    problem: Problem  # with costs by roofline
+    problem: Problem
     placement: Placement
 
 
-def ready(chosen: _problem.Model, on: str | None, path: Path | None, seed: int, copies: int) -> Ready:
+def ready(
+    chosen: _problem.Model, on: str | None, path: Path | None, costs: Path | None, seed: int, copies: int
+) -> Ready:
     """`copies` is how many times the weights are held at once while it runs."""
     from roost.core import formats
     from roost.core.placement import Placement
-    from roost.cost_models import estimate
+    from roost.core.problem import Problem
     from roost.presets import cluster
     from roost.runtime import verify as verification
 
     if path is None:
         raise InputError("--placement is missing; name the placement.json to run")
-    if on is None:
-        raise InputError(f"{chosen.source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
-    devices, placement = cluster(on), formats.load_as(Placement, path)
-    verification.check_devices(devices)
+    path, costs = _problem.placed_in(path, on, costs)
+    _problem.check_cluster(chosen.source, on, costs)
+    placement = formats.load_as(Placement, path)
+    if on is not None:
+        verification.check_devices(cluster(on))
+    elif costs is not None:
+        verification.check_devices(formats.load_as(Problem, costs).cluster)
     with _console.working(f"building {chosen.source}"):
         _check_size(chosen, copies)
         built = _built.build(chosen, "cpu", seed)
         verification.check_weights(built.module)
     with _console.working(f"capturing {chosen.source}"):
         step = built.described()
-    problem = estimate(step.graph, devices)
+    problem = _problem.with_cluster(step.graph, chosen.source, on, costs)
     try:
         placement = problem.check(placement)
     except InputError as error:

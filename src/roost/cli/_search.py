@@ -31,12 +31,14 @@ Variant = Annotated[
         help="Other settings of a placer that learns: paper (as published), heuristic (begins at the best simple one).",
     ),
 ]
-Trials = Annotated[int | None, typer.Option(metavar="N", help="Stop after so many trials, simulations included.")]
+Trials = Annotated[
+    int | None, typer.Option(metavar="N", help="Stop after so many trials: simulations, or placements that were run.")
+]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits
 _OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4  # a gap below the first is one of rounding; below the second it reads as none
-COMPILING = "compiling, on the first run on a machine: up to a minute"
+COMPILING = "loading what was compiled"
 
 
 def check_budget(seconds: float | None, trials: int | None) -> None:
@@ -137,7 +139,7 @@ def watching(what: str, first: str = "", baseline: Trial | None = None) -> Itera
     """Say on standard error how a search goes: a live line on a terminal, else a line now and then; `first` before."""
     out = _console.console(stderr=True)
     watch = Watch(what, out, first, baseline)
-    with out.status(watch):
+    with _console.drawn(out, watch.waiting, watch):
         yield watch
 
 

@@ -70,7 +70,7 @@ def num_ops(found: dict[str, Any]) -> int:
 
 
 def device_table(found: dict[str, Any]) -> RenderableType:
-    """A row for each device."""
+    """A row for each device, of the step as simulated; also where another was measured."""
     from rich.text import Text
 
     from roost.core.units import show_bytes, show_seconds
@@ -78,8 +78,9 @@ def device_table(found: dict[str, Any]) -> RenderableType:
     over = {name: size for name, size in found["missing_bytes"].items() if size}
     numbers = ["ops", "busy", "share", "sent", "received", "peak", "capacity", *["over by"] * bool(over)]
     rows = _console.table(["device", *numbers], numbers)
+    step_time = found.get("simulated_step_time", found["step_time"])
     for device in found["devices"]:
-        share = device["busy"] / found["step_time"] if found["step_time"] else 0.0
+        share = device["busy"] / step_time if step_time else 0.0
         beyond = over.get(device["name"], 0)
         rows.add_row(
             device["name"],

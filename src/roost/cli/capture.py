@@ -35,6 +35,10 @@ def capture(
 
     The model is not run, and its weights are not held.
     """
+    from roost.core import formats
+    from roost.core.graph import Graph
+
+    formats.check_path(Graph, output)
     chosen = _problem.Model.of(model, train, optimizer, setting, shape)
     with _console.working(f"capturing {model}"):
         graph = chosen.capture()

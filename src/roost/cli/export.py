@@ -22,7 +22,7 @@ Format = Literal["device_map", "split_spec", "llama_cpp"]
 def export(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
-    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to export.")] = None,
+    placement: _problem.Placed = None,
     form: Annotated[
         Format | None,
         typer.Option(
@@ -50,9 +50,14 @@ def export(
         raise InputError("--placement is missing; name the placement.json to export")
     if form is None:
         raise InputError("--format is missing; give device_map, split_spec or llama_cpp")
-    from roost.core import formats
+    from roost.core import files, formats
     from roost.core.placement import Placement
 
+    if output is not None:
+        files.check_writable(output)
+    placement, found_with = _problem.placed_in(placement, on, costs)
+    if not _problem.is_our_file(model_or_graph):
+        costs = found_with
     problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     loaded = formats.load_as(Placement, placement)
     try:
@@ -76,14 +81,9 @@ def _module(model: _problem.Model | None) -> nn.Module | None:
     """The model that the graph was captured from, where it is one of PyTorch; its weights are not held."""
     if model is None or model.source.endswith((".pt2", ".onnx", ".pb")):
         return None
-    if not (model.in_zoo or ":" in model.source or _has_config(model.source)):
+    if not (model.in_zoo or ":" in model.source or model.is_config):
         return None
     return _built.build(model, "meta").module
-
-
-def _has_config(source: str) -> bool:
-    path = Path(source)
-    return path.name == "config.json" or (path / "config.json").is_file()
 
 
 def _exported(
@@ -105,7 +105,14 @@ def _exported(
         }
     if form == "split_spec":
         spec = exports.split_spec(module, problem, placement)
-        return spec, {"split_spec": dict(spec.points), "devices": list(spec.devices), "agreement": spec.agreement}
+        return spec, {
+            "split_spec": dict(spec.points),
+            "devices": list(spec.devices),
+            "agreement": spec.agreement,
+            "step_time": spec.step_time,
+            "placed_time": spec.placed_time,
+            "cost": spec.cost,
+        }
     line = exports.llama_cpp(problem, placement)
     return line, {
         "line": line.line,

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 JOURNAL = "trials.jsonl"
 FILES = {
-    "placement": "placement.json",
+    "placement": _problem.PLACEMENT,
+    "problem": _problem.PROBLEM,
     "result": "result.json",
     "timeline": "timeline.json.gz",
     "trace": "trace.json.gz",
@@ -58,7 +59,7 @@ def place(
             "--output",
             "-o",
             metavar="DIR",
-            help="Write the placement, the result, its timeline, all trials and figures of learning here.",
+            help="Write the placement, its problem, the result, its timeline, all trials and figures of learning here.",
         ),
     ] = None,
     variant: _search.Variant = None,
@@ -120,7 +121,8 @@ def place(
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
         found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
-    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced))
+    early = "" if source is None else _measured.ended_early(result, trials)
+    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced, early))
     if lacking is not None:
         _console.error(str(lacking[0]))
         raise typer.Exit(_exits.NOTHING_FITS)
@@ -233,6 +235,7 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
 
     path = {kind: folder / name for kind, name in FILES.items()}
     result.best.placement.save(path["placement"])
+    problem.save(path["problem"])
     result.save(path["result"])
     step.save(path["timeline"])
     write_trace(step, path["trace"], problem.graph)
@@ -298,8 +301,10 @@ def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
     return roomy
 
 
-def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race | None) -> Iterator[RenderableType]:
-    """The result for people."""
+def _report(
+    found: dict[str, Any], problem: Problem, result: Result, raced: Race | None, early: str = ""
+) -> Iterator[RenderableType]:
+    """The result for people; `early` is said of a search that ended before its trials were used."""
     from rich.text import Text
 
     from roost.core.units import show_seconds
@@ -315,6 +320,8 @@ def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race
         yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
     if raced is not None:
         yield f"Race: {raced.said}"
+    if early:
+        yield early
     if result.bound is not None:
         words = _search.show_bound(found["gap"], result.bound)
         yield words[0].upper() + words[1:]
@@ -328,13 +335,17 @@ def _report(found: dict[str, Any], problem: Problem, result: Result, raced: Race
     )
     yield Text("\n".join(about), "dim")
     yield ""
+    if measured:
+        yield Text(f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim")
     yield _step.device_table(found)
     if found["baselines"]:
         yield ""
+        if measured:
+            yield Text("as measured; memory of devices that are threads as simulated:", "dim")
         yield _baselines(found, problem)
     if found["not_asked"] and found["ended"] == "budget":
         yield ""
-        yield Text(f"not asked, for lack of time or of a package: {', '.join(found['not_asked'])}", "dim")
+        yield Text(f"not asked, for lack of time, of trials or of a package: {', '.join(found['not_asked'])}", "dim")
 
 
 def _beside_single(found: dict[str, Any]) -> str:

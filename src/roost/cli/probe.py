@@ -31,15 +31,19 @@ def probe(
     And the links between them. It takes less than a minute, and is kept for the next time on the same hardware, driver
     and PyTorch.
     """
+    from roost.core import formats
+    from roost.core.cluster import Cluster
     from roost.presets.probe import probe as found_here
 
+    if output is not None:
+        formats.check_path(Cluster, output)
     caps: dict[str, int | str] = {}
     for text in memory or []:
         name, equals, size = text.partition("=")
         if not equals or not name:
             raise InputError(f"--memory {text!r}: write it as DEVICE=SIZE, such as cuda:0=6GiB")
         caps[name] = size
-    with _console.working("measuring this machine", "once for its hardware"):
+    with _console.working("looking at this machine"):
         cluster = found_here(caps, virtual=virtual, refresh=refresh)
     if output is not None:
         cluster.save(output)

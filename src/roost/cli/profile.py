@@ -22,7 +22,10 @@ _SLOWEST = 12  # kinds of ops that are shown
 
 def profile(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A zoo name (see roost zoo) or package.module:callable.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json."
+        ),
     ],
     on: Annotated[
         str, typer.Option("--on", metavar="CLUSTER", help="Devices of this machine: here, or a file of roost probe.")
@@ -51,11 +54,14 @@ def profile(
     the times predict for it.
     """
     from roost import presets
+    from roost.core import formats
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profiled
 
+    if output is not None:
+        formats.check_path(Problem, output)
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    with _console.working("measuring this machine", "once for its hardware"):
+    with _console.working("looking at this machine"):
         cluster = presets.cluster(on)
     with _console.working(f"capturing {model}"):
         step = chosen.describe()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -22,7 +21,8 @@ def run(
         ),
     ],
     on: _problem.On = None,
-    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to run.")] = None,
+    placement: _problem.Placed = None,
+    costs: _problem.CostsFile = None,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row that are timed.")] = 10,
@@ -38,7 +38,7 @@ def run(
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    facts = _ran(_ready.ready(chosen, on, placement, seed, copies=5 if chosen.train else 2), steps, seed)
+    facts = _ran(_ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2), steps, seed)
     _console.show_json(facts) if as_json else _console.show(*_report(facts))
 
 
@@ -76,6 +76,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int) -> dict[str, Any]:
         "shortest": min(seconds[_WARM:]),
         "longest": max(seconds[_WARM:]),
         "estimated": predicted.step_time,
+        "costs": ready.problem.costs.source,
         "peak_memory": {name: int(size) for name, size in peak.items()},
         "losses": results,
     }
@@ -85,9 +86,10 @@ def _report(facts: dict[str, Any]) -> list[Any]:
     from roost.core.units import show_bytes, show_seconds
 
     times = [show_seconds(facts[name]) for name in ("step_time", "shortest", "longest", "estimated")]
+    more = " (roost profile times the ops themselves)" if facts["costs"] == "roofline" else ""
     lines = [
         f"{facts['model']} on {facts['cluster']}: {times[0]} a step, median of {facts['steps']} ({times[1]} to "
-        f"{times[2]}); {times[3]} estimated by roofline (roost profile times the ops themselves)"
+        f"{times[2]}); {times[3]} expected, costs: {facts['costs']}{more}"
     ]
     lines += [f"peak memory of {name}: {show_bytes(size)}" for name, size in facts["peak_memory"].items()]
     if facts["losses"]:

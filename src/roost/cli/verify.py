@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +24,8 @@ def verify(
         ),
     ],
     on: _problem.On = None,
-    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to run.")] = None,
+    placement: _problem.Placed = None,
+    costs: _problem.CostsFile = None,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row.")] = 1,
@@ -48,17 +48,15 @@ def verify(
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    found = _verified(chosen, on, placement, steps, seed, tolerance)
+    ready = _ready.ready(chosen, on, placement, costs, seed, copies=9 if chosen.train else 3)
+    found = _verified(ready, steps, seed, tolerance)
     _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
     found.check()
 
 
-def _verified(
-    chosen: _problem.Model, on: str | None, path: Path, steps: int, seed: int, tolerance: float | None
-) -> Verification:
+def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | None) -> Verification:
     from roost.runtime import verify as verification
 
-    ready = _ready.ready(chosen, on, path, seed, copies=9 if chosen.train else 3)
     with _console.working("running it placed and unplaced"):
         return verification.verify(
             ready.step,

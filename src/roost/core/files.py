@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
 import secrets
@@ -63,6 +64,27 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except FileNotFoundError:
         raise InputError(f"{path}: cannot be written: folder {path.parent} does not exist") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+    except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle
+        raise InputError(f"{str(path)!r}: cannot be written: {error}") from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise what writing this file would raise, as far as that is known before there is anything to write."""
+    try:
+        folder = (path.resolve() if path.is_symlink() else path).parent
+        if path.is_dir():
+            raise IsADirectoryError
+        if not folder.is_dir():
+            raise FileNotFoundError
+        renamed_over = not is_special(path) and path.parts[:2] not in (("/", "dev"), ("/", "proc"))
+        if not os.access(folder if renamed_over else path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except IsADirectoryError:
+        raise InputError(f"{path}: is a directory; name a file in it") from None
+    except FileNotFoundError:
+        raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle

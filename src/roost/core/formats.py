@@ -6,6 +6,7 @@ can run code. What is wrong with a file is said with the file, the field, and wh
 
 from __future__ import annotations
 
+import importlib
 import io
 import tomllib
 import zipfile
@@ -49,20 +50,33 @@ FORMATS = {
     "roost.result": Format(Result, rows.ResultFile, rows.result_file, rows.result_from),
 }
 
+# Nouns that are made further along the line, and the modules that add their formats to those above, when one is met.
+_LATER = {"roost.plan": "roost.plan.files"}
+
 
 def save(noun: object, path: str | Path) -> None:
     """Write a noun to a file, whole or not at all."""
     path = Path(path)
     if isinstance(noun, Costs):
         return _save_costs(noun, path)
-    suffix = ".toml" if isinstance(noun, Cluster) else ".json"
-    if not path.name.endswith((suffix, f"{suffix}.gz")) and path.parts[:2] != ("/", "dev"):
-        raise InputError(f"{path}: a {type(noun).__name__.lower()} is saved as {suffix} or {suffix}.gz")
+    _check_suffix(type(noun), path)
     try:
         data = encode(noun)
     except UnicodeEncodeError as error:
         raise InputError(f"{path}: a name cannot be written as UTF-8: {error}") from None
     files.write_bytes(path, data)
+
+
+def check_path(noun: type[Any], path: str | Path) -> None:
+    """Raise where a noun of this type could not be saved there: before the minutes that it may take to make it."""
+    _check_suffix(noun, Path(path))
+    files.check_writable(Path(path))
+
+
+def _check_suffix(noun: type[Any], path: Path) -> None:
+    suffix = ".toml" if issubclass(noun, Cluster) else ".json"
+    if not path.name.endswith((suffix, f"{suffix}.gz")) and path.parts[:2] != ("/", "dev"):
+        raise InputError(f"{path}: a {noun.__name__.lower()} is saved as {suffix} or {suffix}.gz")
 
 
 def encode(noun: object) -> bytes:
@@ -143,8 +157,10 @@ class _Header(msgspec.Struct):
 
 
 def _format(header: _Header) -> Format:
+    if header.format not in {**FORMATS, **_LATER}:
+        raise InputError(f"format: {header.format!r} is none of {', '.join({**FORMATS, **_LATER})}")
     if header.format not in FORMATS:
-        raise InputError(f"format: {header.format!r} is none of {', '.join(FORMATS)}")
+        importlib.import_module(_LATER[header.format])
     form = FORMATS[header.format]
     if header.version != form.version:
         raise InputError(
@@ -193,6 +209,8 @@ def _load_costs(path: Path) -> Costs:
 
 def schemas() -> dict[str, dict[str, Any]]:
     """The JSON Schema of every file format, by format."""
+    for module in _LATER.values():
+        importlib.import_module(module)
     return {
         name: {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"{name} 1"}
         | msgspec.json.schema(form.file)

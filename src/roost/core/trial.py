@@ -52,8 +52,9 @@ class Bound:
 
 
 # done: the placer came to its end. budget: trials or seconds were spent. optimal: the bound was reached.
-# interrupted: with Ctrl-C. stopped: whoever watched it asked for that.
-ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped")
+# interrupted: with Ctrl-C. stopped: whoever watched it asked for that. exhausted: placements were run, and for long
+# none was asked for that was not run before.
+ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped", "exhausted")
 
 
 @dataclass(frozen=True, eq=False, repr=False)

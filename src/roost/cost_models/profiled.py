@@ -19,6 +19,7 @@ from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import INPUT, UPDATE, Graph
+from roost.cost_models._told import Logged
 from roost.cost_models.roofline import Roofline
 from roost.errors import InputError
 from roost.presets import _kept, _machine
@@ -50,7 +51,8 @@ def profile(
     progress: Progress | None = None,
 ) -> Costs:
     """The costs of a captured step on devices of this machine, timed there; see `Profiled`."""
-    settings = Profiled(step, beside_copies, launches, seconds_each=seconds_each, cache=cache, progress=progress)
+    told = progress or Logged()
+    settings = Profiled(step, beside_copies, launches, seconds_each=seconds_each, cache=cache, progress=told)
     return settings.estimate(step.graph, cluster)
 
 

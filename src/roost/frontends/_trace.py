@@ -80,8 +80,36 @@ def trace(
     train: bool = False,
     loss: Callable[..., Tensor] | None = None,
 ) -> Program:
-    """Trace a module on example inputs; their values and those of the weights are never looked at."""
+    """Trace a module on example inputs; their values and those of the weights are never looked at.
+
+    A model of transformers is traced without its cache of keys and values, which is no tensor and part of no graph.
+    """
     _check_model(model, train)
+    with without_cache(model):
+        return _traced(model, args, kwargs, train, loss)
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """A model of transformers that returns no cache; others as they are."""
+    every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in every if getattr(config, "use_cache", None) is True}
+    for config in configs.values():
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in configs.values():
+            config.use_cache = True
+
+
+def _traced(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    train: bool,
+    loss: Callable[..., Tensor] | None,
+) -> Program:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = _fake_copy(model, mode).train(train)
     if loss is not None:

@@ -6,7 +6,7 @@ placements cost; the caller counts the budget.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -30,6 +30,8 @@ class Round:
     placements: Sequence[Placement]  # the best it found; few, for each is simulated again
     simulations: int  # placements it simulated by itself
     state: Mapping[str, Array] = field(default_factory=dict)  # where to go on from
+    # More that are worth running, the best first: taken where placements are run, and those above were run before.
+    others: Callable[[], Iterable[Placement]] = tuple
 
 
 class Evaluate(Protocol):
@@ -77,6 +79,10 @@ class Evaluate(Protocol):
     @property
     def trials_left(self) -> float:
         """Trials and simulations until the budget is spent; infinite where there is no limit."""
+
+    @property
+    def simulations_left(self) -> float:
+        """Simulations that a compiled loop may do by itself; infinite where only what it proposes counts, being run."""
 
 
 class Placer(Protocol):

@@ -9,7 +9,7 @@ lengths that do not depend on the clock, so the same seed takes the same way; th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -33,6 +33,7 @@ from roost.simulator.compiled import Simulator
 _MOST_SECONDS = 1.6  # that all chains together may take in one round, about
 _FEW = 64  # trials: not worth another round
 _REORDERS = 10  # simulations at most, beside its batches, for a chain in a round: five orders, four windows, the start
+_NEAR = 32  # placements near the best that are looked at, where that was run before
 _TIES = ("readers", "updates", "nothing")
 _GROUPS = "groups"
 _NAMES = (*_TIES, _GROUPS)
@@ -83,7 +84,8 @@ class Population:
                 members = members[: max(2, len(members) // 2)]
             else:
                 members = [members[0], self._again(members[0], number)]
-            if self.evaluate.trials_left < _FEW or self.evaluate.seconds_left <= 0:
+            left = self.evaluate
+            if left.simulations_left < _FEW or left.trials_left < 1 or left.seconds_left <= 0:
                 return
 
     def _mixed(self, starts: Sequence[Placement]) -> list[Placement]:
@@ -137,7 +139,7 @@ class Population:
 
     def _affordable(self, members: int) -> int:
         """So many members that the budget lasts for a few rounds."""
-        batches, trials = self.heat.batches, self.evaluate.trials_left
+        batches, trials = self.heat.batches, self.evaluate.simulations_left
         if not isinf(trials):
             members = min(members, int(trials / (16 * 2 * batches)))
         if not isinf(self.evaluate.seconds_left):
@@ -192,9 +194,35 @@ class Population:
             done.append(found)
             spent += more
         best = min(done, key=_merit)
-        units, _ = self.units(best.tie)
-        placement = replace(best.example, device=units.devices(best.chain.best))
-        return Round([placement], max(1, spent), _packed(done))
+        return Round([self._best_of(best)], max(1, spent), _packed(done), lambda: self._others(done, number))
+
+    def _best_of(self, member: Member) -> Placement:
+        units, _ = self.units(member.tie)
+        return replace(member.example, device=units.devices(member.chain.best))
+
+    def _others(self, members: list[Member], number: int) -> Iterator[Placement]:
+        """What is about as good as the best: where each chain was best, where it is now, other orders, and near it."""
+        ranked = sorted(members, key=_merit)
+        yield from (self._best_of(member) for member in ranked)
+        now = [
+            replace(member.example, device=self.units(member.tie)[0].devices(member.chain.placed)) for member in ranked
+        ]
+        yield from now
+        for placement in now:
+            yield from sorted(self._in_all_orders(placement), key=self._cost)
+        yield from sorted(self._near(ranked[0], number), key=self._cost)
+
+    def _near(self, member: Member, number: int) -> Iterator[Placement]:
+        """Where a chain was best, with some units in a row on another device: another draw in every round."""
+        units, rng = self.units(member.tie)[0], np.random.default_rng([self._seed, number])
+        best = np.array(member.chain.best)
+        for _ in range(_NEAR):
+            moved, first = best.copy(), int(rng.integers(len(best)))
+            device = int(rng.choice(np.flatnonzero(units.allowed[first])))
+            row = np.arange(first, min(len(best), first + 2 ** int(rng.integers(6))))
+            row = row[units.allowed[row, device]]
+            moved[row] = device
+            yield replace(member.example, device=units.devices(moved))
 
     def _length(self, annealer: Annealer, number: int, count: int) -> int:
         """Batches of one chain in this round."""
@@ -205,13 +233,13 @@ class Population:
         if not isinf(self.evaluate.seconds_left):
             share = self.evaluate.seconds_left * min(self.threads, count) / count
             most = min(most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch))))
-        if not isinf(self.evaluate.trials_left):
-            most = min(most, int((self.evaluate.trials_left / count - _REORDERS) / annealer.batch))
+        if not isinf(self.evaluate.simulations_left):
+            most = min(most, int((self.evaluate.simulations_left / count - _REORDERS) / annealer.batch))
         return int(max(0, min(planned, most)))
 
     def _reorder(self, member: Member, count: int) -> tuple[Member, int]:
         """One of so many members in the best order for its best devices, and simulations spent on finding it."""
-        if not self.heat.reorder or self.evaluate.trials_left < _REORDERS * count:
+        if not self.heat.reorder or self.evaluate.simulations_left < _REORDERS * count:
             return member, 0
         units, _ = self.units(member.tie)
         now = replace(member.example, device=units.devices(member.chain.best))

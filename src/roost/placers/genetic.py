@@ -45,7 +45,7 @@ class Genetic:
         starts = starting_points(problem, evaluate, self.starts)
         world = _World(problem, starts[0], self.spread)
         seed = int(evaluate.rng.integers(2**62))
-        count = int(max(1, min(self.individuals, evaluate.trials_left)))
+        count = int(max(1, min(self.individuals, evaluate.simulations_left)))
         state: Mapping[str, Array] = evaluate.round(lambda: self._first(world, starts, seed, count))
         while evaluate.trials_left >= 1 and evaluate.seconds_left > 0:
             before = state
@@ -59,9 +59,9 @@ class Genetic:
     def _generations(self, problem: Problem, evaluate: Evaluate) -> int:
         each = max(1, self.individuals - self._num_elite)
         planned = max(1, _ROUND_OPS // (problem.graph.num_ops * each))
-        if isinf(evaluate.trials_left):
+        if isinf(evaluate.simulations_left):
             return planned
-        return min(planned, int(evaluate.trials_left) // each)
+        return min(planned, int(evaluate.simulations_left) // each)
 
     @property
     def _num_elite(self) -> int:
@@ -94,7 +94,8 @@ class Genetic:
             generations, self._num_elite, int(self.mutants * self.individuals), self.bias, self.mutation,
             state["state"],
         )  # fmt: skip
-        return Round([world.placement(keys) for keys in state["keys"][:2]], max(1, int(spent)), state)
+        best = [world.placement(keys) for keys in state["keys"][:2]]
+        return Round(best, max(1, int(spent)), state, lambda: map(world.placement, state["keys"][2:]))
 
 
 class _World:

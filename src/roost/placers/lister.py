@@ -146,7 +146,7 @@ class Lister:
 
     def _round_of_rules(self, bench: Bench, rows: Array, evaluate: Evaluate) -> Array:
         """One round of rules, as many as there are trials for; what each costs, infinite where it was not tried."""
-        left, more = evaluate.trials_left, int(bench.is_tight and evaluate.trials_left > 1)
+        left, more = evaluate.simulations_left, int(bench.is_tight and evaluate.simulations_left > 1)
         attempts = len(SCALES) + 1 if bench.is_tight else 1  # where memory is tight, both orders are simulated
         count = int(max(1, min(len(rows), left // attempts)))
         scales = SCALES[: int(max(1, min(attempts, left // count) - more))]
@@ -180,8 +180,8 @@ class Lister:
         if evaluate.trials_left < 1:
             raise BudgetSpent("nothing is left for another schedule")
         attempts = len(SCALES) if frame.under.is_tight else 1
-        count = int(max(1, min(len(rolls.heat), evaluate.trials_left // attempts)))
-        scales = SCALES[: int(max(1, min(attempts, evaluate.trials_left // count)))]
+        count = int(max(1, min(len(rolls.heat), evaluate.simulations_left // attempts)))
+        scales = SCALES[: int(max(1, min(attempts, evaluate.simulations_left // count)))]
 
         def run() -> Round:
             rolled = frame.roll(network_of(tensors, frame), first_rolls(rolls, count), scales)

@@ -80,7 +80,7 @@ class Rules:
 
     def several(self, problem: Problem, evaluate: Evaluate) -> list[Placement]:
         """The best placements of the portfolio, the best first, each a trial by now."""
-        rolled = portfolio(problem, evaluate.rng, self.num_rules, self.orders, evaluate.trials_left)
+        rolled = portfolio(problem, evaluate.rng, self.num_rules, self.orders, evaluate.simulations_left)
         kept = best_placements(rolled, self.num_kept)
         evaluate.round(lambda: Round(kept, simulations=sum(part.simulations for part in rolled)))
         return kept

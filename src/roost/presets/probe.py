@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,8 @@ from roost.core.cluster import MOST_DEVICES, Cluster, Device, Link
 from roost.core.units import parse_bytes, show_bytes
 from roost.errors import InputError, UnknownName
 from roost.presets import _kept, _machine
+
+_log = logging.getLogger(__name__)
 
 _METHOD = 3  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
@@ -41,6 +44,7 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
     key = _machine.hardware() | {"virtual": virtual, "method": _METHOD}
     figures = {} if refresh else _kept.read("probe", key)
     if not _sound(figures, names):
+        _log.info("measuring this machine, once for its hardware: less than a minute")
         figures = measured(virtual)
         _kept.write("probe", key, figures)
     room = {name: _memory(name, virtual) for name in names}

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roost.errors import InputError, RoostError
+from roost.frontends._trace import without_cache
 from roost.frontends.torch import Described
 from roost.runtime.chance import Chance, is_random
 from roost.runtime.optimizers import Optimizer
@@ -98,7 +99,7 @@ class Unplaced:
         return results, {name: kept(gradient) for name, gradient in found.items()}
 
     def _called(self) -> Any:
-        with torch.set_grad_enabled(self.train):
+        with torch.set_grad_enabled(self.train), without_cache(self.model):
             given = self.inputs
             if isinstance(given, Mapping):
                 returned = self.model(**given)

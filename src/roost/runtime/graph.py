@@ -46,13 +46,16 @@ class GraphRuntime(Transfers):
         places: Sequence[Place] | None = None,
         graphs: bool = False,
         watch: Callable[[int, Any], None] | None = None,
+        states: Mapping[str, Tensor] | None = None,
+        num_steps: int = 0,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
         `cores` are those of the thread of each device; an empty set leaves it to the system. `places` are the devices,
         by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
         transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step. `watch`
-        sees the output of every op (see `Code`); not with `graphs`.
+        sees the output of every op (see `Code`); not with `graphs`. `states` and `num_steps` are those of a run that
+        this one goes on from, with its residents: it then does what that would have done.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
@@ -65,11 +68,12 @@ class GraphRuntime(Transfers):
         super().__init__(names, [_place(name) for name in names] if places is None else places)
         self.program, self.graph, self.placement = step.program, step.graph, placement
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
+        self.chance.step = _checked_steps(num_steps)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
         self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
         code = Code(step, problem, placement, self, watch)
-        self.homes = Homes(step, placement, self.places, code.copies, residents)
+        self.homes = Homes(step, placement, self.places, code.copies, residents, states)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
         self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
@@ -154,6 +158,11 @@ class GraphRuntime(Transfers):
     def states(self) -> dict[str, Tensor]:
         """What the optimizer keeps, by the name of its op, as it is now."""
         return {name: self.homes.tensor[self._number[name]] for name in self._states}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that were taken, those of a run that this one went on from included."""
+        return self.chance.step
 
     def close(self) -> None:
         """End all threads; the memory goes back with the last reference to this, and no later."""
@@ -269,6 +278,12 @@ class GraphRuntime(Transfers):
 def _place(name: str) -> Place:
     device = device_named(name)
     return Cuda(device) if device.type == "cuda" else Cpu()
+
+
+def _checked_steps(num_steps: int) -> int:
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0:
+        raise InputError(f"num_steps is {num_steps!r}; it must be a whole number, not negative")
+    return num_steps
 
 
 def _copy(step: int, buffer: Tensor, value: Tensor) -> None:

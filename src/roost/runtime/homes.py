@@ -26,6 +26,7 @@ class Homes:
         places: Sequence[Place],
         copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
         residents: Mapping[str, Tensor],
+        states: Mapping[str, Tensor] | None = None,  # what the optimizer keeps, where it does not begin with zeros
     ) -> None:
         self.device: list[int] = placement.device.tolist()  # [ops]
         self.tensor: dict[int, Tensor] = {}  # parameter -> its value
@@ -40,10 +41,13 @@ class Homes:
         number = {name: place for place, name in enumerate(step.graph.op_names)}
         for name, value in _values(step, residents):
             self._settle(number[name], value)
+        begun = None if states is None else dict(states)
         for update in step.updates.values():
             zeros = torch.zeros_like(self.tensor[number[update.resident]], device="cpu")
             for state in update.states:
-                self._settle(number[state], zeros)
+                self._settle(number[state], zeros if begun is None else _begun(begun, state, zeros))
+        if begun:
+            raise InputError(f"states has {next(iter(begun))!r}, which the optimizer of this step does not keep")
         touched = [name for update in step.updates.values() for name in (update.resident, *update.states)]
         self.written = {number[name] for name in touched}  # parameters that get a new value
         self.window = [self._window(device) for device in range(len(places))]
@@ -62,6 +66,18 @@ class Homes:
             return []
         likes = [self.tensor[copy.parameter] for copy in copies]
         return place.window(likes, *packed([like.nbytes for like in likes], lives(copies)))
+
+
+def _begun(states: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """A state to begin with, taken out of those that are given."""
+    if name not in states:
+        raise InputError(f"states lacks {name!r}; give all that run.states() had")
+    value = states.pop(name)
+    if value.shape != like.shape or value.dtype != like.dtype:
+        raise InputError(
+            f"state {name!r} is {list(value.shape)} of {value.dtype}; the step has {list(like.shape)} of {like.dtype}"
+        )
+    return value
 
 
 def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

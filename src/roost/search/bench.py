@@ -26,6 +26,7 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError, RoostError
+from roost.frontends._trace import without_cache
 from roost.presets import _machine
 from roost.runtime.chance import is_random
 from roost.runtime.graph import GraphRuntime
@@ -178,7 +179,7 @@ class Bench:
         if any(is_random(node.target) for node in self.step.program.module.graph.nodes):
             return
         there = torch.utils._pytree.tree_map_only(Tensor, lambda value: value.to(self._alone_on), (args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), without_cache(model):
             returned = model.to(self._alone_on)(*there[0], **there[1])
             returned = self.source.loss(returned) if self.source.loss is not None else returned
         found = [_kept(leaf) for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]

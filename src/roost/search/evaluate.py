@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isinf
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -24,6 +24,9 @@ if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads
 _SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
 _KEEP_SECONDS = 5.0  # between two states that are kept
 _CLOSE = 1e-9  # a step this near to the bound is as short as can be
+_REPEATS = 1000  # in a row, of placements that were run before: then nothing new comes any more
+_OTHERS = 4  # proposals of a round that are run, where its best were run before
+_ROUND_REPEATS = 50  # that a round of a compiled loop stands for, which takes a second or more
 
 
 class Source(Protocol):
@@ -53,7 +56,7 @@ class Progress:
 
 
 class Stopped(RoostError):
-    """Whoever watches the search asked it to end, or it reached its bound.
+    """Whoever watches the search asked it to end, or it reached its bound, or nothing new is proposed any more.
 
     No `BudgetSpent`: a placer may catch that, where only the part is spent that it gave to another.
     """
@@ -82,6 +85,8 @@ class Search:
         self.best_of: dict[str, Trial] = {}  # by placer
         self.bound: Bound | None = None
         self.is_simulated = bool(getattr(source, "simulated", True))
+        self._run: set[str] = set()  # digests of what was run
+        self._repeats = 0  # in a row
 
     def prove(self, bound: Bound) -> None:
         if not self.is_simulated:
@@ -98,14 +103,33 @@ class Search:
             if trial.better_than(self.best_of.get(trial.placer)):
                 self.best_of[trial.placer] = trial
 
+    def count(self, digests: Sequence[str], simulations: int) -> int:
+        """What of the budget these take: of placements that are run, each once, whoever asks for it again."""
+        if self.is_simulated:
+            return simulations
+        new = set(digests) - self._run
+        self._run |= new
+        self._repeats = 0 if new else self._repeats + simulations
+        return len(new)
+
+    def new(self, placements: Iterable[Placement]) -> list[Placement]:
+        """Those that were not run yet, each once."""
+        return [each for each in dict.fromkeys(placements) if each.digest not in self._run]
+
+    def check_new(self) -> None:
+        """End a search in which only what was run before is asked for, again and again."""
+        if self._repeats >= _REPEATS:
+            raise Stopped("exhausted")
+
     def take_rest(self) -> None:
         """Take what the journal has and no placer asked for again, as far as the budget goes: nothing found is lost.
 
         With seconds a placer need not go the same way twice.
         """
         for past in self.journal.take_rest() if self.journal is not None else ():
-            if past.simulations <= self.budget.trials_left:
-                self.take(past.trials, past.simulations)
+            need = past.simulations if self.is_simulated else len(past.digests)
+            if need <= self.budget.trials_left:
+                self.take(past.trials, self.count(past.digests, past.simulations))
 
     def tell(self, trials: Sequence[Trial]) -> None:
         """Tell whoever watches, and end the search where that is wished for, or nothing better can come."""
@@ -117,6 +141,7 @@ class Search:
                 raise Stopped("stopped")
         if self.bound is not None and self.best.feasible and self.best.step_time <= self.bound.step_time * (1 + _CLOSE):
             raise Stopped("optimal")
+        self.check_new()
 
 
 class Evaluation:
@@ -149,6 +174,10 @@ class Evaluation:
     @property
     def trials_left(self) -> float:
         return self._most_trials - self._search.budget.num_trials
+
+    @property
+    def simulations_left(self) -> float:
+        return self.trials_left if self._search.is_simulated else inf
 
     def prove(self, bound: Bound) -> None:
         self._search.prove(bound)
@@ -214,14 +243,14 @@ class Evaluation:
         search = self._search
         if search.journal is not None:
             search.journal.add_trials(trials, search.budget.elapsed, search.best)
-        search.take(trials, len(trials))
+        search.take(trials, search.count(_digests(trials), len(trials)))
         search.tell(trials)
 
     def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
         search = self._search
         known = search.journal.take_round(self._placer) if search.journal is not None else None
         if known is not None:
-            if known.simulations > self.trials_left:
+            if known.simulations > self.simulations_left or self.trials_left < 1:
                 raise BudgetSpent("the next round of the journal is longer than what is left")
             self._replay(known)
             return known.state
@@ -229,21 +258,30 @@ class Evaluation:
             raise BudgetSpent("nothing is left for another round")
         done = run()
         if not search.is_simulated:
-            # A loop simulates by itself, and proposes; what is run counts, and decides. At least one, or a loop that
-            # proposes nothing would have no end.
-            done = replace(done, simulations=max(1, len(done.placements)))
+            # A loop simulates by itself, and proposes; what is run counts, and decides.
+            done = replace(done, placements=self._proposed(done), simulations=_ROUND_REPEATS)
         trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]
         if search.journal is not None:
             search.journal.add_round(self._placer, done, trials, search.budget.elapsed)
-        search.take(trials, done.simulations)
+        search.take(trials, search.count(_digests(trials), done.simulations))
         search.tell(trials)
         return done.state
+
+    def _proposed(self, done: Round) -> list[Placement]:
+        """What of a round is to be run: a loop may find the same as before, while others are worth a trial too."""
+        new = self._search.new(done.placements) or self._search.new(done.others())[:_OTHERS]
+        most = len(new) if isinf(self.trials_left) else int(self.trials_left)
+        return new[:most] or list(done.placements[:1])
 
     def _replay(self, past: Past) -> None:
         search = self._search
         search.budget.catch_up(past.elapsed)
-        search.take(past.trials, past.simulations)
+        search.take(past.trials, search.count(past.digests, past.simulations))
         remember = getattr(search.source, "remember", None)
         if remember is not None:
             remember(past.trials)
         search.tell(past.trials)
+
+
+def _digests(trials: Sequence[Trial]) -> list[str]:
+    return [trial.placement.digest for trial in trials]

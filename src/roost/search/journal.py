@@ -108,6 +108,7 @@ class Past:
     trials: list[Trial]
     simulations: int
     elapsed: float
+    digests: tuple[str, ...]  # of the placements, also where these are not known any more
     state: Mapping[str, Array] = field(default_factory=dict)
 
 
@@ -139,7 +140,7 @@ class Journal:
     def take_trial(self, placement: Placement) -> Past | None:
         """What a placement was found to cost before, once for each time it was evaluated."""
         line = _take(self.trials, placement.digest)
-        return None if line is None else Past([_trial_from(line, placement)], 1, line.elapsed)
+        return None if line is None else Past([_trial_from(line, placement)], 1, line.elapsed, (line.digest,))
 
     def take_round(self, placer: str) -> Past | None:
         """The next round of a placer."""
@@ -147,7 +148,8 @@ class Journal:
         if line is None:
             return None
         state = _state_from(self.path, line)
-        return Past([self._recall(trial) for trial in line.trials], line.simulations, line.elapsed, state)
+        digests = tuple(trial.digest for trial in line.trials)
+        return Past([self._recall(trial) for trial in line.trials], line.simulations, line.elapsed, digests, state)
 
     def take_rest(self) -> list[Past]:
         """All that was not asked for, in the order in which it was found; of trials those with their placements."""
@@ -158,7 +160,7 @@ class Journal:
             trials = line.trials if isinstance(line, RoundLine) else [line]
             count = line.simulations if isinstance(line, RoundLine) else 1
             found = [self._recall(trial) for trial in trials if trial.placement is not None]
-            rest.append(Past(found, count, line.elapsed))
+            rest.append(Past(found, count, line.elapsed, tuple(trial.digest for trial in trials)))
         return rest
 
     def _recall(self, line: TrialLine) -> Trial:
@@ -228,7 +230,10 @@ class Journal:
             self.trials[line.digest].remove(line)
             if not self.trials[line.digest]:
                 del self.trials[line.digest]
-        past = [Past([] if line.placement is None else [self._recall(line)], 1, line.elapsed) for line in own]
+        past = [
+            Past([] if line.placement is None else [self._recall(line)], 1, line.elapsed, (line.digest,))
+            for line in own
+        ]
         return Kept(past, {name.removeprefix("state."): value for name, value in found.items()})
 
     def _beside(self, placer: str) -> Path:

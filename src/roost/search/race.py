@@ -92,7 +92,9 @@ class _Entry:
 def _entered(source: Measuring, finalists: Sequence[Trial], baselines: Mapping[str, Trial]) -> dict[str, _Entry]:
     """By digest, each placement once; one that is on both sides is a baseline."""
     every = [(name, trial, True) for name, trial in baselines.items()]
-    every += [(trial.placer, trial, False) for trial in finalists]
+    # A search may find another placement that a baseline's placer proposed: everything on another device, say.
+    others = [(f"another of {t.placer}" if t.placer in baselines else t.placer, t) for t in finalists]
+    every += [(name, trial, False) for name, trial in others]
     found: dict[str, _Entry] = {}
     for name, trial, is_baseline in every:
         placement = source.problem.check(trial.placement)

@@ -20,6 +20,7 @@ from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
 from roost.core.timeline import SEND, Timeline, Transfers
 from roost.errors import InputError
+from roost.simulator import compiling as compiling  # before anything is compiled
 from roost.simulator import memory
 from roost.simulator.kernels import batch as kernels
 from roost.simulator.kernels import lanes

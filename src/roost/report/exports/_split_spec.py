@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from roost.core import files
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.report.exports._modules import Modules, ancestors, within
+from roost.simulator.compiled import simulate
 
 if TYPE_CHECKING:
     from torch import nn
+
+_MINOR = 0.02  # a device with a smaller share of the computing than this may be rounded away
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,13 @@ class SplitSpec:
     points: Mapping[str, str]  # module -> name of a SplitPoint
     devices: tuple[str, ...]  # [stages]
     agreement: float  # share of the forward ops on the device of their stage
+    step_time: float  # seconds, simulated, of one batch with whole modules in stages
+    placed_time: float  # seconds, simulated, under the placement
+
+    @property
+    def cost(self) -> float:
+        """How many times as long a step takes as the placement's, one batch after the other."""
+        return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
 
     def text(self) -> str:
         return json.dumps({"split_spec": dict(self.points), "devices": list(self.devices)}, indent=2) + "\n"
@@ -33,9 +45,12 @@ class SplitSpec:
         files.write_bytes(Path(path), self.text().encode())
 
     def __str__(self) -> str:
+        stages = f"{len(self.devices)} stages on {', '.join(self.devices)}"
+        if len(self.devices) == 1:
+            stages = f"one stage, on {self.devices[0]}: there is nothing to split"
         return (
-            f"{len(self.devices)} stages on {', '.join(self.devices)}; "
-            f"{self.agreement:.1%} of the forward ops are on the device of their stage"
+            f"{stages}; {self.agreement:.1%} of the forward ops are on the device of their stage; "
+            f"a batch by itself takes {self.cost:.2f} times as long"
         )
 
 
@@ -43,7 +58,7 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
     """The stages of a placement that goes from device to device along the model, never back.
 
     A module counts as being where most of its computing is. Raises InputError with the first module that goes back, or
-    whose weights lie elsewhere.
+    whose weights lie elsewhere, and where a device that computes would get no stage.
     """
     placement = problem.check(placement)
     graph, names = problem.graph, problem.cluster.device_names
@@ -72,9 +87,48 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
             points[_begins(unit, seen)] = "BEGINNING"
         seen.append(unit)
     _check_weights(modules, problem, placement, device)
+    _check_devices(modules, problem, placement, device, stages)
     ops = modules.forward_ops()
     agree = [int(placement.device[op]) == device[unit] for op in ops.tolist() if (unit := modules.unit[op]) is not None]
-    return SplitSpec(points, tuple(names[stage] for stage in stages), sum(agree) / len(agree))
+    before, after = (simulate(problem, each) for each in (placement, _staged(modules, problem, placement, device)))
+    return SplitSpec(
+        points, tuple(names[stage] for stage in stages), sum(agree) / len(agree), after.step_time, before.step_time
+    )
+
+
+def _staged(modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]) -> Placement:
+    """The placement with whole units, and their weights, on the devices of their stages."""
+    moved = np.array(placement.device)
+    for op in modules.forward_ops().tolist():
+        unit = modules.unit[op]
+        moved[op] = device.get(unit, moved[op]) if unit is not None else moved[op]
+    for op, tensors in modules.names_of.items():
+        units = [modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors]
+        moved[op] = next((device[unit] for unit in units if unit is not None and unit in device), moved[op])
+    members = np.flatnonzero(problem.graph.group >= 0)
+    moved[members] = moved[problem.group_leader[problem.graph.group[members]]]
+    return replace(placement, device=moved, order="program", priority=None)
+
+
+def _check_devices(
+    modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int], stages: list[int]
+) -> None:
+    """A device that goes in and out of modules would have no stage, and what it does would be somebody else's."""
+    ops = modules.forward_ops()
+    seconds = np.zeros(problem.cluster.num_devices)
+    np.add.at(seconds, placement.device[ops], problem.op_time[ops, placement.device[ops]])
+    for lost in np.flatnonzero(seconds >= max(1e-30, _MINOR * seconds.sum())).tolist():
+        if lost in stages:
+            continue
+        name = problem.cluster.device_names[lost]
+        first = next(op for op in ops.tolist() if placement.device[op] == lost)
+        inside = modules.unit[first]
+        there = "elsewhere" if inside is None else problem.cluster.device_names[device.get(inside, stages[0])]
+        raise InputError(
+            f"{name} computes {seconds[lost] / seconds.sum():.0%} of the step, but most of no module: the first of its "
+            f"ops, {problem.graph.op_names[first]!r}, is in {inside!r}, which is on {there} for the most part; a "
+            "pipeline has whole modules in its stages: place with contiguous or expert, or on fewer devices"
+        )
 
 
 def _begins(unit: str, seen: list[str]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost.core.cluster import MEMORY, Cluster, Device, Link
+from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -19,8 +21,16 @@ from roost.core.trial import Result
 from roost.core.units import parse_bytes, show_bytes, show_seconds
 from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Placer
-from roost.presets import cluster as preset
-from roost.presets.probe import probe
+from roost.plan.clusters import (
+    cluster_of,
+    hop_of,
+    kept_longer,
+    main_of,
+    with_less,
+    with_share,
+    with_store,
+    without_store,
+)
 from roost.search.evaluate import Progress
 from roost.search.solve import solve
 from roost.simulator.compiled import simulate
@@ -34,32 +44,27 @@ if TYPE_CHECKING:
     from roost.runtime.modules import ModulePlacement
     from roost.runtime.verify import Verification
 
+log = logging.getLogger(__name__)
+
 # What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
 _WORKSPACE = 96 * 2**20
-# Share of the activations that PyTorch holds beyond their last use: 0.28 and 0.43 were seen (Llama, on an H200).
-_LONGER = 0.45
-STORE = "host memory"
-_NARROW = 50
 _ATTEMPTS = 4  # at a plan that fits
-_OURS = "no link of the machine: how weights and what is computed share one (see roost.plan)"
-_NEVER = 1.0  # bytes/s: of a way that nothing should take
-_LONG = 1e6  # seconds: memory computes nothing
 # Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3 TFLOP/s and 55 GB/s.
 _FEW = 32
-_HOP = 1e-4  # seconds, where there is no GPU to try it on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Where each module of a model runs and where its weights live, and what that is expected to take."""
 
-    step: Described
     problem: Problem  # of the graph as captured; the memory from which weights are streamed is a device in it
     result: Result  # of the search, in which a module is one group
     modules: ModulePlacement
     placement: Placement  # the same, op by op
     timeline: Timeline  # simulated
-    example_inputs: Any
+    # What it was made from, and a file does not have.
+    step: Described | None = None
+    example_inputs: Any = None
 
     @property
     def step_time(self) -> float:
@@ -81,13 +86,16 @@ class Plan:
     def verify(self, model: nn.Module, inputs: Any = None, tolerance: float | None = None) -> Verification:
         """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It is left as it was.
 
-        `inputs` are those that the plan was made with where none are given.
+        `inputs` are those that the plan was made with where none are given; a plan from a file has none.
         """
         from roost.runtime.verify_modules import verify_modules
 
-        return verify_modules(
-            model, self.modules, self.example_inputs if inputs is None else inputs, tolerance=tolerance
-        )
+        given = self.example_inputs if inputs is None else inputs
+        if given is None:
+            raise InputError(
+                "a plan from a file has no inputs to call the model with; give some: verify(model, inputs)"
+            )
+        return verify_modules(model, self.modules, given, tolerance=tolerance)
 
     def device_map(self, model: nn.Module | None = None) -> DeviceMap:
         """The nearest that accelerate can express, and what that costs: it streams nothing ahead."""
@@ -98,20 +106,14 @@ class Plan:
 
     def on_real_devices(self) -> tuple[Problem, Placement]:
         """Problem and placement without the device that memory is: as files have them, and exports take them."""
-        cluster = self.problem.cluster
-        if STORE not in cluster.device_names:
-            return self.problem, self.placement
-        host = next(number for number, one in enumerate(cluster.devices) if one.kind == "cpu")
-        store, real = cluster.index_of(STORE), cluster.devices[:-1]
-        device = np.where(self.placement.device == store, host, self.placement.device)
-        links = tuple(link for link in cluster.links if link.figures_from != _OURS)
-        problem = Problem(
-            self.problem.graph,
-            replace(cluster, devices=real, links=links),
-            Costs(self.problem.op_time[:, :store], self.problem.costs.source),
-        )
-        window = np.broadcast_to(self.placement.prefetch_bytes, len(cluster.devices))[:store]
-        return problem, problem.placement(device, prefetch_bytes=np.array(window))
+        return without_store(self.problem, self.placement)
+
+    def save(self, path: str | Path) -> None:
+        """Write `plan.json`, compressed where the name ends in `.gz`; `roost.load` reads it, for the same model."""
+        from roost.core import formats
+        from roost.plan import files  # noqa: F401  it tells what is written
+
+        formats.save(self, path)
 
     def __repr__(self) -> str:
         return (
@@ -182,13 +184,15 @@ def place(
 
     `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the example does not show.
     `kv_tokens` is how long the cache of keys and values grows (sequences times tokens) in models of transformers.
-    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. Raises `Infeasible` where
-    nothing fits.
+    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. `progress` is called with how
+    many ops are timed of how many; all else that takes long is told to `logging`, at level INFO. Raises `Infeasible`
+    where nothing fits.
     """
     import torch
 
     from roost.cost_models import estimate
     from roost.cost_models.profiled import profile
+    from roost.frontends.torch import step_of
     from roost.runtime.modules import is_placed
     from roost.runtime.rounding import by_modules
 
@@ -199,15 +203,16 @@ def place(
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
     if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
         raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
-    where = _cluster(cluster, memory or {})
-    step = _captured(model, example_inputs)
+    where = cluster_of(cluster, memory or {})
+    log.info("capturing the model")
+    step = step_of(model, example_inputs)
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
-    main = _main(where)
+    main = main_of(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens) + (_WORKSPACE if main.startswith("cuda") else 0)
     if kv_tokens:  # before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a time
         own = [sum(one.nbytes for one in module.parameters(recurse=False)) for module in model.modules()]
         room[main] += max(own, default=0)
-    where = _with_less(where, room)
+    where = with_less(where, room)
     if costs == "profiled":
         # While weights are on their way, or the CPU computes, the host tells the GPU what comes next: then ops take
         # what they take on the GPU. Only where nothing has to wait for weights may launching them be what takes long.
@@ -220,20 +225,21 @@ def place(
     else:
         found = estimate(step.graph, where).costs
     problem = Problem(step.graph, where, found)
-    problem = Problem(step.graph, _with_less(where, {main: _kept_longer(problem, main)}), found)
-    problem = _with_store(problem, main, _hop(main))
+    problem = Problem(step.graph, with_less(where, {main: kept_longer(problem, main)}), found)
+    problem = with_store(problem, main, hop_of(main))
     kind = where.devices[where.index_of(main)].kind
     whole = ByModule(kind, tied=step.program.tied).apply(step.graph)
     few = max(_FEW, 2 * _rows(example_inputs))
+    log.info("searching for a placement of %d ops", step.graph.num_ops)
     share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
     for _ in range(_ATTEMPTS):
-        shared = _with_share(problem, share)
+        shared = with_share(problem, share)
         if less:
-            shared = Problem(shared.graph, _with_less(shared.cluster, {main: less}), shared.costs)
+            shared = Problem(shared.graph, with_less(shared.cluster, {main: less}), shared.costs)
         result = solve(whole.problem(shared), placer, seconds, trials, seed, on_trial)
         modules, placement = by_modules(shared, whole.expand(result.best.placement), model, step.program.tied)
         timeline = simulate(shared, placement)
-        plan = Plan(step, shared, result, replace(modules, few_rows=few), placement, timeline, example_inputs)
+        plan = Plan(shared, result, replace(modules, few_rows=few), placement, timeline, step, example_inputs)
         real = simulate(*plan.on_real_devices())
         if real.feasible and timeline.feasible:
             return plan
@@ -314,115 +320,3 @@ def kv_bytes(model: nn.Module, tokens: int) -> int:
     if not size or not width:
         raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
     return int(2 * layers * groups * size * width * tokens)
-
-
-def _cluster(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -> Cluster:
-    if cluster is None:
-        return probe(memory)
-    found = preset(cluster) if isinstance(cluster, str) else cluster
-    for name in memory:
-        found.index_of(name)
-    devices = [
-        replace(one, memory=min(one.memory, parse_bytes(memory.get(one.name, one.memory)))) for one in found.devices
-    ]
-    if sum(one.kind == "cpu" for one in devices) > 1:
-        raise InputError(
-            f"cluster {found.name!r} has several CPUs; a model as written runs on one: take the graph runtime for more"
-        )
-    return replace(found, devices=tuple(devices))
-
-
-def _main(cluster: Cluster) -> str:
-    """The device with the highest rate that is no CPU, or the first."""
-    faster = [one for one in cluster.devices if one.kind != "cpu"]
-    return max(faster or cluster.devices[:1], key=lambda one: max(one.peak.values(), default=0.0)).name
-
-
-def _with_less(cluster: Cluster, room: Mapping[str, int]) -> Cluster:
-    for name, size in room.items():
-        device = cluster.devices[cluster.index_of(name)]
-        if size >= device.memory:
-            raise Infeasible(
-                f"nothing fits: of the {show_bytes(device.memory)} of {name!r} {show_bytes(size)} are to be left for "
-                "keys and values, what is reserved, and what libraries and PyTorch take; give it more, or reserve less",
-                name,
-                size - device.memory,
-            )
-    devices = [replace(one, memory=max(0, one.memory - room.get(one.name, 0))) for one in cluster.devices]
-    return replace(cluster, devices=tuple(devices))
-
-
-def _kept_longer(problem: Problem, main: str) -> int:
-    """Bytes that a model as written holds beyond the last use of its tensors: until a function returns."""
-    everywhere = np.full(problem.graph.num_ops, problem.cluster.index_of(main))
-    peak = simulate(problem, problem.placement(everywhere)).peak_memory[everywhere[0]]
-    weights = int(problem.graph.output_bytes[problem.graph.is_parameter].sum())
-    return int(_LONGER * max(0, int(peak) - weights))
-
-
-def _with_store(problem: Problem, main: str, hop: float) -> Problem:
-    """The problem with the memory of the CPU as one more device, from which weights are streamed.
-
-    So they queue for the link by themselves: what a CPU has computed goes to the GPU past them (see `aside.py`).
-    `hop` is what it takes for a tensor to go to the CPU and come back.
-    """
-    cluster = problem.cluster
-    host = next((device for device in cluster.devices if device.kind == "cpu"), None)
-    if host is None or host.name == main:
-        return problem
-    devices = (*cluster.devices, Device(STORE, MEMORY, host.memory, host.host))
-    one, other = cluster.index_of(host.name), cluster.index_of(main)
-    forth, back = float(cluster.latency[one, other]), float(cluster.latency[other, one])
-    rate = [1 / float(cluster.seconds_per_byte[pair]) for pair in ((one, other), (other, one))]
-    ways = {  # from, to: bytes/s, latency, bus
-        (STORE, "*"): (rate[0], forth, "weights to {target}"),
-        ("*", STORE): (rate[1], back, "weights from {source}"),
-        (STORE, host.name): (_NEVER, 0.0, "no need of it"),
-        (main, host.name): (rate[1], max(back, hop - forth), f"{main} to {host.name}"),
-        # Slow enough that no weights go this way, beside those that queue; what is computed is small.
-        (host.name, main): (rate[0] / _NARROW, forth, f"{host.name} to {main}"),
-    }
-    links = [
-        Link(source, target, bandwidth, latency, both_ways=False, bus=bus, figures_from=_OURS)
-        for (source, target), (bandwidth, latency, bus) in ways.items()
-    ]
-    seconds = np.where(problem.graph.is_parameter, 0.0, _LONG)[:, None]
-    costs = Costs(np.hstack([problem.op_time, seconds]), problem.costs.source)
-    return Problem(problem.graph, replace(cluster, devices=devices, links=(*cluster.links, *links)), costs)
-
-
-def _with_share(problem: Problem, share: float) -> Problem:
-    """The problem with a part of the host's memory for the CPU, and as much for streamed weights."""
-    cluster = problem.cluster
-    if share == 1.0 or STORE not in cluster.device_names:
-        return problem
-    devices = [
-        replace(one, memory=int(one.memory * share)) if one.kind in ("cpu", MEMORY) else one for one in cluster.devices
-    ]
-    return Problem(problem.graph, replace(cluster, devices=tuple(devices)), problem.costs)
-
-
-def _hop(main: str) -> float:
-    """Seconds from a GPU to the CPU and back, with nothing done there."""
-    if not main.startswith("cuda"):
-        return 0.0
-    import torch
-
-    from roost.runtime.aside import hop_seconds
-
-    return hop_seconds(torch.device(main)) if torch.cuda.is_available() else _HOP
-
-
-def _captured(model: nn.Module, example_inputs: Any) -> Described:
-    """The step of inference. A cache of keys and values is no tensor, and not part of a graph: it is left out."""
-    from roost.frontends.torch import step_of
-
-    every: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in every if getattr(config, "use_cache", None)}
-    for config in configs.values():
-        config.use_cache = False
-    try:
-        return step_of(model, example_inputs)
-    finally:
-        for config in configs.values():
-            config.use_cache = True

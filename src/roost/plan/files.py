@@ -1,0 +1,102 @@
+"""`plan.json`: what a plan has decided, with the problem that it was decided for; read back without the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import msgspec
+
+from roost.core import formats, rows
+from roost.errors import InputError
+from roost.plan import Plan
+from roost.runtime.modules import ModulePlacement
+from roost.simulator.compiled import simulate
+
+
+class ModulesBlock(rows.File):
+    """Where weights live and modules run; what is not mentioned is on the main device."""
+
+    main: str
+    model: str  # digest of names, shapes and types of the parameters and buffers
+    home: dict[str, str]
+    runs_on: dict[str, str] = msgspec.field(default_factory=dict)
+    streamed: dict[str, list[str]] = msgspec.field(default_factory=dict)
+    window: rows.Count = 0
+    few_rows: rows.Count = 0
+
+
+class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
+    """`plan.json`: a plan for one model."""
+
+    version: int
+    modules: ModulesBlock
+    placement: rows.PlacementFile
+    problem: rows.ProblemFile
+    result: rows.ResultFile
+
+
+def plan_file(plan: Plan) -> PlanFile:
+    where = plan.modules
+    return PlanFile(
+        version=1,
+        modules=ModulesBlock(
+            main=where.main,
+            model=where.model,
+            home=dict(where.home),
+            runs_on=dict(where.runs_on),
+            streamed={module: list(names) for module, names in where.streamed.items()},
+            window=where.window,
+            few_rows=where.few_rows,
+        ),
+        placement=rows.placement_file(plan.placement),
+        problem=rows.problem_file(plan.problem),
+        result=rows.result_file(plan.result),
+    )
+
+
+def plan_from(file: PlanFile) -> Plan:
+    with _named("problem"):
+        problem = rows.problem_from(file.problem)
+    with _named("placement"):
+        placement = problem.check(rows.placement_from(file.placement))
+    with _named("result"):
+        result = rows.result_from(file.result)
+    modules = _modules(file.modules, problem.cluster.device_names)
+    return Plan(problem, result, modules, placement, simulate(problem, placement))
+
+
+def _modules(block: ModulesBlock, devices: tuple[str, ...]) -> ModulePlacement:
+    if not block.model:
+        raise InputError("modules.model: is empty; it must be the digest of the model that the plan is for")
+    named: dict[str, Mapping[str, str]] = {"home": block.home, "runs_on": block.runs_on, "main": {"": block.main}}
+    for field, where in named.items():
+        for name, device in where.items():
+            if device not in devices:
+                of = f"[{name!r}]" if name else ""
+                raise InputError(
+                    f"modules.{field}{of}: {device!r} is no device of the problem; it has {', '.join(devices)}"
+                )
+    with _named("modules"):
+        return ModulePlacement(
+            main=block.main,
+            home=block.home,
+            runs_on=block.runs_on,
+            streamed={module: tuple(names) for module, names in block.streamed.items()},
+            window=block.window,
+            model=block.model,
+            few_rows=block.few_rows,
+        )
+
+
+@contextmanager
+def _named(field: str) -> Iterator[None]:
+    """Errors with the field in front."""
+    try:
+        yield
+    except InputError as error:
+        error.args = (f"{field}: {error}",)
+        raise
+
+
+formats.FORMATS["roost.plan"] = formats.Format(Plan, PlanFile, plan_file, plan_from)
