@@ -80,6 +80,10 @@ def rows_file() -> Path:
     return Path(os.environ.get("ROWS", RESULTS / f"fidelity_{machine()}_202611.jsonl"))
 
 
+def measured_on() -> str:
+    return rows_file().stem.removeprefix("fidelity_").rpartition("_")[0]
+
+
 def rows() -> list[dict[str, Any]]:
     path = rows_file()
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -327,8 +331,8 @@ def page() -> str:
     lines = [
         "# Predicted against measured step time\n",
         *([notes.read_text()] if notes.exists() else []),
-        f"Machine: {machine()}. Costs are profiled op by op, and links by `roost.probe`; step times are those of the "
-        "simulator and of the graph runtime, medians of steps in turn. Rank correlation is Spearman's. Goals: "
+        f"Machine: {measured_on()}. Costs are profiled op by op, and links by `roost.probe`; step times are those of "
+        "the simulator and of the graph runtime, medians of steps in turn. Rank correlation is Spearman's. Goals: "
         + "; then ".join(f"{error:.0%} and {rank:.2f}" for error, rank in GOALS)
         + ".\n",
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "

@@ -258,6 +258,18 @@ def test_a_model_that_fits_stays_whole(model):
     assert "one device is best: everything runs on cuda:0" in str(plan)
 
 
+def test_what_must_be_exact_is_not_computed_on_the_cpu(model):
+    machine = roost.cluster("h200")
+    slow = replace(machine, links=tuple(replace(link, bandwidth=link.bandwidth / 100) for link in machine.links))
+    for exact in (False, True):
+        found = roost.place(
+            model, IDS, slow, memory={"cuda:0": "112MiB"}, costs="estimated", exact=exact, trials=3000, seconds=None
+        )
+        assert bool(found.modules.runs_on) != exact
+        assert found.modules.streamed or not exact
+        assert found.step_time < 1
+
+
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):
     problem, placement = plan.on_real_devices()
     assert problem.cluster.device_names == ("cpu:0", "cuda:0")

@@ -178,12 +178,15 @@ def learned(problem: Problem, measuring: Measuring, given: argparse.Namespace) -
 
 
 def page() -> str:
+    there = rows_file().stem.removeprefix("learn_measured_").rpartition("_")[0]
     lines = [
         "# A learned placer with measured rewards\n",
-        f"Machine: {machine()}. `python benchmarks/gpu/learn_measured.py run` with the settings below, then `page`. "
+        f"Machine: {there}. `python benchmarks/gpu/learn_measured.py run` with the settings below, then `page`. "
         "Placements that the policy drew were run in another process; those that do not fit as simulated were not run, "
         "and count as trials that failed. The race times all in turn, in a new order in each round.\n",
     ]
+    notes = rows_file().with_suffix(".notes")
+    lines += [notes.read_text()] if notes.exists() else []
     every = rows()
     named = ("model", "tiny", "train", "devices", "cap", "groups", "trials_given", "seed")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):

@@ -26,6 +26,7 @@ from roost.plan.clusters import (
     hop_of,
     kept_longer,
     main_of,
+    only_on,
     with_less,
     with_share,
     with_store,
@@ -172,6 +173,7 @@ def place(
     memory: Mapping[str, int | str] | None = None,
     reserve: Mapping[str, int | str] | None = None,
     kv_tokens: int = 0,
+    exact: bool = False,
     costs: Costs | str = "profiled",
     placer: str | Placer = "auto",
     seconds: float = 10.0,
@@ -184,9 +186,10 @@ def place(
 
     `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the example does not show.
     `kv_tokens` is how long the cache of keys and values grows (sequences times tokens) in models of transformers.
-    `costs` are "profiled" here, "estimated" from the figures of the cluster, or given. `progress` is called with how
-    many ops are timed of how many; all else that takes long is told to `logging`, at level INFO. Raises `Infeasible`
-    where nothing fits.
+    `exact`: nothing is computed on the CPU, whose rounding differs, so that the placed model gives every bit of what
+    the GPU gives without it. `costs` are "profiled" here, "estimated" from the figures of the cluster, or given.
+    `progress` is called with how many ops are timed of how many; all else that takes long is told to `logging`, at
+    level INFO. Raises `Infeasible` where nothing fits.
     """
     import torch
 
@@ -224,6 +227,8 @@ def place(
         found = costs
     else:
         found = estimate(step.graph, where).costs
+    if exact:
+        found = only_on(main, step.graph, where, found)
     problem = Problem(step.graph, where, found)
     problem = Problem(step.graph, with_less(where, {main: kept_longer(problem, main)}), found)
     problem = with_store(problem, main, hop_of(main))

@@ -9,6 +9,7 @@ import numpy as np
 
 from roost.core.cluster import MEMORY, Cluster, Device, Link
 from roost.core.costs import Costs
+from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import parse_bytes, show_bytes
@@ -23,7 +24,7 @@ _LONGER = 0.45
 _NARROW = 50
 _OURS = "no link of the machine: how weights and what is computed share one (see roost.plan)"
 _NEVER = 1.0  # bytes/s: of a way that nothing should take
-_LONG = 1e6  # seconds: memory computes nothing
+_LONG = 1e6  # seconds: nothing is computed there
 _HOP = 1e-4  # seconds, where there is no GPU to try it on
 _COPY = 1e-5  # seconds from the end of one copy in a stream to the beginning of the next, at most
 
@@ -122,6 +123,13 @@ def without_store(problem: Problem, placement: Placement) -> tuple[Problem, Plac
     )
     window = np.broadcast_to(placement.prefetch_bytes, len(cluster.devices))[:store]
     return smaller, smaller.placement(device, prefetch_bytes=np.array(window))
+
+
+def only_on(main: str, graph: Graph, cluster: Cluster, costs: Costs) -> Costs:
+    """Costs with which nothing is computed on another device."""
+    others = np.arange(cluster.num_devices) != cluster.index_of(main)
+    computes = ~graph.is_parameter
+    return Costs(np.where(computes[:, None] & others, _LONG, costs.op_time), costs.source)
 
 
 def with_share(problem: Problem, share: float) -> Problem:
