@@ -9,7 +9,7 @@ import typer
 from roost.cli import _console, _problem, _ready
 from roost.errors import InputError
 
-_WARM = 2  # steps that are not counted
+_WARM = 3  # steps that are not counted: CUDA graphs are recorded in the second
 
 
 def run(
@@ -28,6 +28,10 @@ def run(
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row that are timed.")] = 10,
     seed: Annotated[int, typer.Option(help="Of the weights, the inputs, and what the step draws.")] = 0,
     setting: _problem.Settings = None,
+    graphs: Annotated[
+        bool,
+        typer.Option("--graphs", help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory."),
+    ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step on the devices of this machine and time it.
@@ -38,11 +42,11 @@ def run(
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    facts = _ran(_ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2), steps, seed)
+    facts = _ran(_ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2), steps, seed, graphs)
     _console.show_json(facts) if as_json else _console.show(*_report(facts))
 
 
-def _ran(ready: _ready.Ready, steps: int, seed: int) -> dict[str, Any]:
+def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, Any]:
     import statistics
     import time
 
@@ -59,7 +63,9 @@ def _ran(ready: _ready.Ready, steps: int, seed: int) -> dict[str, Any]:
     weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}
     with (
         _console.working(f"running {_WARM + steps} steps"),
-        GraphRuntime(ready.step, ready.problem, ready.placement, weights, cores=cores, seed=seed) as runtime,
+        GraphRuntime(
+            ready.step, ready.problem, ready.placement, weights, cores=cores, seed=seed, graphs=graphs
+        ) as runtime,
     ):
         for _ in range(_WARM + steps):
             begin = time.perf_counter()
