@@ -46,6 +46,20 @@ def test_people_read_a_line(roost, folder):
     assert "loss: " in result.stdout
 
 
+def test_what_ran_when_is_written(roost, folder):
+    files = {"--timeline": folder / "measured.json.gz", "--trace": folder / "trace.json.gz"}
+    result = roost(*args(folder, "--steps", "1", *(word for pair in files.items() for word in pair)), columns=200)
+    assert result.exit_code == 0, result.output
+    assert "cpu:0 computes for" in result.stdout
+    found = library.load(files["--timeline"])
+    assert found.source == "measured"
+    assert 0 < found.busy.max() <= found.step_time
+    assert files["--trace"].exists()
+    bad = roost(*args(folder, "--trace", folder / "nowhere" / "trace.json"))
+    assert bad.exit_code == 2
+    assert "nowhere" in bad.output
+
+
 @pytest.fixture
 def placed(roost, folder):
     """A folder as `roost place -o` writes it, with costs that no roofline has."""

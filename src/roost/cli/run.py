@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from roost.cli import _console, _problem, _ready
+from roost.core.files import check_writable
 from roost.errors import InputError
 
 _WARM = 3  # steps that are not counted: CUDA graphs are recorded in the second
@@ -32,6 +34,13 @@ def run(
         bool,
         typer.Option("--graphs", help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory."),
     ] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write what ran when in one more step here, compressed for .gz."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a trace of it for ui.perfetto.dev here, likewise.")
+    ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step on the devices of this machine and time it.
@@ -41,8 +50,14 @@ def run(
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
+    for path in (timeline, trace):
+        if path is not None:
+            check_writable(path)
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    facts = _ran(_ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2), steps, seed, graphs)
+    ready = _ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2)
+    facts = _ran(ready, steps, seed, graphs)
+    if timeline is not None or trace is not None:
+        facts["busy"] = _recorded(ready, seed, timeline, trace)
     _console.show_json(facts) if as_json else _console.show(*_report(facts))
 
 
@@ -55,8 +70,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     from roost.search.bench import cores_of
     from roost.simulator.compiled import simulate
 
-    inputs = ready.built.inputs
-    args = list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+    args = _args(ready)
     seconds: list[float] = []
     results: list[float] = []
     cores = cores_of(ready.problem.cluster)
@@ -88,6 +102,38 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     }
 
 
+def _args(ready: _ready.Ready) -> Any:
+    inputs = ready.built.inputs
+    return list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+
+
+def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None) -> dict[str, Any]:
+    """Run a step whose ops are timed, and write that; seconds that each device was busy, measured and expected."""
+    from roost.report.trace import write_trace
+    from roost.runtime.graph import GraphRuntime
+    from roost.runtime.modules import named_tensors
+    from roost.search.bench import cores_of
+    from roost.simulator.compiled import simulate
+
+    weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}
+    cores = cores_of(ready.problem.cluster)
+    with GraphRuntime(
+        ready.step, ready.problem, ready.placement, weights, cores=cores, seed=seed, record=True
+    ) as runtime:
+        for _ in range(_WARM):
+            runtime.step(*_args(ready))
+        found = runtime.timeline()
+    if path is not None:
+        found.save(path)
+        _console.note(f"wrote {path}")
+    if trace is not None:
+        write_trace(found, trace, ready.problem.graph)
+        _console.note(f"wrote {trace}; open it in ui.perfetto.dev")
+    expected = simulate(ready.problem, ready.placement, full=True).busy
+    rows = zip(found.device_names, found.busy.tolist(), expected.tolist(), strict=True)
+    return {name: {"measured": measured, "expected": about} for name, measured, about in rows}
+
+
 def _report(facts: dict[str, Any]) -> list[Any]:
     from roost.core.units import show_bytes, show_seconds
 
@@ -98,6 +144,10 @@ def _report(facts: dict[str, Any]) -> list[Any]:
         f"{times[2]}); {times[3]} expected, costs: {facts['costs']}{more}"
     ]
     lines += [f"peak memory of {name}: {show_bytes(size)}" for name, size in facts["peak_memory"].items()]
+    lines += [
+        f"{name} computes for {show_seconds(busy['measured'])} of a step; {show_seconds(busy['expected'])} expected"
+        for name, busy in facts.get("busy", {}).items()
+    ]
     if facts["losses"]:
         lines.append("loss: " + " ".join(f"{loss:.4f}" for loss in facts["losses"][:8]))
     return lines

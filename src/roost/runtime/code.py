@@ -9,7 +9,8 @@ A view is made anew on each device that looks at one: only what the view looks i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -64,6 +65,8 @@ class Hands(Protocol):
         """How runs of ops are recorded, where they are."""
 
     def result(self, number: int) -> Callable[[Any], None]: ...
+    def timing(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        """What is called before an op and after it, where ops are timed."""
 
 
 class Code:
@@ -173,7 +176,8 @@ class _Writer:
             return
         node = code.step.maker[name]
         if node.op == "placeholder":
-            self.sent.add(self._define(op, node, code.hands.given(op, self.device), ()))
+            with self._timed(op):
+                self.sent.add(self._define(op, node, code.hands.given(op, self.device), ()))
         else:
             self._run(op, node)
         self._watch(op, Ref(self.names[node]))
@@ -202,7 +206,20 @@ class _Writer:
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
         if _says_no_device(node):  # it would be made on the host
             kwargs["device"] = self.code.hands.torch_device(self.device)
-        return self._define(op, node, target, args, kwargs)
+        if self.code.step.maker.get(self.code.step.graph.op_names[op]) is not node:
+            return self._define(op, node, target, args, kwargs)  # a view, on the way to the op
+        with self._timed(op):
+            return self._define(op, node, target, args, kwargs)
+
+    @contextmanager
+    def _timed(self, op: int) -> Iterator[None]:
+        """The line that is written within is the op, without what it waits for."""
+        timing = self.code.hands.timing(op, self.device)
+        if timing is not None:
+            self._call(op, timing[0])
+        yield
+        if timing is not None:
+            self._call(op, timing[1])
 
     def _update(self, op: int) -> None:
         code, step = self.code, self.code.step
@@ -211,7 +228,8 @@ class _Writer:
         holds = [self._held(parameter, op) for parameter in touched]
         reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
         value = self._value(update.value, op)
-        self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:])
+        with self._timed(op):
+            self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:])
         self._watch(op, (holds[0], value, *holds[1:]))
         for parameter, held in zip(touched, holds, strict=True):
             if code.device[parameter] != self.device:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
@@ -41,6 +42,15 @@ class Stream(Protocol):
 
     def keep(self, tensor: Tensor) -> None:
         """Do not reuse the memory of a tensor before what was given so far is done."""
+
+    def set_clock(self) -> None:
+        """Now, with nothing to do, its own clock and that of the host are compared."""
+
+    def stamp(self) -> Any:
+        """The time when all is done that was given so far."""
+
+    def seconds(self, stamp: Any) -> float:
+        """A stamp by the host's clock."""
 
 
 class Engine(Protocol):
@@ -95,6 +105,19 @@ class CudaStream:
 
     def keep(self, tensor: Tensor) -> None:
         tensor.record_stream(self.raw)
+
+    def set_clock(self) -> None:
+        self._zero = self.stamp()
+        self._zero.synchronize()
+        self._zero_seconds = time.perf_counter()
+
+    def stamp(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self.raw)
+        return event
+
+    def seconds(self, stamp: Any) -> float:
+        return self._zero_seconds + 1e-3 * float(self._zero.elapsed_time(stamp))
 
 
 class CudaEngine:
@@ -202,6 +225,15 @@ class Cuda:
                 stream.mark().synchronize()
             except RuntimeError as error:  # of the device itself, which whoever ran the step was told
                 log.debug("%s: %s", self.device, error)
+
+    def set_clock(self) -> None:
+        self.compute.set_clock()
+
+    def stamp(self) -> Any:
+        return self.compute.stamp()
+
+    def seconds(self, stamp: Any) -> float:
+        return self.compute.seconds(stamp)
 
     # ------------------------------------------------------------------ copies
 

@@ -17,10 +17,12 @@ from torch import Tensor
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.timeline import Timeline
 from roost.errors import ExecutionError, InputError
 from roost.frontends.torch import Described
 from roost.runtime._unplaced import flat
 from roost.runtime.chance import Chance
+from roost.runtime.clock import Clock
 from roost.runtime.code import Code
 from roost.runtime.cuda import Cuda, device_named
 from roost.runtime.homes import Homes
@@ -48,6 +50,7 @@ class GraphRuntime(Transfers):
         watch: Callable[[int, Any], None] | None = None,
         states: Mapping[str, Tensor] | None = None,
         num_steps: int = 0,
+        record: bool = False,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
@@ -55,18 +58,20 @@ class GraphRuntime(Transfers):
         by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
         transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step. `watch`
         sees the output of every op (see `Code`); not with `graphs`. `states` and `num_steps` are those of a run that
-        this one goes on from, with its residents: it then does what that would have done.
+        this one goes on from, with its residents: it then does what that would have done. With `record` ops are timed,
+        for `timeline`, which takes some time itself; not with `graphs`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
             raise InputError(
                 f"the problem is of graph {problem.graph.digest}, the captured step is {step.graph.digest}"
             )
-        if graphs and watch is not None:
-            raise InputError("ops that are launched as CUDA graphs cannot be watched; leave out graphs")
+        if graphs and (watch is not None or record):
+            raise InputError("ops that are launched as CUDA graphs cannot be watched or timed; leave out graphs")
         names = problem.cluster.device_names
         super().__init__(names, [_place(name) for name in names] if places is None else places)
-        self.program, self.graph, self.placement = step.program, step.graph, placement
+        self.program, self.graph, self.placement, self.problem = step.program, step.graph, placement, problem
+        self._clock = Clock(self.places) if record else None
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self.chance.step = _checked_steps(num_steps)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
@@ -114,9 +119,13 @@ class GraphRuntime(Transfers):
         self.chance.step += 1
         for place in self.places:
             place.begin()
+        if self._clock is not None:
+            self._clock.begin()
         for device in range(len(self._workers)):
             self._workers[device].give(lambda device=device: self._run(device))  # type: ignore[misc]
         self._await([self._next() for _ in range(len(self._workers) + self._num_home)])
+        if self._clock is not None:
+            self._clock.end()
         results, self._results = self._results, [None] * len(self._results)
         self._inputs = []
         return results
@@ -154,6 +163,12 @@ class GraphRuntime(Transfers):
         """The most bytes in use on each CUDA device in the last step, residents and window among them."""
         named = zip(self.device_names, self.places, strict=True)
         return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
+
+    def timeline(self) -> Timeline:
+        """When each op of the last step began and ended; see `roost.runtime.clock`."""
+        if self._clock is None:
+            raise InputError("ops were not timed; make the run with record=True")
+        return self._clock.timeline(self.problem, self.placement, self.peak_memory())
 
     def states(self) -> dict[str, Tensor]:
         """What the optimizer keeps, by the name of its op, as it is now."""
@@ -267,6 +282,9 @@ class GraphRuntime(Transfers):
     def capturing(self, device: int) -> Capture | None:
         place = self.places[device]
         return place.engine.capturing(place.device) if self._graphs and isinstance(place, Cuda) else None
+
+    def timing(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]] | None:
+        return None if self._clock is None else self._clock.around(op, device)
 
     def result(self, number: int) -> Callable[[Any], None]:
         def keep(value: Any) -> None:

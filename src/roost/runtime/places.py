@@ -6,9 +6,10 @@ will have done by some point is a mark, which others wait for, on the device its
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -61,6 +62,14 @@ class Place(Protocol):
         """A copy of a resident that stays here."""
 
     def close(self) -> None: ...
+    def set_clock(self) -> None:
+        """Called before a step whose ops are timed, by whoever asks for it."""
+
+    def stamp(self) -> Any:
+        """The time at this point of its work."""
+
+    def seconds(self, stamp: Any) -> float:
+        """A stamp by the host's clock, once the step is done."""
 
 
 class Cpu:
@@ -96,6 +105,15 @@ class Cpu:
 
     def close(self) -> None:
         pass
+
+    def set_clock(self) -> None:
+        pass
+
+    def stamp(self) -> Any:
+        return time.perf_counter()
+
+    def seconds(self, stamp: Any) -> float:
+        return float(stamp)
 
 
 def copied(tensor: Tensor, after: Iterable[Mark | None] = (), into: Tensor | None = None) -> Parcel:

@@ -63,6 +63,15 @@ class LateStream:
     def keep(self, tensor: Tensor) -> None:
         pass  # the queue holds it
 
+    def set_clock(self) -> None:
+        pass
+
+    def stamp(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, stamp: float) -> float:
+        return stamp
+
     def _run(self) -> None:
         while True:
             what, things = self._work.get()
@@ -95,6 +104,15 @@ class AtOnce:
 
     def keep(self, tensor: Tensor) -> None:
         pass
+
+    def set_clock(self) -> None:
+        pass
+
+    def stamp(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, stamp: float) -> float:
+        return stamp
 
 
 class LateEngine:
