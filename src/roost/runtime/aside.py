@@ -7,6 +7,7 @@ takes the host longer than the GPU when a step is one token. Where the driver la
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from roost.presets import _machine
 from roost.runtime.flags import CudaFlags, stream_wait
 from roost.runtime.moves import moved
 
@@ -96,6 +98,9 @@ class Aside:
         return desk.fetched()
 
     def _run(self) -> None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, _cores())  # of this thread, and of those that ops are split over
+        torch.get_num_threads()  # or it would take over, at its first op, what another thread has set
         torch.set_num_threads(self._threads)  # counted for each thread
         with torch.no_grad():
             while (work := self._work.get()) is not None:
@@ -104,8 +109,12 @@ class Aside:
 
 
 def num_threads() -> int:
-    """Threads with which the CPU computes: whoever tells the GPU what to do needs one."""
-    return max(1, torch.get_num_threads() - 1)
+    """Threads with which the CPU computes: whoever tells the GPU what to do, and what copies, need a core too."""
+    return min(len(_cores()), max(1, torch.get_num_threads() - 1))
+
+
+def _cores() -> set[int]:
+    return _machine.parts(["cpu", "cuda"])[0]
 
 
 class _Desk:
