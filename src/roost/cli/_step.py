@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from roost.cli import _console
 
@@ -11,9 +14,31 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from roost.core.arrays import Array
+    from roost.core.graph import Graph
     from roost.core.placement import Placement
     from roost.core.problem import Problem
     from roost.core.timeline import Timeline
+
+
+TimelineFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the whole timeline here, compressed where it ends in .gz."),
+]
+TraceFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, likewise.")
+]
+
+
+def write(step: Timeline, graph: Graph, timeline: Path | None, trace: Path | None) -> None:
+    """Write what was asked for."""
+    if timeline is not None:
+        step.save(timeline)
+        _console.note(f"wrote {timeline}")
+    if trace is not None:
+        from roost.report.trace import write_trace
+
+        write_trace(step, trace, graph)
+        _console.note(f"wrote {trace}; open it in ui.perfetto.dev")
 
 
 def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str, Any]:

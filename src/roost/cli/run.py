@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roost.cli import _console, _problem, _ready
+from roost.cli import _console, _problem, _ready, _step
 from roost.core.files import check_writable
 from roost.errors import InputError
 
@@ -34,19 +34,14 @@ def run(
         bool,
         typer.Option("--graphs", help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory."),
     ] = False,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write what ran when in one more step here, compressed for .gz."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace of it for ui.perfetto.dev here, likewise.")
-    ] = None,
+    timeline: _step.TimelineFile = None,
+    trace: _step.TraceFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step on the devices of this machine and time it.
 
     The devices of the cluster must be here: cpu, cpu:N (threads), cuda:N. Whether its numbers are those of the unplaced
-    model is what roost verify tells.
+    model is what roost verify tells. --timeline and --trace are of one more step, in which ops are timed.
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
@@ -109,7 +104,6 @@ def _args(ready: _ready.Ready) -> Any:
 
 def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None) -> dict[str, Any]:
     """Run a step whose ops are timed, and write that; seconds that each device was busy, measured and expected."""
-    from roost.report.trace import write_trace
     from roost.runtime.graph import GraphRuntime
     from roost.runtime.modules import named_tensors
     from roost.search.bench import cores_of
@@ -123,12 +117,7 @@ def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | N
         for _ in range(_WARM):
             runtime.step(*_args(ready))
         found = runtime.timeline()
-    if path is not None:
-        found.save(path)
-        _console.note(f"wrote {path}")
-    if trace is not None:
-        write_trace(found, trace, ready.problem.graph)
-        _console.note(f"wrote {trace}; open it in ui.perfetto.dev")
+    _step.write(found, ready.problem.graph, path, trace)
     expected = simulate(ready.problem, ready.placement, full=True).busy
     rows = zip(found.device_names, found.busy.tolist(), expected.tolist(), strict=True)
     return {name: {"measured": measured, "expected": about} for name, measured, about in rows}

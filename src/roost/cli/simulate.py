@@ -40,13 +40,8 @@ def simulate(
     setting: _problem.Settings = None,
     shape: _problem.Shapes = None,
     costs: _problem.CostsFile = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write the whole timeline here, compressed where it ends in .gz."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, likewise.")
-    ] = None,
+    timeline: _step.TimelineFile = None,
+    trace: _step.TraceFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Predict one step of a placement.
@@ -68,14 +63,7 @@ def simulate(
         from roost.simulator.compiled import simulate as run
 
         step = run(problem, chosen, full=True)
-    if timeline is not None:
-        step.save(timeline)
-        _console.note(f"wrote {timeline}")
-    if trace is not None:
-        from roost.report.trace import write_trace
-
-        write_trace(step, trace, problem.graph)
-        _console.note(f"wrote {trace}; open it in ui.perfetto.dev")
+    _step.write(step, problem.graph, timeline, trace)
     found = _step.summary(problem, chosen, step)
     if as_json:
         _console.show_json(found)

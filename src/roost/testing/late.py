@@ -38,7 +38,20 @@ class LateMark:
             raise RuntimeError("a stream waits for ever")
 
 
-class LateStream:
+class _HostClock:
+    """Time is that of the host."""
+
+    def set_clock(self) -> None:
+        pass
+
+    def stamp(self) -> float:
+        return time.perf_counter()
+
+    def seconds(self, stamp: float) -> float:
+        return stamp
+
+
+class LateStream(_HostClock):
     """A thread that does each thing some time after it was given."""
 
     def __init__(self, seed: int, most: float) -> None:
@@ -63,15 +76,6 @@ class LateStream:
     def keep(self, tensor: Tensor) -> None:
         pass  # the queue holds it
 
-    def set_clock(self) -> None:
-        pass
-
-    def stamp(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, stamp: float) -> float:
-        return stamp
-
     def _run(self) -> None:
         while True:
             what, things = self._work.get()
@@ -85,7 +89,7 @@ class LateStream:
                     mark.reach()
 
 
-class AtOnce:
+class AtOnce(_HostClock):
     """The stream that computes: whoever gives it work does it."""
 
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
@@ -104,15 +108,6 @@ class AtOnce:
 
     def keep(self, tensor: Tensor) -> None:
         pass
-
-    def set_clock(self) -> None:
-        pass
-
-    def stamp(self) -> float:
-        return time.perf_counter()
-
-    def seconds(self, stamp: float) -> float:
-        return stamp
 
 
 class LateEngine:
