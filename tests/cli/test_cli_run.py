@@ -46,6 +46,12 @@ def test_people_read_a_line(roost, folder):
     assert "loss: " in result.stdout
 
 
+def test_costs_are_a_file(roost, folder):
+    result = roost(*args(folder, "--costs", "profiled"), columns=200)
+    assert result.exit_code == 2
+    assert "roost profile MODEL" in result.output
+
+
 def test_what_ran_when_is_written(roost, folder):
     files = {"--timeline": folder / "measured.json.gz", "--trace": folder / "trace.json.gz"}
     result = roost(*args(folder, "--steps", "1", *(word for pair in files.items() for word in pair)), columns=200)

@@ -317,6 +317,11 @@ def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
 
 def check_cluster(source: str, on: str | None, costs: Path | None = None) -> None:
     """Refuse what names no cluster, or none that there is. A problem brings its own."""
+    if costs is not None and str(costs) in ("profiled", "estimated", "roofline") and not costs.exists():
+        raise InputError(
+            f"--costs is {costs}; it takes a file. roost profile MODEL --on CLUSTER -o problem.json times the ops and "
+            "writes one; without --costs they are estimated by roofline"
+        )
     from roost.presets import HERE, cluster
 
     if on is None:
