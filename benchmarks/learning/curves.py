@@ -3,10 +3,13 @@
     python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each run
     python benchmarks/learning/curves.py classic                                 the baselines of the first paper
     python benchmarks/learning/curves.py page                                    the page and the plot made from them
+    python benchmarks/learning/curves.py pack                                    the problems, for another machine
 
 Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows that are there already
 are not run again. Searches in compiled loops say where they stand only now and then, and plan for the trials they get:
-their curve is one search for each of its points. The plot needs the `plots` extra.
+their curve is one search for each of its points. The plot needs the `plots` extra. Graphs are out/zoo/MODEL.json.gz
+(`roost capture`, with --train); `pack` writes the problems beside them as pickles, which are then taken instead:
+a machine that has PyTorch and Numba but none of the packages that read files can make rows, too.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import pickle
 import platform
 import time
 from dataclasses import replace
@@ -95,6 +99,25 @@ TIMED: dict[str, tuple[Any, float]] = {
 CPU_POINTS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
+def problem_of(model: str, cluster: str) -> Any:
+    """A model of the papers on a cluster, as it was packed, or from its graph."""
+    packed = packed_file(model, cluster)
+    if packed.exists():
+        return pickle.loads(packed.read_bytes())
+    return roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
+
+
+def packed_file(model: str, cluster: str) -> Path:
+    return ROOT / "out" / "zoo" / f"{model}_{cluster}.pickle"
+
+
+def pack() -> None:
+    for model in MODELS:
+        for cluster in CLUSTERS:
+            packed_file(model, cluster).unlink(missing_ok=True)
+            packed_file(model, cluster).write_bytes(pickle.dumps(problem_of(model, cluster)))
+
+
 def rows_file() -> Path:
     return Path(os.environ.get("ROWS", RESULTS / f"learning_{platform.machine()}_202611.jsonl"))
 
@@ -110,7 +133,7 @@ def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
     placer, trials, seconds = (*RUNS[name][:2], None) if name in RUNS else (TIMED[name][0], None, TIMED[name][1])
     if hasattr(placer, "network"):
         placer = replace(placer, network=replace(placer.network, train_on=POLICY))
-    problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
+    problem = problem_of(model, cluster)
     curve: dict[int, float] = {}
     seen: list[tuple[int, float, float]] = []  # trials, CPU seconds and the best step time, where it gets better
     notes: list[Any] = []
@@ -175,7 +198,7 @@ def run_classic() -> None:
     done = {(r["placer"], r["model"], r["cluster"]) for r in rows()}
     for model in MODELS:
         for cluster in CLUSTERS:
-            problem = roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
+            problem = problem_of(model, cluster)
             for name in (*CLASSIC, "metis", "heft", "etf", "rules"):
                 if (name, model, cluster) not in done:
                     result = search(problem, name, trials=5_000, prove=False)
@@ -187,7 +210,7 @@ def run_classic() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("run", "classic", "page"))
+    parser.add_argument("part", choices=("run", "classic", "page", "pack"))
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="")
     given = parser.parse_args()
@@ -195,6 +218,8 @@ def main() -> None:
         run_all(given.workers, [name for name in given.only.split(";") if name])
     elif given.part == "classic":
         run_classic()
+    elif given.part == "pack":
+        pack()
     else:
         rows_file().with_suffix(".md").write_text(page())
         plot(rows_file().with_suffix(".svg"))
