@@ -83,8 +83,8 @@ def run_all(names: list[str]) -> None:
     done = {(row["settings"], row["model"], row["cluster"], row["seed"]) for row in rows()}
     jobs = [
         (name, model, cluster, seed)
+        for seed in SEEDS  # all settings on one of them, then on the next
         for name in names or SETTINGS
-        for seed in SEEDS
         for model in MODELS
         for cluster in CLUSTERS
         if (name in EVERYWHERE or cluster == "k80x4") and (name, model, cluster, seed) not in done
