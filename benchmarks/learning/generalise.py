@@ -6,13 +6,13 @@
 Members 24 to 31 of a family are never learned on. Rows, none of which learns on the graph; all but `rules` ask `single`
 and `expert` first:
 
-    lister_64        the 64 learned rules
-    lister           these, then 192 rules varied from the best of them
+    lister_64        64 rules: the first 24 of those learned, 8 that are drawn, 32 varied from the best so far
+    lister           these, then 192 more: the other learned ones, and rules varied from the best
     lister_refined   these, then annealing; 5,000 trials in all
     untrained...     the same three with random rules in place of the learned ones
     rules...         as many rules of the placer `rules` as fit into the CPU seconds of each of these three
     only_64_rules    64 of them
-    network, both    64 schedules drawn from the network; the 64 learned rules and then those (--all, one seed)
+    network, both    64 schedules drawn from the network; what lister_64 tries and then those (--all, one seed)
 
 With --brief only the first three, for weights of a second training seed. `roost learn --made-up N` adds machines of
 other speeds to those that are learned on; rows say so. What `auto` finds is kept in out/generalise_auto.jsonl.
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="without them only the references are made")
     parser.add_argument("--all", action="store_true", help="the network too")
     parser.add_argument("--brief", action="store_true", help="nothing but what was learned")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of placing; learned rules do not depend on them")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="of placing: of what is varied or drawn")
     parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
     parser.add_argument("-o", "--output", type=Path, default=Path("out/generalise.jsonl"))
     given = parser.parse_args()

@@ -3,7 +3,9 @@
     python benchmarks/learning/throughput.py run MACHINE [cpu] [cuda]    rows: on one core, and with the policy on a GPU
     python benchmarks/learning/throughput.py page                        the page made from the last row of each cell
 
-WITHOUT="seq2seq, paper" leaves out placers, separated by ; and ROWS names another file of rows.
+In the environment: ONLY="placeto;post" and WITHOUT="seq2seq, paper" name the placers to measure or to leave out,
+separated by ;, ONLY_GROUPS=1000 the numbers of groups, separated likewise, and ROWS another file of rows. A run needs
+PyTorch, NumPy and Numba, and none of the packages that only read and write files.
 
 A synthetic training graph of 3,000 ops on four devices, placements in rank order and in orders made for their devices.
 Learning only: nothing is refined. `lister` decides about finer units than groups; its row is for all of them.
@@ -41,7 +43,10 @@ TRIALS = {100: 960, 300: 480, 1_000: 256}
 PAPER_TRIALS = {100: 96, 300: 48, 1_000: 24}
 
 
-WITHOUT = os.environ.get("WITHOUT", "").split(";")
+ONLY, WITHOUT, ONLY_GROUPS = (
+    [name.strip() for name in os.environ.get(given, "").split(";") if name.strip()]
+    for given in ("ONLY", "WITHOUT", "ONLY_GROUPS")
+)
 ROWS = Path(os.environ.get("ROWS", Path(__file__).parents[1] / "results" / "learning_throughput_202611.jsonl"))
 
 
@@ -69,7 +74,7 @@ def placers(groups: int, device: str) -> dict[str, tuple[Any, int]]:
         "spotlight": (Spotlight(num_groups=groups, order="rank", network=network, refine=0.0), many),
         "spotlight, orders made": (Spotlight(num_groups=groups, order="listed", network=network, refine=0.0), many),
     }
-    tuned = replace(SETTINGS["tuned"], most_groups=groups, refine=None)
+    tuned = replace(SETTINGS["tuned"], most_groups=groups, refine=None, train_on=device)
     found["placeto"] = (Placeto(setting=tuned), many // 2)
     if device == "cpu":
         found["post"] = (Post(num_groups=groups, order="rank", refine=0.0), many)
@@ -94,9 +99,9 @@ def run(named: str, devices: list[str]) -> None:
     os.sched_setaffinity(0, {cores[0] if devices == ["cuda"] else cores[-1]})
     problem = training_like(NUM_OPS, NUM_DEVICES)
     for device in devices:
-        for groups in GROUPS:
+        for groups in (number for number in GROUPS if not ONLY_GROUPS or str(number) in ONLY_GROUPS):
             for name, (placer, trials) in placers(groups, device).items():
-                if name in WITHOUT:
+                if name in WITHOUT or (ONLY and name not in ONLY):
                     continue
                 row = {"machine": named, "placer": name, "groups": groups_of(problem, groups).num_units}
                 row |= {"policy": device, **measured(problem, placer, trials)}

@@ -209,6 +209,27 @@ def test_with_weights_it_is_never_worse_than_single_and_expert(tmp_path: Path) -
     assert all(result.best.step_time <= trial.step_time for trial in result.baselines.values())
 
 
+def test_samples_are_the_first_rules_learned_some_drawn_and_some_varied(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    tensors = loud()
+    save_weights(path, "lister", tensors, {})
+    placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
+    first, rest = placer._split(tensors["rules"].astype(np.float64))
+    assert len(first) == 32
+    assert len(rest) == 0
+    assert (first[:24] == tensors["rules"][:24]).all()
+    order = COLUMNS.index("order")
+    assert set(first[24:, order]) <= set(first[:24, order])
+    more = replace(placer, varied=50)._split(tensors["rules"])
+    assert (more[0][24:] == first[24:]).all()  # drawn alike whatever the seed
+    assert (more[1] == tensors["rules"][24:]).all()
+    plenty = search(wide(6), placer, trials=1000, prove=False)
+    assert 64 < plenty.num_trials <= 64 + 8  # and the best devices in other orders
+    assert search(wide(6), placer, trials=40, prove=False).num_trials == 40
+    assert 64 + 50 < search(wide(6), replace(placer, varied=50), trials=1000, prove=False).num_trials <= 114 + 8
+    assert search(wide(6), replace(placer, samples=1), trials=10, prove=False).num_trials == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -12,7 +12,7 @@ from roost.core.problem import Problem
 from roost.placers._list_orders import ORDERS, prepared
 from roost.placers._lister_rolls import cost_of
 from roost.placers._lister_rule_course import RuleCourse, added, best_together
-from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, are_valid, drawn, usable_by, varied
+from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, Near, are_valid, drawn, usable_by, varied
 from roost.placers._units import Units
 from roost.placers.kernels.listing import FEATURES
 from roost.placers.lister import Lister
@@ -157,3 +157,29 @@ def test_varying_the_rules_ends_with_the_trials() -> None:
     for trials, memory in itertools.product((1, 2, 3, 70, 100), (10_000, 600)):
         result = search(wide(memory=memory), Lister(tune=False), trials=trials, prove=False)
         assert 1 <= result.num_trials <= trials
+
+
+def test_what_is_held_firmly_stays_and_what_is_not_held_goes_where_the_rule_says() -> None:
+    bench, rows = Bench(wide(12)), drawn(np.random.default_rng(0), 24)
+    rows[:, COLUMNS.index("fast")], rows[:, COLUMNS.index("part")] = 0.0, 1.0  # any device may be taken
+    free = bench.roll(rows)
+    elsewhere = (free.unit_device + 1) % 3
+    held = bench.roll(rows, near=Near(elsewhere, np.full(24, 1e9)))
+    assert (held.unit_device == elsewhere)[:, bench.units.time.sum(axis=1) > 0].all()
+    loose = bench.roll(rows, near=Near(elsewhere, np.zeros(24)))
+    assert (loose.unit_device == free.unit_device).all()
+    some = elsewhere.copy()
+    some[:, ::2] = -1  # may go anywhere
+    part = bench.roll(rows, near=Near(some, np.full(24, 1e9)))
+    assert (part.unit_device == some)[:, 1::2].all()
+    assert (part.unit_device != elsewhere)[:, ::2].any()
+
+
+def test_rules_that_keep_near_mean_the_same_in_any_order_of_rows() -> None:
+    bench, rows = Bench(wide(12)), drawn(np.random.default_rng(2), 24)
+    near = Near(np.resize(np.arange(3, dtype=np.int32), (24, bench.units.num_units)), np.linspace(0.0, 30.0, 24))
+    tried = bench.roll(rows, near=near)
+    for number in range(24):
+        alone = bench.roll(rows[[number]], near=Near(near.unit_device[[number]], near.hold[[number]]))
+        assert (alone.unit_device[0] == tried.unit_device[number]).all()
+        assert simulate(bench.problem, tried.placement(number)).step_time == tried.step_time[number]

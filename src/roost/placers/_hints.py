@@ -76,22 +76,33 @@ def _moments(layout: Layout, last: Array) -> Array:
 
 def _before(problem: Problem, layout: Layout) -> Array:
     """[ops * KINDS] the op before of the same module, of its parent, and of the same role; -1 where there is none."""
-    graph = problem.graph
     found = np.full((len(layout.op), int(KINDS)), -1, np.int32)
-    names: list[list[object]] = [[], [], []]
-    for op in layout.op.tolist():
-        module = graph.modules[op]
-        plain = ".".join(part.partition("@")[0] for part in module.split("."))
-        names[0].append(module)
-        names[1].append(module.rpartition(".")[0])
-        names[2].append((plain, graph.kinds[op], int(graph.phase[op])) if module else "")
-    for column, keys in enumerate(names):
-        number: dict[object, int] = {}
-        key = np.array([number.setdefault(name, len(number)) if name else -1 for name in keys], dtype=np.int64)
+    for column, keys in enumerate(_belonging(problem)):
+        key = keys[layout.op]
         order = np.argsort(key, kind="stable")
         same = (key[order][1:] == key[order][:-1]) & (key[order][1:] >= 0)
         found[order[1:][same], column] = order[:-1][same]
     return found.ravel()
+
+
+def _belonging(problem: Problem) -> Array:  # [KINDS, ops]
+    """A number for the module of each op, for its parent and for its role, -1 where it has none.
+
+    It is the same under every order, and slow to make.
+    """
+    kept = vars(problem).get("_belonging")
+    if kept is None:
+        graph = problem.graph
+        kept = np.full((int(KINDS), graph.num_ops), -1, np.int64)
+        known: list[dict[object, int]] = [{} for _ in kept]
+        for op, module in enumerate(graph.modules):
+            plain = ".".join(part.partition("@")[0] for part in module.split("."))
+            role = (plain, graph.kinds[op], int(graph.phase[op])) if module else ""
+            for column, name in enumerate((module, module.rpartition(".")[0], role)):
+                if name:
+                    kept[column, op] = known[column].setdefault(name, len(known[column]))
+        vars(problem)["_belonging"] = kept
+    return np.asarray(kept)
 
 
 def _partners(problem: Problem, layout: Layout, source: Array, target: Array) -> tuple[Array, Array]:

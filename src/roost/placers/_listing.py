@@ -152,6 +152,8 @@ def no_rules(problem: Problem, count: int) -> LinearRules:
         share=np.zeros((count, num_devices)),
         fair=np.zeros((count, num_devices)),
         cautious=np.ones(count, bool),
+        kept=np.full((count, 1), -1, np.int32),
+        hold=np.zeros(count),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -100,6 +101,16 @@ def are_valid(rows: Array) -> bool:
     return bool(np.isfinite(rows).all() and whole.all() and np.allclose(within(rows), rows))
 
 
+class Near(NamedTuple):
+    """Placements that rules are to keep near, a row for each rule."""
+
+    unit_device: Array  # [rules, units] i4, -1 for a unit that may go anywhere
+    hold: Array  # [rules] what each other device costs, in ops of mean length; 0 where it keeps near nothing
+
+    def first(self, count: int) -> Near:
+        return Near(self.unit_device[:count], self.hold[:count])
+
+
 class Bench:
     """A problem on which rules are tried."""
 
@@ -118,8 +129,8 @@ class Bench:
         """Whether memory can matter."""
         return self.under(0).is_tight
 
-    def roll(self, rows: Array, scales: Array = SCALES) -> Tried:
-        """The schedule of each rule."""
+    def roll(self, rows: Array, scales: Array = SCALES, near: Near | None = None) -> Tried:
+        """The schedule of each rule; those that are told to keep near others do."""
         order = rows[:, _AT["order"]].astype(int)
         eager = (rows[:, _AT["eager"]] > 0.5) & self.is_tight
         step, excess = np.zeros(len(rows)), np.zeros(len(rows))
@@ -129,7 +140,11 @@ class Bench:
         for number, early in sorted(set(zip(order.tolist(), eager.tolist(), strict=True))):
             mine = np.flatnonzero((order == number) & (eager == early))
             under = self.under(number, early)
-            rolled = under.roll(self.bound(rows[mine], under), scales)
+            rules = self.bound(rows[mine], under)
+            if near is not None:
+                tick = float(self.units.time.min(axis=1).mean())
+                rules = rules._replace(kept=near.unit_device[mine], hold=near.hold[mine] * tick)
+            rolled = under.roll(rules, scales)
             devices[mine], step[mine], excess[mine] = rolled.unit_device, rolled.step_time, rolled.excess
             simulations += rolled.simulations
         for row in np.flatnonzero(rows[:, _AT["listed"]] > 0.5).tolist():

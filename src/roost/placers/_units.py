@@ -26,8 +26,15 @@ class Units:
 
         `tie` says what parameters are joined with. "readers": all the ops that read them, so that nothing is ever
         fetched. "updates": the updates that read them, so that nothing is sent home. "nothing": they go anywhere.
-        Two that may share no device are never joined.
+        Two that may share no device are never joined. They are made once for a problem: several placers ask for them.
         """
+        kept: dict[str, Units] = vars(problem).setdefault("_units", {})
+        if tie not in kept:
+            kept[tie] = Units._made(problem, tie)
+        return kept[tie]
+
+    @staticmethod
+    def _made(problem: Problem, tie: str) -> Units:
         graph = problem.graph
         bits = 1 << np.arange(problem.cluster.num_devices, dtype=object)
         sets = Unions([int(mask) for mask in (problem.allowed * bits).sum(axis=1)])

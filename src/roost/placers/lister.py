@@ -2,8 +2,9 @@
 
 Our own generalising placer, after the idea of learned list scheduling (Paliwal et al. 2020, REGAL; Placeto's claim to
 place graphs it has never seen). Nothing depends on the number or the names of devices. With weights from `roost learn`
-it tries its rules, varies the best of them, and then lets the network learn on the problem at hand for as long as the
-budget lasts; without, rules are random, and the network begins as a rule of earliest finish.
+it tries the first of its rules and a few that were never learned, for a graph unlike those that it learned on; it
+varies the best of them, and then lets the network learn on the problem at hand for as long as the budget lasts.
+Without, rules are random, and the network begins as a rule of earliest finish.
 
 Differs in: what is learned over a family is foremost which linear rules are best together, in which orders ops are to
 be listed, and whether the devices found then run in an order made for them (by evolution), for a schedule of the
@@ -45,15 +46,20 @@ from roost.placers._lister_view import Framed, Rolled
 from roost.placers._listing import SCALES
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
-from roost.placers._portable_rules import COLUMNS, Bench, varied
+from roost.placers._portable_rules import COLUMNS, Bench, Near, varied
+from roost.placers._portable_rules import drawn as drawn_rules
 from roost.placers._restoring import restore
 from roost.placers._starts import ask
 from roost.placers.kernels.lister import Rolls
 
 log = logging.getLogger(__name__)
 
-_KEPT = 4  # of the best schedules of a round become trials
-_FAMILY, _PARENTS = 32, 6  # rules that are varied at a time, and from how many of the best
+_KEPT = 4  # of the best schedules of a round become trials, at most one of eight
+# Of the samples: rules as they were learned, and rules drawn alike for every problem; the others are varied. Chosen on
+# members that were not learned on, and on those of other families (benchmarks/results/generalise_*.md).
+_LEARNED, _DRAWN, _DRAWN_SEED = 3 / 8, 1 / 8, 12345
+_SOON, _FAMILY, _PARENTS = 4, 32, 6  # rules varied at a time among the samples, and after; from how many of the best
+_NEAR, _HOLD = 0.5, (1.0, 30.0)  # share of these that keep near the best placement; how firmly, in ops of mean length
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,8 @@ class Lister:
     """Tries learned rules, then draws schedules from its network and learns from them."""
 
     weights: str | None = None  # a file that `roost learn` wrote
-    samples: int = PORTFOLIO  # rules of the portfolio that are tried
-    varied: int = 192  # rules after that, which are varied from the best so far
+    samples: int = PORTFOLIO  # rules: the first of those learned, some that are drawn, some varied from the best so far
+    varied: int = 192  # rules after that: the others that were learned, and then varied ones
     drawn: int = 0  # schedules that are then drawn from the network, before it begins to learn
     tune: bool = True  # whether it goes on learning, until the budget is spent
     refine: float = 0.0  # share of the budget that annealing gets at the end
@@ -126,25 +132,33 @@ class Lister:
                 log.info("without %s: %s", name, error)
 
     def _follow(self, problem: Problem, rules: Array, evaluate: Evaluate) -> None:
-        """The schedules of the learned rules, and then of rules that are varied from the best of them."""
+        """The schedules of learned and drawn rules, and then of rules that are varied from the best of them."""
         if self.samples < 1:
             return
-        rng, bench = evaluate.rng, Bench(problem)
-        portfolio = rules.astype(np.float64)
-        if self.samples > len(portfolio):
-            portfolio = np.concatenate([portfolio, varied(rng, portfolio[: self.samples - len(rules)], portfolio)])
-        rows = portfolio[: self.samples]
-        cost = self._round_of_rules(bench, rows, evaluate)
-        for begun in range(0, self.varied, _FAMILY):
-            parents = rows[np.argsort(cost, kind="stable")[:_PARENTS]]
-            count = min(_FAMILY, self.varied - begun)
-            new = varied(rng, parents[rng.integers(0, len(parents), count)], portfolio)
-            if evaluate.trials_left < 1:
-                return
-            cost = np.concatenate([cost, self._round_of_rules(bench, new, evaluate)])
+        bench, learned = Bench(problem), rules.astype(np.float64)
+        first, rest = self._split(learned)
+        rows, cost = first, self._round_of_rules(bench, first, None, evaluate)
+        while len(rows) < self.samples + self.varied and evaluate.trials_left >= 1:
+            soon, near = self.samples - len(rows), None
+            if soon == 0 and len(rest):
+                new = rest
+            else:
+                count = min(_SOON, soon) if soon > 0 else min(_FAMILY, soon + self.varied)
+                parents = rows[np.argsort(cost, kind="stable")[:_PARENTS]]
+                new = varied(evaluate.rng, parents[evaluate.rng.integers(0, len(parents), count)], rows)
+                near = _near(bench, evaluate, count)
+            cost = np.concatenate([cost, self._round_of_rules(bench, new, near, evaluate)])
             rows = np.concatenate([rows, new])
 
-    def _round_of_rules(self, bench: Bench, rows: Array, evaluate: Evaluate) -> Array:
+    def _split(self, learned: Array) -> tuple[Array, Array]:  # [rules, columns]
+        """The rules to begin with, some of them drawn under the orders of the others; and those to try later."""
+        count = max(1, round(_LEARNED * self.samples))
+        first, rest = learned[:count], learned[count:][: self.varied]
+        orders = sorted(set(first[:, COLUMNS.index("order")].astype(int).tolist()))
+        other = drawn_rules(np.random.default_rng(_DRAWN_SEED), round(_DRAWN * self.samples), orders)
+        return np.concatenate([first, other]), rest
+
+    def _round_of_rules(self, bench: Bench, rows: Array, near: Near | None, evaluate: Evaluate) -> Array:
         """One round of rules, as many as there are trials for; what each costs, infinite where it was not tried."""
         left, more = evaluate.simulations_left, int(bench.is_tight and evaluate.simulations_left > 1)
         attempts = len(SCALES) + 1 if bench.is_tight else 1  # where memory is tight, both orders are simulated
@@ -155,10 +169,11 @@ class Lister:
             rows[:, COLUMNS.index("listed")] = 0.0
 
         def run() -> Round:
-            tried = bench.roll(rows[:count], scales)
+            tried = bench.roll(rows[:count], scales, None if near is None else near.first(count))
             cost = np.full(len(rows), np.inf)
             cost[:count] = cost_of(tried, bench.problem)
-            return Round([tried.placement(row) for row in tried.ranked()[:_KEPT]], tried.simulations, {"cost": cost})
+            kept = tried.ranked()[: min(_KEPT, max(1, len(rows) // 8))]
+            return Round([tried.placement(row) for row in kept], tried.simulations, {"cost": cost})
 
         return np.asarray(evaluate.round(run)["cost"])
 
@@ -274,6 +289,16 @@ class Lister:
         }
         ways = {"ways": course.ways.astype(np.float32), "rules": course.rules.rules.astype(np.float32)}
         return {**course.tensors, **ways}, card
+
+
+def _near(bench: Bench, evaluate: Evaluate, count: int) -> Near:
+    """Some of so many rules are to keep near the best placement so far, each as firmly as is drawn for it."""
+    assert evaluate.best is not None
+    best = bench.units.unit_devices(bench.problem.check(evaluate.best.placement).device)
+    held = evaluate.rng.random(count) < _NEAR
+    least, most = np.log(_HOLD)
+    hold = np.exp(evaluate.rng.uniform(least, most, count))
+    return Near(np.tile(best, (count, 1)), np.where(held, hold, 0.0))
 
 
 def first_rolls(rolls: Rolls, count: int) -> Rolls:

@@ -52,6 +52,8 @@ class LinearRules(NamedTuple):
     share: Array  # [rules, devices] f8 seconds
     fair: Array  # [rules, devices] f8 bytes
     cautious: Array  # [rules] bool whether outputs count where they were made until their last use anywhere
+    kept: Array  # [rules, units] i4 the device of each unit in another placement, or -1; not read where `hold` is 0
+    hold: Array  # [rules] f8 what is added to the score of every other device
 
 
 class Desk(NamedTuple):
@@ -240,6 +242,8 @@ def choose(layout, listing, rules, row, capacity, desk, op, unit, previous, coun
     role = device_of(desk, listing.before[op * KINDS + np.uintp(2)])
     partner = device_of(desk, listing.partner[op])
     rival = rival_device(listing, desk, op)
+    hold = rules.hold[row]
+    kept = np.int64(rules.kept[row, unit]) if hold > 0.0 else np.int64(-1)
     usable, allowed = rules.usable[row], listing.allowed[unit]
     best, best_rank, best_score = np.uintp(0), 9, 0.0
     for d in range(num_devices):
@@ -290,6 +294,8 @@ def choose(layout, listing, rules, row, capacity, desk, op, unit, previous, coun
             if rival == np.int64(there):
                 score += weights[row, 18] * layout.time[op * num_devices + d]
             score += weights[row, 19] * np.float64(listing.lasting[unit]) / capacity[d]
+            if kept >= 0 and kept != np.int64(there):
+                score += hold
         if rank < best_rank or (rank == best_rank and score < best_score):
             best, best_rank, best_score = d, rank, score
     return best
