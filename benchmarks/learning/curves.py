@@ -3,13 +3,11 @@
     python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each run
     python benchmarks/learning/curves.py classic                                 the baselines of the first paper
     python benchmarks/learning/curves.py page                                    the page and the plot made from them
-    python benchmarks/learning/curves.py pack                                    the problems, for another machine
 
 Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows that are there already
 are not run again. Searches in compiled loops say where they stand only now and then, and plan for the trials they get:
 their curve is one search for each of its points. The plot needs the `plots` extra. Graphs are out/zoo/MODEL.json.gz
-(`roost capture`, with --train); `pack` writes the problems beside them as pickles, which are then taken instead:
-a machine that has PyTorch and Numba but none of the packages that read files can make rows, too.
+(`roost capture`, with --train).
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import pickle
 import platform
 import time
 from dataclasses import replace
@@ -102,22 +99,8 @@ CPU_POINTS = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 
 
 def problem_of(model: str, cluster: str) -> Any:
-    """A model of the papers on a cluster, as it was packed, or from its graph."""
-    packed = packed_file(model, cluster)
-    if packed.exists():
-        return pickle.loads(packed.read_bytes())
+    """A model of the papers on a cluster."""
     return roost.estimate(roost.load(ROOT / "out" / "zoo" / f"{model}.json.gz"), cluster)
-
-
-def packed_file(model: str, cluster: str) -> Path:
-    return ROOT / "out" / "zoo" / f"{model}_{cluster}.pickle"
-
-
-def pack() -> None:
-    for model in MODELS:
-        for cluster in CLUSTERS:
-            packed_file(model, cluster).unlink(missing_ok=True)
-            packed_file(model, cluster).write_bytes(pickle.dumps(problem_of(model, cluster)))
 
 
 def rows_file() -> Path:
@@ -212,7 +195,7 @@ def run_classic() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("part", choices=("run", "classic", "page", "pack"))
+    parser.add_argument("part", choices=("run", "classic", "page"))
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="")
     given = parser.parse_args()
@@ -220,8 +203,6 @@ def main() -> None:
         run_all(given.workers, [name for name in given.only.split(";") if name])
     elif given.part == "classic":
         run_classic()
-    elif given.part == "pack":
-        pack()
     else:
         rows_file().with_suffix(".md").write_text(page())
         plot(rows_file().with_suffix(".svg"))
