@@ -270,6 +270,16 @@ def test_what_must_be_exact_is_not_computed_on_the_cpu(model):
         assert found.step_time < 1
 
 
+def test_what_cannot_be_exact_is_told(model):
+    """Where too little memory is left, the CPU would compute, if only very slowly; not where nothing but it may."""
+    with pytest.raises(Infeasible, match=r"computes on 'cuda:0' alone, as exact asks: .* would run on 'cpu:0'; give"):
+        planned(model, cap="98MiB", exact=True)
+    assert planned(model, cap="98MiB").modules.runs_on
+    for shape in ((1, 2), (3, 2)):
+        with pytest.raises(InputError, match="op_time is "):
+            roost.place(model, IDS, "h200", costs=roost.Costs(np.zeros(shape)), exact=True, trials=10, seconds=None)
+
+
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):
     problem, placement = plan.on_real_devices()
     assert problem.cluster.device_names == ("cpu:0", "cuda:0")
