@@ -214,7 +214,35 @@ def test_states_of_another_run_are_refused():
         ({"states": {}}, f"states lacks '{name}'; give all"),
         ({"states": {**states, name: states[name][:1]}}, f"state '{name}' is "),
         ({"states": {**states, name: states[name].double()}}, r"of torch.float64; the step has"),
+        ({"states": {**states, name: None}}, "is NoneType; it must be a tensor"),
+        ({"states": {**states, name: states[name].to("meta")}}, "is on the meta device"),
+        ({"states": [1]}, "states is list; give what run.states"),
         ({"num_steps": -1}, "num_steps is -1"),
     ):
         with pytest.raises(InputError, match=said):
             GraphRuntime(step, problem, on_one(step), residents_of(model), **wrong)
+
+
+def test_residents_of_another_model_are_refused():
+    """Many an op takes another shape, and gives other numbers."""
+    model, _, step = made()
+    problem, values = virtual_problem(step), residents_of(model)
+    for wrong, said in (
+        (values["inner.bias"][:1], r"resident 'inner.bias' is \[1\] of torch.float32; the step has \[6\]"),
+        (values["inner.bias"].double(), "of torch.float64; the step has"),
+        (values["inner.bias"].to("meta"), "is on the meta device"),
+        ([1.0], "resident 'inner.bias' is list; it must be a tensor"),
+    ):
+        with pytest.raises(InputError, match=said):
+            GraphRuntime(step, problem, on_one(step), {**values, "inner.bias": wrong})
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_the_modes_of_the_caller_change_nothing(mode):
+    model, inputs, step = made("adam")
+    problem = virtual_problem(step)
+    placement = any_placement(problem, np.random.default_rng(4))
+    with GraphRuntime(step, problem, placement, residents_of(model)) as run:
+        expected = [run.step(*inputs)[0] for _ in range(3)]
+    with mode(), GraphRuntime(step, problem, placement, residents_of(model)) as run:
+        assert [run.step(*inputs)[0] for _ in range(3)] == expected

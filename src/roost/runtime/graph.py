@@ -73,7 +73,9 @@ class GraphRuntime(Transfers):
         self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
         code = Code(step, problem, placement, self, watch)
-        self.homes = Homes(step, placement, self.places, code.copies, residents, states)
+        with torch.inference_mode(False), torch.no_grad():
+            # Threads of ours write new values into them, and no thread takes over the mode of another.
+            self.homes = Homes(step, placement, self.places, code.copies, residents, states)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
         self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
