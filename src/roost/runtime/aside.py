@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from roost.runtime.flags import CudaFlags, stream_wait
+from roost.runtime.lanes import threads_kept
 from roost.runtime.moves import moved
 
 _HOST = torch.device("cpu")
@@ -37,8 +38,11 @@ class Aside:
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
         self._threads = num_threads()
+        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
-        self._thread.start()
+        with threads_kept():
+            self._thread.start()
+            self._ready.wait()
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a module gives for tensors of the GPU, computed on the CPU."""
@@ -96,7 +100,9 @@ class Aside:
         return desk.fetched()
 
     def _run(self) -> None:
+        torch.get_num_threads()  # a thread that has never asked would take over at its first op what another has set
         torch.set_num_threads(self._threads)  # counted for each thread
+        self._ready.set()
         with torch.no_grad():
             while (work := self._work.get()) is not None:
                 work()
