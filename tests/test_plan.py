@@ -198,6 +198,9 @@ def test_a_bad_plan_file_is_told_by_field(saved, tmp_path):
         (("modules", "home", weight), "tpu", f"modules.home['{weight}']: 'tpu' is no device"),
         (("modules", "model"), "", "modules.model: is empty"),
         (("modules", "window"), -1, "modules.window: Expected int >= 0"),
+        (("modules", "window"), 2**50, "modules.window: is 1125899906842624 bytes; 'cuda:0' of the problem has "),
+        (("modules", "home", weight), STORE, f"modules.home['{weight}']: '{STORE}' is no device"),
+        (("problem", "cluster", "devices", 0, "kind"), "odd", f"problem: cluster.devices: '{STORE}' must be the last"),
         (("modules", "streamed"), {"blocks.0": ["nothing"]}, "modules: 'nothing' is streamed to 'blocks.0', but"),
         (("placement", "device"), [0], "placement: the placement has 1 entries"),
         (("problem", "op_time"), [], "problem: op_time: is empty"),
@@ -268,6 +271,16 @@ def test_what_must_be_exact_is_not_computed_on_the_cpu(model):
         assert bool(found.modules.runs_on) != exact
         assert found.modules.streamed or not exact
         assert found.step_time < 1
+
+
+def test_what_cannot_be_exact_is_told(model):
+    """Where too little memory is left, the CPU would compute, if only very slowly; not where nothing but it may."""
+    with pytest.raises(Infeasible, match=r"computes on 'cuda:0' alone, as exact asks: .* would run on 'cpu:0'; give"):
+        planned(model, cap="98MiB", exact=True)
+    assert planned(model, cap="98MiB").modules.runs_on
+    for shape in ((1, 2), (3, 2)):
+        with pytest.raises(InputError, match="op_time is "):
+            roost.place(model, IDS, "h200", costs=roost.Costs(np.zeros(shape)), exact=True, trials=10, seconds=None)
 
 
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):

@@ -119,3 +119,11 @@ def test_what_is_refused(roost, folder):
         result = roost(*args(folder, *more))
         assert result.exit_code == 2
         assert said in result.stderr
+
+
+def test_a_placement_that_is_not_there_is_told_before_a_cluster_is_missed(roost, tmp_path):
+    for where, said in ((tmp_path / "none", "no such file or folder"), (tmp_path, "has no placement.json; name a")):
+        for verb in (("run",), ("verify",), ("export", "--format", "device_map")):
+            result = roost(*verb, "cifar10_cnn", "--placement", where, columns=400)
+            assert result.exit_code == 2
+            assert f"{where}: {said}" in result.stderr

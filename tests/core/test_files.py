@@ -119,6 +119,12 @@ def test_a_symlink_is_written_through(graph, tmp_path):
     assert roost.load(tmp_path / "target.json") == graph
 
 
+def test_the_folder_that_a_symlink_leads_to_is_named(graph, tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "none" / "target.json")
+    with pytest.raises(InputError, match=r"folder .*none does not exist"):
+        graph.save(tmp_path / "link.json")
+
+
 def test_the_mode_of_an_old_file_is_kept(graph, tmp_path):
     path = tmp_path / "graph.json"
     path.write_text("old")

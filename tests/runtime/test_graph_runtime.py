@@ -1,7 +1,10 @@
 """The graph runtime: placed steps have the numbers of eager PyTorch, whatever the placement, and failures are told."""
 
 import copy
+import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -12,9 +15,11 @@ import roost
 from roost.errors import ExecutionError, InputError
 from roost.frontends._trace import trace
 from roost.frontends.torch import described
+from roost.runtime import aside
 from roost.runtime._lines import Line
 from roost.runtime.code import _compiled
 from roost.runtime.graph import GraphRuntime
+from roost.runtime.lanes import Worker
 from roost.runtime.optimizers import Optimizer
 from roost.testing.numerics import distance
 from roost.testing.runs import any_placement, differences, residents_of, run_steps, virtual_problem
@@ -214,7 +219,94 @@ def test_states_of_another_run_are_refused():
         ({"states": {}}, f"states lacks '{name}'; give all"),
         ({"states": {**states, name: states[name][:1]}}, f"state '{name}' is "),
         ({"states": {**states, name: states[name].double()}}, r"of torch.float64; the step has"),
+        ({"states": {**states, name: None}}, "is NoneType; it must be a tensor"),
+        ({"states": {**states, name: states[name].to("meta")}}, "is on the meta device"),
+        ({"states": [1]}, "states is list; give what run.states"),
         ({"num_steps": -1}, "num_steps is -1"),
     ):
         with pytest.raises(InputError, match=said):
             GraphRuntime(step, problem, on_one(step), residents_of(model), **wrong)
+
+
+def test_residents_of_another_model_are_refused():
+    """Many an op takes another shape, and gives other numbers."""
+    model, _, step = made()
+    problem, values = virtual_problem(step), residents_of(model)
+    for wrong, said in (
+        (values["inner.bias"][:1], r"resident 'inner.bias' is \[1\] of torch.float32; the step has \[6\]"),
+        (values["inner.bias"].double(), "of torch.float64; the step has"),
+        (values["inner.bias"].to("meta"), "is on the meta device"),
+        ([1.0], "resident 'inner.bias' is list; it must be a tensor"),
+    ):
+        with pytest.raises(InputError, match=said):
+            GraphRuntime(step, problem, on_one(step), {**values, "inner.bias": wrong})
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_the_modes_of_the_caller_change_nothing(mode):
+    model, inputs, step = made("adam")
+    problem = virtual_problem(step)
+    placement = any_placement(problem, np.random.default_rng(4))
+    with GraphRuntime(step, problem, placement, residents_of(model)) as run:
+        expected = [run.step(*inputs)[0] for _ in range(3)]
+    with mode(), GraphRuntime(step, problem, placement, residents_of(model)) as run:
+        assert [run.step(*inputs)[0] for _ in range(3)] == expected
+
+
+def test_cores_that_are_not_there_are_told_and_no_thread_stays():
+    model, _, step = made()
+    problem = virtual_problem(step)
+    placement = any_placement(problem, np.random.default_rng(4))
+    before = threading.active_count()
+    for cores, said in (
+        ([set(), {99_999}], r"the thread of 'cpu:1' cannot have cores \{99999\}: .*; give cores that this process may"),
+        ([set(), {-1}], "negative CPU number"),
+        ([set()], "cores are 1; the cluster has 2 devices, so give one for each"),
+    ):
+        with pytest.raises(InputError, match=said):
+            GraphRuntime(step, problem, placement, residents_of(model), cores=cores)
+    assert threading.active_count() == before
+
+
+def test_threads_that_start_others_at_once_keep_their_number_of_threads():
+    """New threads begin with what some thread has set last: that must never be what one of ours has."""
+    before, wanted = torch.get_num_threads(), 5
+    seen: Counter[int] = Counter()
+
+    def work(number):
+        for _ in range(40):
+            ours = Worker("ours", lambda error: None, threads=number % 2)
+            if number % 2 == 0:  # it has what its caller has
+                ours.give(lambda: seen.update([torch.get_num_threads()]))
+            ours.close()
+        seen[torch.get_num_threads()] += 1
+
+    try:
+        torch.set_num_threads(wanted)
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert torch.get_num_threads() == wanted
+        assert set(seen) == {wanted}
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
+    monkeypatch.setattr(aside, "stream_wait", lambda: None)
+    monkeypatch.setattr(aside, "CudaFlags", MagicMock)
+    before, seen = torch.get_num_threads(), []
+    try:
+        torch.set_num_threads(5)
+        assert torch.get_num_threads() == 5
+        beside = aside.Aside(torch.device("cuda:0"))
+        beside._work.put(lambda: seen.append(torch.get_num_threads()))
+        beside.join()
+        with ThreadPoolExecutor(1) as pool:
+            seen.append(pool.submit(torch.get_num_threads).result())
+        beside.close()
+        assert [*seen, torch.get_num_threads()] == [4, 5, 5]
+    finally:
+        torch.set_num_threads(before)

@@ -349,3 +349,15 @@ def test_a_model_that_fails_unplaced_is_told():
     model.forward = lambda *args: torch.ones(2) @ torch.ones(3)
     with pytest.raises(InputError, match="the model itself fails, unplaced: RuntimeError"):
         verify(step, problem, wholly_on(problem, 0), model, inputs)
+
+
+def test_autocast_is_of_the_model_and_not_of_the_captured_program():
+    """The types that it chooses are in a program that was captured under it; they are not chosen once more."""
+    with torch.autocast("cpu", torch.bfloat16):
+        step, problem, model, inputs = made()
+        assert verify(step, problem, random_placement(problem), model, inputs).same
+    step, problem, model, inputs = made()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = verify(step, problem, random_placement(problem), model, inputs)
+    assert {each.same for each in found.differences.values() if each.against != "PyTorch"} == {True}
+    assert not found.same

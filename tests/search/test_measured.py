@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from contextlib import suppress
 from dataclasses import replace
 from math import inf
@@ -503,3 +504,12 @@ def test_cpu_devices_share_the_cores():
     if len(own) > 1:
         assert not parts[0] & parts[1]
     assert all(cores_of(small_net.cluster(len(own) + 1)))
+
+
+def test_ctrl_c_is_not_for_the_process_that_measures(source):
+    """Not even before it has begun to say so itself: it would write a traceback between what is told."""
+    [line] = [
+        x for x in Path(f"/proc/{source.stand.open().pid}/status").read_text().splitlines() if x.startswith("SigBlk")
+    ]
+    assert int(line.split()[1], 16) & (1 << (signal.SIGINT - 1))
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

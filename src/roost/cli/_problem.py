@@ -267,6 +267,10 @@ def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path
     `placement` may be the folder that `roost place -o` wrote.
     """
     inside = placement.is_dir()
+    if not inside and not placement.exists():  # or the cluster, which is looked for beside it, would be missed first
+        raise InputError(f"{placement}: no such file or folder")
+    if inside and not (placement / PLACEMENT).exists():
+        raise InputError(f"{placement}: has no {PLACEMENT}; name a folder that roost place -o wrote")
     beside = (placement if inside else placement.parent) / PROBLEM
     if on is None and costs is None and beside.is_file():
         costs = beside

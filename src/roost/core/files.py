@@ -63,7 +63,8 @@ def write_bytes(path: Path, data: bytes) -> None:
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except FileNotFoundError:
-        raise InputError(f"{path}: cannot be written: folder {path.parent} does not exist") from None
+        folder = (path.resolve() if path.is_symlink() else path).parent
+        raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle

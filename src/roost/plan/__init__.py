@@ -227,9 +227,10 @@ def place(
         found = costs
     else:
         found = estimate(step.graph, where).costs
+    problem = Problem(step.graph, where, found)  # which checks costs that were given
     if exact:
         found = only_on(main, step.graph, where, found)
-    problem = Problem(step.graph, where, found)
+        problem = Problem(step.graph, where, found)
     problem = Problem(step.graph, with_less(where, {main: kept_longer(problem, main)}), found)
     problem = with_store(problem, main, hop_of(main))
     kind = where.devices[where.index_of(main)].kind
@@ -247,6 +248,8 @@ def place(
         plan = Plan(shared, result, replace(modules, few_rows=few), placement, timeline, step, example_inputs)
         real = simulate(*plan.on_real_devices())
         if real.feasible and timeline.feasible:
+            if exact:
+                _check_exact(plan, main)
             return plan
         # What one module needs together may be more than was counted, and both kinds of host memory are one.
         over = int(timeline.peak_memory[where.index_of(main)]) - int(shared.cluster.memory[where.index_of(main)])
@@ -261,6 +264,20 @@ def place(
         real.device_names[worst],
         int(missing[worst]),
     )
+
+
+def _check_exact(plan: Plan, main: str) -> None:
+    """Raise `Infeasible` where something is computed elsewhere: to a search that is only very slow, no more."""
+    graph, device = plan.problem.graph, plan.placement.device
+    elsewhere = np.flatnonzero(~graph.is_parameter & (device != plan.problem.cluster.index_of(main)))
+    if len(elsewhere):
+        op = int(elsewhere[0])
+        raise Infeasible(
+            f"nothing was found that fits and computes on {main!r} alone, as exact asks: {graph.op_names[op]!r} would "
+            f"run on {plan.problem.cluster.device_names[device[op]]!r}; give {main!r} more memory, search longer or "
+            "with placer='auto', or leave out exact",
+            main,
+        )
 
 
 @contextmanager

@@ -125,6 +125,19 @@ def without_store(problem: Problem, placement: Placement) -> tuple[Problem, Plac
     return smaller, smaller.placement(device, prefetch_bytes=np.array(window))
 
 
+def check_store(cluster: Cluster) -> None:
+    """Refuse a cluster from a file whose memory of the host is not as `with_store` adds it."""
+    names = cluster.device_names
+    if STORE not in names:
+        return
+    cpus = [device.name for device in cluster.devices if device.kind == "cpu"]
+    if names[-1] != STORE or cluster.devices[-1].kind != MEMORY or not cpus:
+        raise InputError(
+            f"cluster.devices: {STORE!r} must be the last device, of kind {MEMORY!r}, beside one of kind 'cpu'; save "
+            "the plan again"
+        )
+
+
 def only_on(main: str, graph: Graph, cluster: Cluster, costs: Costs) -> Costs:
     """Costs with which nothing is computed on another device."""
     others = np.arange(cluster.num_devices) != cluster.index_of(main)

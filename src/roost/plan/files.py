@@ -8,8 +8,10 @@ from contextlib import contextmanager
 import msgspec
 
 from roost.core import formats, rows
+from roost.core.cluster import MEMORY, Cluster
 from roost.errors import InputError
 from roost.plan import Plan
+from roost.plan.clusters import check_store
 from roost.runtime.modules import ModulePlacement
 from roost.simulator.compiled import simulate
 
@@ -62,11 +64,14 @@ def plan_from(file: PlanFile) -> Plan:
         placement = problem.check(rows.placement_from(file.placement))
     with _named("result"):
         result = rows.result_from(file.result)
-    modules = _modules(file.modules, problem.cluster.device_names)
+    with _named("problem"):
+        check_store(problem.cluster)
+    modules = _modules(file.modules, problem.cluster)
     return Plan(problem, result, modules, placement, simulate(problem, placement))
 
 
-def _modules(block: ModulesBlock, devices: tuple[str, ...]) -> ModulePlacement:
+def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
+    devices = [device.name for device in cluster.devices if device.kind != MEMORY]
     if not block.model:
         raise InputError("modules.model: is empty; it must be the digest of the model that the plan is for")
     named: dict[str, Mapping[str, str]] = {"home": block.home, "runs_on": block.runs_on, "main": {"": block.main}}
@@ -77,6 +82,9 @@ def _modules(block: ModulesBlock, devices: tuple[str, ...]) -> ModulePlacement:
                 raise InputError(
                     f"modules.{field}{of}: {device!r} is no device of the problem; it has {', '.join(devices)}"
                 )
+    most = cluster.devices[cluster.index_of(block.main)].memory
+    if block.window > most:  # or applying the plan would be the first to fail, without memory
+        raise InputError(f"modules.window: is {block.window} bytes; {block.main!r} of the problem has {most}")
     with _named("modules"):
         return ModulePlacement(
             main=block.main,

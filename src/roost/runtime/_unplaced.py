@@ -73,7 +73,8 @@ class Unplaced:
             if name not in values and name not in program.constants:
                 raise InputError(f"the model has no {name!r}, which the captured step has; it is of another model")
             residents.append((values[name] if name in values else program.constants[name]).to(self.device))
-        with torch.no_grad():
+        # Types that autocast chooses are in the program, where it was captured so: they are not chosen once more.
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             runner = _Runner(self, watch)
             found = runner.run(*residents, *flat(self.inputs, program.inputs), enable_io_processing=False)
         flattened = iter([kept(value) for value in found])

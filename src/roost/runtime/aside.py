@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from roost.presets import _machine
 from roost.runtime.flags import CudaFlags, stream_wait
+from roost.runtime.lanes import threads_kept
 from roost.runtime.moves import moved
 
 _HOST = torch.device("cpu")
@@ -39,8 +41,11 @@ class Aside:
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
         self._threads = num_threads()
+        self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
-        self._thread.start()
+        with threads_kept():
+            self._thread.start()
+            self._ready.wait()
 
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a module gives for tensors of the GPU, computed on the CPU."""
@@ -98,10 +103,11 @@ class Aside:
         return desk.fetched()
 
     def _run(self) -> None:
-        if hasattr(os, "sched_setaffinity"):
+        with suppress(OSError, AttributeError):  # not on every system, nor allowed everywhere
             os.sched_setaffinity(0, _cores())  # of this thread, and of those that ops are split over
-        torch.get_num_threads()  # or it would take over, at its first op, what another thread has set
+        torch.get_num_threads()  # a thread that has never asked would take over at its first op what another has set
         torch.set_num_threads(self._threads)  # counted for each thread
+        self._ready.set()
         with torch.no_grad():
             while (work := self._work.get()) is not None:
                 work()

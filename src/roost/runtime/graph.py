@@ -69,6 +69,9 @@ class GraphRuntime(Transfers):
         if graphs and (watch is not None or record):
             raise InputError("ops that are launched as CUDA graphs cannot be watched or timed; leave out graphs")
         names = problem.cluster.device_names
+        for what, given in (("cores", cores), ("places", places)):
+            if given is not None and len(given) != len(names):
+                raise InputError(f"{what} are {len(given)}; the cluster has {len(names)} devices, so give one for each")
         super().__init__(names, [_place(name) for name in names] if places is None else places)
         self.program, self.graph, self.placement, self.problem = step.program, step.graph, placement, problem
         self._clock = Clock(self.places) if record else None
@@ -78,19 +81,25 @@ class GraphRuntime(Transfers):
         self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
         code = Code(step, problem, placement, self, watch)
-        self.homes = Homes(step, placement, self.places, code.copies, residents, states)
+        with torch.inference_mode(False), torch.no_grad():
+            # Threads of ours write new values into them, and no thread takes over the mode of another.
+            self.homes = Homes(step, placement, self.places, code.copies, residents, states)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
         self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
         self._error: BaseException | None = None
-        self._functions = [code.function(device) for device in range(len(self.device_names))]
-        self._workers = [
-            # Whoever tells a GPU what to do computes nothing: a pool of threads would only be in the way of others.
-            Worker(name, self._fail, None if cores is None else cores[device], int(isinstance(place, Cuda)))
-            for device, (name, place) in enumerate(zip(self.device_names, self.places, strict=True))
-        ]
-        for worker, place in zip(self._workers, self.places, strict=True):
-            worker.give(place.enter)
+        self._functions: list[tuple[Callable[[], None], dict[str, list[int]]]] = []
+        self._workers: list[Worker] = []
+        try:
+            self._functions += [code.function(device) for device in range(len(names))]
+            for device, (name, place) in enumerate(zip(names, self.places, strict=True)):
+                # Whoever tells a GPU what to do computes nothing: a pool of threads would only be in the way of others.
+                threads = int(isinstance(place, Cuda))
+                self._workers.append(Worker(name, self._fail, None if cores is None else cores[device], threads))
+                self._workers[-1].give(place.enter)
+        except BaseException:
+            self.close()  # or the threads that were made so far would stay
+            raise
 
     # ------------------------------------------------------------------ use
 

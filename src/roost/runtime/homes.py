@@ -41,6 +41,8 @@ class Homes:
         number = {name: place for place, name in enumerate(step.graph.op_names)}
         for name, value in _values(step, residents):
             self._settle(number[name], value)
+        if states is not None and not isinstance(states, Mapping):
+            raise InputError(f"states is {type(states).__name__}; give what run.states() had, tensors by name")
         begun = None if states is None else dict(states)
         for update in step.updates.values():
             zeros = torch.zeros_like(self.tensor[number[update.resident]], device="cpu")
@@ -72,10 +74,20 @@ def _begun(states: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
     """A state to begin with, taken out of those that are given."""
     if name not in states:
         raise InputError(f"states lacks {name!r}; give all that run.states() had")
-    value = states.pop(name)
+    return _like(f"state {name!r}", states.pop(name), like)
+
+
+def _like(what: str, value: object, like: Tensor) -> Tensor:
+    """A value that can stand for this tensor: of another shape many an op would take it, and give other numbers."""
+    if not isinstance(value, Tensor):
+        raise InputError(f"{what} is {type(value).__name__}; it must be a tensor")
     if value.shape != like.shape or value.dtype != like.dtype:
         raise InputError(
-            f"state {name!r} is {list(value.shape)} of {value.dtype}; the step has {list(like.shape)} of {like.dtype}"
+            f"{what} is {list(value.shape)} of {value.dtype}; the step has {list(like.shape)} of {like.dtype}"
+        )
+    if value.is_meta or value.layout != torch.strided:
+        raise InputError(
+            f"{what} is {'on the meta device' if value.is_meta else 'sparse'}; it must be dense, with values"
         )
     return value
 
@@ -93,4 +105,4 @@ def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[
             given = residents.get(names[node], program.constants.get(names[node]))
         if given is None:
             raise InputError(f"residents lacks {names[node]!r}")
-        yield op, given
+        yield op, _like(f"resident {names[node]!r}", given, node.meta["val"]) if node in names else given

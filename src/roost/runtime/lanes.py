@@ -8,17 +8,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
+from roost.errors import InputError
 from roost.runtime._pause import pause
 from roost.runtime.places import Mark
 
 _TURNS = 50_000  # of a pause: some microseconds
 AWAKE = 2e-3  # seconds that a thread with a core of its own looks before it sleeps
+_STARTING = threading.Lock()
 
 
 def look(there: Callable[[], bool], seconds: float) -> None:
@@ -84,6 +87,21 @@ class Reads:
         self._marks.put(Ended)
 
 
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Start threads that set, before the end of this, over how many threads PyTorch splits their ops.
+
+    What one thread sets is what new threads begin with, so it is set back; and they are started one at a time, or what
+    one of them has set would be taken by another for the number of its caller.
+    """
+    with _STARTING:
+        before = torch.get_num_threads()
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
 class Worker:
     """A thread that does what it is given, one thing after the other, and tells when it failed."""
 
@@ -96,10 +114,16 @@ class Worker:
         self._threads = threads or len(cores or ())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ready = threading.Event()
-        before = torch.get_num_threads()
-        self._thread.start()
-        self._ready.wait()
-        torch.set_num_threads(before)  # what one thread sets is what new threads begin with
+        self._refused: Exception | None = None
+        with threads_kept():
+            self._thread.start()
+            self._ready.wait()
+        if self._refused is not None:
+            self._thread.join()
+            raise InputError(
+                f"the thread of {name!r} cannot have cores {cores}: {self._refused}; give cores that this process may "
+                "use"
+            )
 
     def give(self, work: Callable[[], Any]) -> None:
         self._work.put(work)
@@ -109,8 +133,13 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._cores:
-            os.sched_setaffinity(0, self._cores)  # of this thread
+        try:
+            if self._cores:
+                os.sched_setaffinity(0, self._cores)  # of this thread
+        except Exception as error:  # no such core, or none that this process may use, or no number of one
+            self._refused = error
+            self._ready.set()
+            return
         # Said even where it changes nothing: otherwise products are split over as many threads as are free, and a sum
         # made in another order is another sum. Asked for before: a thread that has never asked takes over, at its first
         # op, what another thread has set in the meantime.

@@ -53,7 +53,12 @@ class Worker:
         _start_tracker()
         self._connection, theirs = context.Pipe()
         self._process: SpawnProcess = context.Process(target=_serve, args=(theirs,), name="roost-measure", daemon=True)
-        self._process.start()
+        # Ctrl-C is for the process that asks, which then ends this one: from its first moment, while it imports.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.rss = 0  # bytes, once the model is there
         self._busy, self._closed = True, False
