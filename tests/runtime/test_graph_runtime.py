@@ -297,6 +297,7 @@ def test_threads_that_start_others_at_once_keep_their_number_of_threads():
 def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
     monkeypatch.setattr(aside, "stream_wait", lambda: None)
     monkeypatch.setattr(aside, "CudaFlags", MagicMock)
+    monkeypatch.setattr(aside, "num_threads", lambda: 4)
     before, seen = torch.get_num_threads(), []
     try:
         torch.set_num_threads(5)
@@ -310,3 +311,12 @@ def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
         assert [*seen, torch.get_num_threads()] == [4, 5, 5]
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_cpu_beside_a_gpu_leaves_cores_to_others(monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    for count, threads in ((16, 14), (8, 6), (4, 3), (2, 2)):
+        monkeypatch.setattr(aside._machine, "own_cores", lambda count=count: list(range(count)))
+        assert aside.num_threads() == threads
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as asked for by whoever runs this
+    assert aside.num_threads() == 1
