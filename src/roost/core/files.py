@@ -8,6 +8,8 @@ import os
 import secrets
 import stat
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from roost.errors import InputError
@@ -54,26 +56,17 @@ def write_bytes(path: Path, data: bytes) -> None:
     if path.suffix == ".gz":
         # No name and no time in the header: the same content gives the same bytes.
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    try:
+    with _told(path):
         if path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and is_special(path)):
             with path.open("ab") as file:  # a pipe or /dev/stdout cannot be renamed over
                 file.write(data)
         else:
             _replace(path.resolve() if path.is_symlink() else path, data)
-    except IsADirectoryError:
-        raise InputError(f"{path}: is a directory; name a file in it") from None
-    except FileNotFoundError:
-        folder = (path.resolve() if path.is_symlink() else path).parent
-        raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle
-        raise InputError(f"{str(path)!r}: cannot be written: {error}") from error
 
 
 def check_writable(path: Path) -> None:
     """Raise what writing this file would raise, as far as that is known before there is anything to write."""
-    try:
+    with _told(path):
         folder = (path.resolve() if path.is_symlink() else path).parent
         if path.is_dir():
             raise IsADirectoryError
@@ -82,9 +75,17 @@ def check_writable(path: Path) -> None:
         renamed_over = not is_special(path) and path.parts[:2] not in (("/", "dev"), ("/", "proc"))
         if not os.access(folder if renamed_over else path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Why a file cannot be written, as an error of ours."""
+    try:
+        yield
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except FileNotFoundError:
+        folder = (path.resolve() if path.is_symlink() else path).parent
         raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
