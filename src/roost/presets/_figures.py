@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ _LARGEST = 8192  # rows of a matrix
 _SMALL, _LARGE = 4096, 128 * 2**20  # bytes of the transfers that give latency and bandwidth
 # New memory costs more than the copying where there is much of it: as large as what models send.
 _ACTIVATION = 16 * 2**20
-_WAKES, _NAP = 30, 1e-3  # how often a thread is woken, after how many seconds
 
 Clock = Callable[[Callable[[], Any]], float]
 
@@ -84,21 +82,10 @@ def gpu_to_host(number: int) -> dict[str, float]:
     return _host_link(number, up=False)
 
 
-def wake() -> float:
-    """Seconds until a thread goes on that has waited for a while: its core may have gone to sleep too."""
-    with _machine.OwnThread(1) as other:
-        times: list[float] = []
-        for _ in range(_WAKES):
-            time.sleep(_NAP)
-            began = time.perf_counter()
-            times.append(other(time.perf_counter) - began)
-    return sorted(times)[len(times) // 2]
-
-
 def _host_link(number: int, up: bool) -> dict[str, float]:
-    """A way between the host and a GPU; its latency is that of a small tensor from one's thread to the other's.
+    """A way between the host and a GPU; its latency is that of a small tensor which the next op waits for.
 
-    On both sides a thread of the host waits for what it needs, and has to be woken.
+    One thread has both devices: nobody has to be woken.
     """
     host = torch.zeros(_LARGE, dtype=torch.uint8, pin_memory=True)
     there = torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
@@ -115,7 +102,7 @@ def _host_link(number: int, up: bool) -> dict[str, float]:
 
     with torch.cuda.device(number):
         found = _copies(source, target, lambda: torch.cuda.synchronize(number))
-        return found | {"latency": host_time([cross], _SECONDS) + wake()}
+        return found | {"latency": host_time([cross], _SECONDS)}
 
 
 def gpu_to_gpu(source: int, target: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 3  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 4  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
@@ -79,8 +79,8 @@ def measured(virtual: int) -> dict[str, Any]:
         name = f"cuda:{number}"
         devices[name] = _figures.of_gpu(number)
         links += [
-            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory, and a thread woken"),
-            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory, and a thread woken"),
+            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory"),
+            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory"),
         ]
         for other in range(number):
             links += [

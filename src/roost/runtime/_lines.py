@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import fx
 
+Key = tuple[str, int, int]  # something that one line leaves for another: a value, a copy, word that one was read
+
 
 @dataclass
 class Line:
@@ -19,6 +21,8 @@ class Line:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     node: fx.Node | None = None  # of the program, that this is
+    gives: tuple[Key, ...] = ()
+    needs: tuple[tuple[Key, int], ...] = ()  # it waits until each was given so many times
 
     @property
     def read(self) -> set[str]:

@@ -1,4 +1,4 @@
-"""A placed step as one straight function of Python for each device.
+"""A placed step as one straight function of Python for each host, a thread that has one device or several.
 
 What a device does is known beforehand: which ops it runs in which order, what it receives and sends, when it asks for
 the next parameter, when a tensor is read for the last time. All of that is written out as source and compiled; at run
@@ -9,7 +9,7 @@ A view is made anew on each device that looks at one: only what the view looks i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -23,10 +23,12 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.frontends.torch import Described
 from roost.runtime._in_place import reused
-from roost.runtime._lines import Line, Ref
+from roost.runtime._lines import Key, Line, Ref
 from roost.runtime._source import compiled as _compiled
 from roost.runtime.chance import is_random
+from roost.runtime.merged import merged
 from roost.runtime.segments import Capture, segmented
+from roost.simulator.compiled import simulate
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import Copy, plan_fetches
 
@@ -100,12 +102,28 @@ class Code:
         for number, node in enumerate(step.program.results):
             self.results.setdefault(self.number[step.op_of[node]], []).append(number)
 
-    def function(self, device: int) -> tuple[Callable[[], None], dict[str, list[int]]]:
-        """What a device runs in a step; and for the title of each source of it, the op that each line belongs to."""
-        lines, parts = _Writer(self, device).written(), dict[str, list[int]]()
-        title = f"<step of {self.problem.cluster.device_names[device]}>"
-        if (capture := self.hands.capturing(device)) is not None:
-            lines, parts = segmented(lines, title, capture)
+    def function(
+        self, devices: Sequence[int], told_ahead: Sequence[int] = ()
+    ) -> tuple[Callable[[], None], dict[str, list[int]]]:
+        """What a host runs in a step; and for the title of each source of it, the op that each line belongs to.
+
+        `told_ahead` are those of its devices that it only tells what to do.
+        """
+        names, parts = self.problem.cluster.device_names, dict[str, list[int]]()
+        rows: dict[int, list[Line]] = {}
+        for device in devices:
+            rows[device] = _Writer(self, device).written()
+            if (capture := self.hands.capturing(device)) is not None:
+                rows[device], more = segmented(rows[device], f"<step of {names[device]}>", capture, f"d{device}")
+                parts |= more
+        title = f"<step of {' and '.join(names[device] for device in devices)}>"
+        if len(rows) > 1:
+            timeline = simulate(self.problem, self.placement, full=True)
+            assert timeline.start is not None
+            assert timeline.finish is not None
+            lines = merged(rows, told_ahead, timeline.start, timeline.finish)
+        else:
+            (lines,) = rows.values()
         function, ops = _compiled(lines, title)
         return function, {**parts, title: ops}
 
@@ -141,7 +159,7 @@ class _Writer:
         for place, op in enumerate(mine):
             self._op(op)
             for parameter in leaving.get(op, ()):
-                self._call(op, code.hands.read_at_home(parameter))
+                self._call(op, code.hands.read_at_home(parameter), gives=(_read(parameter),))
             self._ask(asks.get(place, ()), op)
         self._results_of_parameters()
         return reused(self.lines, self.sent)
@@ -158,7 +176,9 @@ class _Writer:
     def _ask(self, numbers: Iterable[int], op: int) -> None:
         for number in numbers:
             copy = self.code.copies[self.device][number]
-            self._call(copy.users[0] if op < 0 else op, self.code.hands.fetching(self.device, number, copy))
+            fetch = self.code.hands.fetching(self.device, number, copy)
+            gives = (("copy", number, self.device), _read(copy.parameter))
+            self._call(copy.users[0] if op < 0 else op, fetch, gives=gives)
 
     def _leaving(self) -> dict[int, list[int]]:
         """Op -> parameters at home here that it is the last to read, where their new value comes from elsewhere."""
@@ -182,7 +202,8 @@ class _Writer:
             self._run(op, node)
         self._watch(op, Ref(self.names[node]))
         for target in sorted({code.device[consumer] for consumer in code.consumers[op]} - {self.device}):
-            self._call(op, code.hands.sending(op, self.device, target), Ref(self.names[node]))
+            send = code.hands.sending(op, self.device, target)
+            self._call(op, send, Ref(self.names[node]), gives=(("value", op, target),))
             self.sent.add(self.names[node])
         for number in code.results.get(op, ()):
             self._call(op, code.hands.result(number), self._value(code.step.program.results[number], op))
@@ -228,13 +249,15 @@ class _Writer:
         holds = [self._held(parameter, op) for parameter in touched]
         reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
         value = self._value(update.value, op)
+        needs = tuple((_read(parameter), count) for parameter, count in zip(touched, reads, strict=True))
         with self._timed(op):
-            self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:])
+            self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:], needs=needs)
         self._watch(op, (holds[0], value, *holds[1:]))
         for parameter, held in zip(touched, holds, strict=True):
             if code.device[parameter] != self.device:
                 before = code.copies_of(parameter) + (code.last_read_at_home(parameter) is not None)
-                self._call(op, code.hands.going_home(parameter, self.device, before), held)
+                go = code.hands.going_home(parameter, self.device, before)
+                self._call(op, go, held, needs=((_read(parameter), before),))
 
     def _values(self, value: Any, op: int) -> Any:
         """Arguments of the program as arguments here."""
@@ -258,7 +281,7 @@ class _Writer:
             return self._held(owner, op)
         assert code.device[owner] != self.device, "what is made here comes before what reads it"
         receive = code.hands.receiving(owner, code.device[owner], self.device)
-        return Ref(self._define(op, node, receive, ()))
+        return Ref(self._define(op, node, receive, (), needs=((("value", owner, self.device), 1),)))
 
     def _view(self, node: fx.Node, op: int, keep: bool) -> str:
         """Looks into what is here; kept for later, unless what it looks into may be gone by then."""
@@ -275,25 +298,44 @@ class _Writer:
         number = self.copy_of[op, parameter]
         if ("copy", number) not in self.names:
             copy = code.copies[self.device][number]
-            name = self.names["copy", number] = f"c{number}"
-            self.lines.append(Line(op, code.hands.fetched(self.device, number, copy), (), name=name))
+            name = self.names["copy", number] = f"c{number}d{self.device}"
+            take, needs = code.hands.fetched(self.device, number, copy), ((("copy", number, self.device), 1),)
+            self.lines.append(Line(op, take, (), name=name, needs=needs))
             self.sent.add(name)  # an update writes into it, and nobody else may
         return Ref(self.names["copy", number])
 
     def _define(
-        self, op: int, node: fx.Node, call: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None
+        self,
+        op: int,
+        node: fx.Node,
+        call: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        needs: tuple[tuple[Key, int], ...] = (),
     ) -> str:
         self.temporary += 1
-        name = self.names[node] = f"v{self.node_number[node]}_{self.temporary}"
-        self.lines.append(Line(op, call, args, kwargs or {}, name, node))
+        name = self.names[node] = f"v{self.node_number[node]}_{self.temporary}d{self.device}"
+        self.lines.append(Line(op, call, args, kwargs or {}, name, node, needs=needs))
         return name
 
     def _watch(self, op: int, value: Any) -> None:
         if self.code.watch is not None:
             self._call(op, partial(self.code.watch, op), value)
 
-    def _call(self, op: int, call: Any, *args: Any) -> None:
-        self.lines.append(Line(op, call, args))
+    def _call(
+        self,
+        op: int,
+        call: Any,
+        *args: Any,
+        gives: tuple[Key, ...] = (),
+        needs: tuple[tuple[Key, int], ...] = (),
+    ) -> None:
+        self.lines.append(Line(op, call, args, gives=gives, needs=needs))
+
+
+def _read(parameter: int) -> Key:
+    """Word that someone reads the old value of a parameter no more."""
+    return "read", parameter, -1
 
 
 def _says_no_device(node: fx.Node) -> bool:

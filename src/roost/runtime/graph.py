@@ -1,9 +1,10 @@
 """Runs a captured step op by op on the devices of its placement, several steps in a row.
 
-Every device is a thread that runs its own straight function (`code.py`). Tensors that cross are sent once to each
-device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched for its uses into
-a window, and a new value goes home, exactly as the simulator has it; and no new value is written before all reads of
-the old one.
+Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each device of the kind
+`cpu` where there are several, and one for all CUDA devices and a CPU beside them (`merged.py`). Tensors that cross are
+sent once to each device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched
+for its uses into a window, and a new value goes home, exactly as the simulator has it; and no new value is written
+before all reads of the old one.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ class GraphRuntime(Transfers):
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
-        `cores` are those of the thread of each device; an empty set leaves it to the system. `places` are the devices,
-        by default those of this machine that have the names of the cluster's. With `graphs` runs of ops without
-        transfers are launched as CUDA graphs from the second step on; what they make is kept from step to step. `watch`
-        sees the output of every op (see `Code`); not with `graphs`. `states` and `num_steps` are those of a run that
-        this one goes on from, with its residents: it then does what that would have done. With `record` ops are timed,
-        for `timeline`, which takes some time itself; not with `graphs`.
+        `cores` are those of the thread of each device, of the CPU's where others share it; an empty set leaves it to
+        the system. `places` are the devices, by default those of this machine that have the names of the cluster's.
+        With `graphs` runs of ops without transfers are launched as CUDA graphs from the second step on; what they make
+        is kept from step to step. `watch` sees the output of every op (see `Code`); not with `graphs`. `states` and
+        `num_steps` are those of a run that this one goes on from, with its residents: it then does what that would have
+        done. With `record` ops are timed, for `timeline`, which takes some time itself; not with `graphs`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
@@ -91,12 +92,16 @@ class GraphRuntime(Transfers):
         self._functions: list[tuple[Callable[[], None], dict[str, list[int]]]] = []
         self._workers: list[Worker] = []
         try:
-            self._functions += [code.function(device) for device in range(len(names))]
-            for device, (name, place) in enumerate(zip(names, self.places, strict=True)):
-                # Whoever tells a GPU what to do computes nothing: a pool of threads would only be in the way of others.
-                threads = int(isinstance(place, Cuda))
-                self._workers.append(Worker(name, self._fail, None if cores is None else cores[device], threads))
-                self._workers[-1].give(place.enter)
+            for host in self.hosts:
+                told_ahead = [device for device in host if isinstance(self.places[device], Cuda)]
+                self._functions.append(code.function(host, told_ahead))
+                # Whoever only tells a GPU what to do computes nothing: a pool of threads would be in the way of others.
+                threads = int(len(told_ahead) == len(host))
+                mine = next((device for device in host if device not in told_ahead), host[0])
+                title = " and ".join(names[device] for device in host)
+                self._workers.append(Worker(title, self._fail, None if cores is None else cores[mine], threads))
+                for device in host:
+                    self._workers[-1].give(self.places[device].enter)
         except BaseException:
             self.close()  # or the threads that were made so far would stay
             raise
@@ -130,8 +135,8 @@ class GraphRuntime(Transfers):
             place.begin()
         if self._clock is not None:
             self._clock.begin()
-        for device in range(len(self._workers)):
-            self._workers[device].give(lambda device=device: self._run(device))  # type: ignore[misc]
+        for host in range(len(self._workers)):
+            self._workers[host].give(lambda host=host: self._run(host))  # type: ignore[misc]
         self._await([self._next() for _ in range(len(self._workers) + self._num_home)])
         if self._clock is not None:
             self._clock.end()
@@ -209,18 +214,19 @@ class GraphRuntime(Transfers):
 
     # ------------------------------------------------------------------ inside
 
-    def _run(self, device: int) -> None:
-        function, _ = self._functions[device]
+    def _run(self, host: int) -> None:
+        function, _ = self._functions[host]
         function()
-        try:
-            self.places[device].finish()
-        except RuntimeError as error:  # of an op told long before
-            name = self.device_names[device]
-            raise ExecutionError(f"{name} failed: {error}", device=name) from error
+        for device in self.hosts[host]:
+            try:
+                self.places[device].finish()
+            except RuntimeError as error:  # of an op told long before
+                name = self.device_names[device]
+                raise ExecutionError(f"{name} failed: {error}", device=name) from error
         self._done.put(None)
 
     def _next(self) -> Mark | None:
-        """The next thing that a step waits for: a device that is done (None), or a new value on its way home."""
+        """The next thing that a step waits for: a host that is done (None), or a new value on its way home."""
         found = self._done.get()
         if isinstance(found, BaseException):
             raise self._told(found) from found
@@ -251,9 +257,10 @@ class GraphRuntime(Transfers):
         told = ExecutionError(f"a transfer failed: {error}")
         trace = error.__traceback__
         while trace is not None:
-            for device, (_, parts) in enumerate(self._functions):
+            for _, parts in self._functions:
                 if (ops := parts.get(trace.tb_frame.f_code.co_filename)) is not None:
-                    name, on = self.graph.op_names[ops[trace.tb_lineno - 1]], self.device_names[device]
+                    op = ops[trace.tb_lineno - 1]
+                    name, on = self.graph.op_names[op], self.device_names[self.placement.device[op]]
                     told = ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
             trace = trace.tb_next
         return told

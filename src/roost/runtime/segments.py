@@ -60,8 +60,13 @@ class Segment:
         return not self._fails
 
 
-def segmented(lines: Sequence[Line], title: str, capture: Capture) -> tuple[list[Line], dict[str, list[int]]]:
-    """The lines with each run of ops as one line; and for each function's title the op of each of its lines."""
+def segmented(
+    lines: Sequence[Line], title: str, capture: Capture, mine: str = ""
+) -> tuple[list[Line], dict[str, list[int]]]:
+    """The lines with each run of ops as one line; and for each function's title the op of each of its lines.
+
+    Names of runs end with `mine`.
+    """
     found: list[Line] = []
     parts: dict[str, list[int]] = {}
     static: set[str] = set()  # names that are always in the same memory
@@ -83,7 +88,7 @@ def segmented(lines: Sequence[Line], title: str, capture: Capture) -> tuple[list
         part = f"{title} {len(parts)}"
         function, parts[part] = compiled(run, part, takes, returns)
         segment = Segment(function, [name in static for name in takes], capture)
-        together, op = f"s{len(parts)}", run[0].op
+        together, op = f"s{len(parts)}{mine}", run[0].op
         found.append(Line(op, segment, tuple(map(Ref, takes)), name=together))
         found += [Line(op, operator.getitem, (Ref(together), place), name=name) for place, name in enumerate(returns)]
         static |= set(returns)

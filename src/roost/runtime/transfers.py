@@ -1,7 +1,8 @@
 """What crosses between the devices of a run: values, fetched parameters, and new values on their way home.
 
 Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA device, a stream
-copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches.
+copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches. All CUDA
+devices have one thread, and the CPU too where it is one device (`merged.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Transfers:
 
     def __init__(self, device_names: Sequence[str], places: Sequence[Place]) -> None:
         self.device_names, self.places = device_names, places
+        self.hosts = _hosts(places)  # [hosts] the devices of each
         self.homes: Homes  # of residents, once they have been settled
         self._boxes: dict[tuple[str, int, int], Box] = {}
         self._reads: dict[int, Reads] = {}
@@ -53,6 +55,10 @@ class Transfers:
             self._links[key] = Worker(name, self._fail)
         return self._links[key]
 
+    def _together(self, one: int, other: int) -> bool:
+        """Whether one thread has both devices."""
+        return any(one in host and other in host for host in self.hosts)
+
     def _carry(self, source: int, target: int) -> Carry:
         """How a tensor gets from one device to another."""
         start, end = self.places[source], self.places[target]
@@ -71,11 +77,13 @@ class Transfers:
             return lambda tensor: box.put(
                 start.handed(tensor) if tensor.nbytes <= at_once else carry(tensor, (start.mark(),))
             )
-        link = self._link(source, target)
+        link = None if self._together(source, target) else self._link(source, target)
 
         def send(tensor: Tensor) -> None:
             if tensor.nbytes <= _SMALL:
                 box.put(end.posted(tensor) if isinstance(end, Cuda) else carry(tensor))
+            elif link is None:
+                box.put(carry(tensor))
             else:
                 link.give(lambda: box.put(carry(tensor)))
 
@@ -121,7 +129,7 @@ class Transfers:
 
     def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
         home = self.homes.device[parameter]
-        link, carry, start = self._link(source, home, "new values"), self._carry(source, home), self.places[source]
+        carry, start, together = self._carry(source, home), self.places[source], self._together(source, home)
         value, read = self.homes.tensor[parameter], self._reads_of(parameter)
         self._num_home += 1
 
@@ -131,14 +139,23 @@ class Transfers:
             return arrival
 
         def go(tensor: Tensor) -> None:
-            if not isinstance(start, Cuda):
-                link.give(lambda: write(tensor, None))
-                return
-            new = start.leaving(tensor)
+            new = start.leaving(tensor) if isinstance(start, Cuda) else tensor
             ready = start.mark()
-            if read.there(reads):  # as nearly always: then nobody has to be woken
-                start.left(write(new, ready), new.nbytes)
-            else:
-                link.give(lambda: write(new, ready))
+            if not together and not (isinstance(start, Cuda) and read.there(reads)):
+                self._link(source, home, "new values").give(lambda: write(new, ready))
+                return
+            # Nobody has to be woken: all have read it, as nearly always.
+            arrival = write(new, ready)
+            if isinstance(start, Cuda):
+                start.left(arrival, new.nbytes)
 
         return go
+
+
+def _hosts(places: Sequence[Place]) -> list[list[int]]:
+    """Devices that have a thread together: all that are told ahead of time, and the CPU where it is one device."""
+    told = [device for device, place in enumerate(places) if isinstance(place, Cuda)]
+    others = [device for device, place in enumerate(places) if not isinstance(place, Cuda)]
+    if told and len(others) == 1:
+        return [sorted(told + others)]
+    return [*([told] if told else []), *([device] for device in others)]

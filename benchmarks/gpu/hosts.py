@@ -1,0 +1,114 @@
+"""One thread for the CPU and the GPU beside it, or one for each; ops launched one by one, or as CUDA graphs.
+
+    python benchmarks/gpu/hosts.py [--models cifar10_cnn,gpt2,rnnlm] [--placements 6]
+
+The same placements in all four ways, held ready together and timed in turn, in an order drawn anew in each round. Rows
+go to benchmarks/results/hosts_MACHINE_202611.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import fidelity
+import roost
+from roost.core.problem import Problem
+from roost.cost_models.profiled import Profiled
+from roost.runtime import transfers
+from roost.runtime.graph import GraphRuntime
+from roost.runtime.optimizers import Optimizer
+from roost.search.bench import cores_of
+from roost.simulator.reference import simulate
+from roost.testing.runs import any_placement, residents_of, streamed
+
+TOGETHER = transfers._hosts
+WAYS = {
+    "a thread each": (False, False),
+    "one thread": (True, False),
+    "a thread each, graphs": (False, True),
+    "one thread, graphs": (True, True),
+}
+
+
+def apart(places: Any) -> list[list[int]]:
+    return [[device] for device in range(len(places))]
+
+
+def some(problem: Problem, count: int) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    on_gpu = np.full(problem.graph.num_ops, problem.cluster.num_devices - 1)
+    found = {
+        "all on the GPU": problem.placement(on_gpu),
+        "expert": fidelity._found(problem, "expert", 200, 0),
+        "2 pieces": fidelity._pieces(problem, rng, 2),
+        "10 pieces": fidelity._pieces(problem, rng, 10),
+        "any": any_placement(problem, rng),
+        "streamed": streamed(problem, rng, problem.cluster.num_devices - 1),
+    }
+    return dict(list(found.items())[:count])
+
+
+def run(name: str, given: argparse.Namespace, rows: Path) -> None:
+    model, inputs, step = fidelity.captured(name, True, False)
+    cluster = roost.probe()
+    costs = Profiled(step, seconds_each=0.01).profile(step.graph, cluster).costs
+    problem = Problem(step.graph, cluster, costs)
+    cores, chance = cores_of(cluster), np.random.default_rng(0)
+    for label, placement in some(problem, given.placements).items():
+        runs: dict[str, GraphRuntime] = {}
+        laps: dict[str, list[float]] = {way: [] for way in WAYS}
+        for way, (together, graphs) in WAYS.items():
+            transfers._hosts = TOGETHER if together else apart
+            runs[way] = GraphRuntime(
+                step, problem, placement, residents_of(model), Optimizer(rate=1e-4), cores, graphs=graphs
+            )
+            for _ in range(3):
+                runs[way].step(*inputs)
+        transfers._hosts = TOGETHER
+        gc.collect()
+        gc.disable()
+        for _ in range(given.rounds):
+            for way in chance.permutation(list(WAYS)).tolist():
+                runs[way].step(*inputs)
+                for _ in range(3):
+                    began = time.perf_counter()
+                    runs[way].step(*inputs)
+                    laps[way].append(time.perf_counter() - began)
+        gc.enable()
+        for each in runs.values():
+            each.close()
+        timeline = simulate(problem, placement)
+        row = {"model": name, "placement": label, "predicted": timeline.step_time, "transfers": timeline.num_transfers}
+        row |= {way: float(np.median(each)) for way, each in laps.items()}
+        with rows.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        said = "  ".join(f"{way} {row[way] * 1e3:7.2f}" for way in WAYS)
+        shown = f"{timeline.step_time * 1e3:7.2f} predicted, {timeline.num_transfers:4d} transfers"
+        print(f"{name:12s} {label:15s} {shown}  {said} ms", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", default="cifar10_cnn,gpt2,rnnlm")
+    parser.add_argument("--placements", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    rows = fidelity.RESULTS / f"hosts_{fidelity.machine()}_202611.jsonl"
+    print(torch.__version__, roost.probe().links, flush=True)
+    for name in given.models.split(","):
+        run(name, given, rows)
+
+
+if __name__ == "__main__":
+    main()

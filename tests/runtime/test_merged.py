@@ -1,0 +1,77 @@
+"""The lines of several devices in one order."""
+
+import numpy as np
+import pytest
+from test_graph_runtime import made
+
+from roost.runtime._lines import Line
+from roost.runtime.code import Code, _Writer
+from roost.runtime.graph import GraphRuntime
+from roost.runtime.merged import merged
+from roost.runtime.places import Cpu
+from roost.runtime.transfers import _hosts
+from roost.simulator.compiled import simulate
+from roost.testing.late import late_place
+from roost.testing.runs import any_placement, mixed_problem, residents_of, streamed
+
+
+def line(op, gives=(), needs=()):
+    return Line(op, print, (), gives=gives, needs=needs)
+
+
+START, FINISH = np.array([0.0, 0.0, 1.0, 2.0, 3.0]), np.array([2.0, 1.0, 2.0, 3.0, 4.0])
+
+
+def test_before_an_op_of_the_cpu_the_gpu_is_told_what_it_begins_meanwhile():
+    cpu, gpu = [line(0)], [line(1), line(2), line(3), line(4)]
+    assert [each.op for each in merged({0: cpu, 1: gpu}, [1], START, FINISH)] == [1, 2, 0, 3, 4]
+
+
+def test_what_waits_for_an_op_of_the_cpu_comes_after_it():
+    cpu = [line(0, gives=(("value", 0, 1),))]
+    gpu = [line(1), line(2, needs=((("value", 0, 1), 1),)), line(3)]
+    assert [each.op for each in merged({0: cpu, 1: gpu}, [1], START, FINISH)] == [1, 0, 2, 3]
+
+
+def test_a_line_waits_for_all_who_read():
+    read = ("read", 7, -1)
+    cpu = [line(0, needs=((read, 2),))]
+    gpu = [line(1, gives=(read,)), line(3), line(4, gives=(read,))]
+    assert [each.op for each in merged({0: cpu, 1: gpu}, [1], START, FINISH)] == [1, 3, 4, 0]
+
+
+@pytest.mark.parametrize("kinds", ["cg", "gc", "gg", "cgg"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kinds, optimizer):
+    model, _, step = made(optimizer)
+    problem = mixed_problem(step, *(f"{'cpu' if kind == 'c' else 'cuda'}:{n}" for n, kind in enumerate(kinds)))
+    rng, crossed = np.random.default_rng(9), 0
+    for make in [any_placement, streamed] * 3:
+        placement = make(problem, rng)
+        places = [Cpu() if kind == "c" else late_place() for kind in kinds]
+        with GraphRuntime(step, problem, placement, residents_of(model), places=places) as run:
+            code = Code(step, problem, placement, run)
+            rows = {device: _Writer(code, device).written() for device in range(len(kinds))}
+        timeline = simulate(problem, placement, full=True)
+        told = [device for device, kind in enumerate(kinds) if kind == "g"]
+        lines = merged(rows, told, timeline.start, timeline.finish)
+        number = {id(each): place for place, each in enumerate(lines)}
+        assert len(number) == sum(map(len, rows.values()))
+        for row in rows.values():
+            places_of = [number[id(each)] for each in row]
+            assert places_of == sorted(places_of)
+        given = []
+        for each in lines:
+            for key, count in each.needs:
+                assert given.count(key) >= count
+                crossed += 1
+            given += each.gives
+    assert crossed > 0
+
+
+def test_one_cpu_shares_a_thread_with_the_gpus_and_several_do_not():
+    cpu, gpu = Cpu(), late_place()
+    assert _hosts([cpu, gpu, gpu]) == [[0, 1, 2]]
+    assert _hosts([gpu, gpu]) == [[0, 1]]
+    assert _hosts([cpu, gpu, cpu, gpu]) == [[1, 3], [0], [2]]
+    assert _hosts([cpu, cpu]) == [[0], [1]]
