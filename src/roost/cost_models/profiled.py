@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # how many are timed, of how many
-_METHOD = 4  # another number where times are taken in another way: what was kept before is no use then
+_METHOD = 5  # another number where times are taken in another way: what was kept before is no use then
 _BESIDE, _BOTH_WAYS = "beside copies: ", "beside copies both ways: "
 _BIG_WEIGHT = 2**20  # bytes
 _REPLAYS = 30  # times what a unique op gets, for a step of a tenth of a second; more for longer ones

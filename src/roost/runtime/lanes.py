@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from roost.errors import InputError
+from roost.presets import _machine
 from roost.runtime._pause import pause
 from roost.runtime.places import Mark
 
@@ -109,6 +110,7 @@ class Worker:
         self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None, threads: int = 0
     ) -> None:
         """`threads` that ops of the CPU are split over; by default one for each core, or as many as PyTorch has."""
+        _machine.keep_memory()
         self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._failed, self._cores = failed, cores
         self._threads = threads or len(cores or ())
