@@ -282,6 +282,16 @@ BAD_CLUSTERS = {
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a","b"]\nbandwidth=0',
         "must be above zero",
     ),
+    "sends faster than fetches": (
+        '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
+        '[[links]]\nbetween=["a","b"]\nbandwidth=1\nsend_bandwidth=2',
+        "send_bandwidth of link 'a' to 'b' is above its bandwidth",
+    ),
+    "sends that take nothing": (
+        '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
+        '[[links]]\nbetween=["a","b"]\nbandwidth=1\nsend_bandwidth=-1',
+        r"links\[0\].send_bandwidth: -1",
+    ),
     "one end": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a"]\nbandwidth=1',
         r"links\[0\]: give between",

@@ -59,9 +59,10 @@ class Model:
         return [d for d in self.devices if self.open[op, d]]
 
     def takes(self, source: int, target: int, tensor: int) -> float:
-        """Seconds to send a tensor from device to device."""
-        size = float(self.graph.output_bytes[tensor])
-        return float(self.cluster.latency[source, target] + size * self.cluster.seconds_per_byte[source, target])
+        """Seconds to send a tensor from device to device; new values on their way home may take longer."""
+        size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
+        per_byte = cluster.seconds_per_byte if self.graph.is_parameter[tensor] else cluster.sent_seconds_per_byte
+        return float(cluster.latency[source, target] + size * per_byte[source, target])
 
     def _places(self) -> None:
         unit = self.relaxed.unit

@@ -125,12 +125,13 @@ def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
 def _links(links: Sequence[Link]) -> RenderableType:
     from roost.core.units import show_count, show_seconds
 
-    gaps = any(link.gap for link in links)
-    numbers = ["bandwidth", "latency", *["gap"] * gaps]
+    gaps, sends = any(link.gap for link in links), any(link.send_bandwidth for link in links)
+    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["gap"] * gaps]
     rows = _console.table(["link", *numbers, "bus"], numbers)
     for link in links:
         gap = [show_seconds(link.gap)] * gaps
-        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), show_seconds(link.latency), *gap, link.bus)
+        send = [show_count(link.send_bandwidth or link.bandwidth, "B/s")] * sends
+        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, show_seconds(link.latency), *gap, link.bus)
     return rows
 
 

@@ -71,6 +71,9 @@ class Link:
     bus: str = "{source}->{target}"
     gap: float = 0.0  # seconds the bus stays busy after a transfer
     figures_from: str = ""  # where they were found or measured
+    # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home), where that is less than
+    # what residents are fetched with: it may have to be copied on the way, or be in many caches still. 0: no less.
+    send_bandwidth: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -82,6 +85,13 @@ class Link:
         for what in ("latency", "gap"):
             _check_seconds(getattr(self, what), f"{what} of {where}")
         _check_seconds(1.0 / self.bandwidth, f"a byte over {where}")
+        _check(self.send_bandwidth, f"send_bandwidth of {where}")
+        if self.send_bandwidth > self.bandwidth:
+            raise InputError(
+                f"send_bandwidth of {where} is above its bandwidth; give the higher of the two as bandwidth"
+            )
+        if self.send_bandwidth:
+            _check_seconds(1.0 / self.send_bandwidth, f"a byte sent over {where}")
 
     def joins(self, source: str, target: str) -> bool:
         forward = _matches(source, self.source) and _matches(target, self.target)
@@ -173,6 +183,11 @@ class Cluster:
     def seconds_per_byte(self) -> Array:  # [devices, devices] 0 on the diagonal
         bandwidth = self._matrix("bandwidth")
         return _fixed(np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0))
+
+    @cached_property
+    def sent_seconds_per_byte(self) -> Array:  # [devices, devices] of what an op has just made; 0 on the diagonal
+        bandwidth = self._matrix("send_bandwidth")
+        return _fixed(np.divide(1.0, bandwidth, out=self.seconds_per_byte.copy(), where=bandwidth > 0))
 
     @cached_property
     def bus_names(self) -> tuple[str, ...]:  # [buses]

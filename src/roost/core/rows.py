@@ -81,6 +81,7 @@ class LinkBlock(File):
     source: str = ""
     target: str = ""
     latency: Quantity = 0.0
+    send_bandwidth: Quantity = 0.0
     bus: str = "{source}->{target}"
     gap: Quantity = 0.0
     figures_from: str = ""
@@ -306,6 +307,7 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
             target="" if link.both_ways else link.target,
             latency=link.latency,
             bandwidth=link.bandwidth,
+            send_bandwidth=link.send_bandwidth,
             bus=link.bus,
             gap=link.gap,
             figures_from=link.figures_from,
@@ -372,6 +374,7 @@ def _link(block: LinkBlock, where: str) -> Link:
         bus=block.bus,
         gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
         figures_from=block.figures_from,
+        send_bandwidth=_quantity(block.send_bandwidth, units.RATE, f"{where}.send_bandwidth"),
     )
 
 

@@ -35,7 +35,13 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
             memory = drawn(_MEMORY)
         devices.append(_scaled(device, speed, memory, overhead))
     links = [
-        replace(link, bandwidth=link.bandwidth * bandwidth, latency=link.latency * latency) for link in cluster.links
+        replace(
+            link,
+            bandwidth=link.bandwidth * bandwidth,
+            send_bandwidth=link.send_bandwidth * bandwidth,
+            latency=link.latency * latency,
+        )
+        for link in cluster.links
     ]
     return replace(cluster, name=f"{cluster.name}_made_up", devices=tuple(devices), links=tuple(links), description="")
 

@@ -14,7 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 4  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 5  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
@@ -24,6 +24,7 @@ launch_overhead: measured here, what the host takes for a tiny op
 """
 _LINK_FIGURES = """
 bandwidth: measured here, many MiB {way}
+send_bandwidth: measured here, 1, 4 and 16 MiB that were just made, with what the host does for it; 0 is no less
 latency: measured here, 4 KiB {way}, from the call to the arrival
 bus: assumed, each direction is separate
 """
@@ -57,7 +58,7 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
 
 
 def measured(virtual: int) -> dict[str, Any]:
-    """Figures of each device, and [source, target, bandwidth, latency, way] of each link."""
+    """Figures of each device, and [source, target, bandwidth, latency, way, send_bandwidth] of each link."""
     from roost.presets import _figures
 
     if virtual:
@@ -68,19 +69,20 @@ def measured(virtual: int) -> dict[str, Any]:
         link = _figures.between_threads() if virtual > 1 else None
         return {
             "devices": {f"cpu:{number}": found[len(share)] for number, share in enumerate(cores)},
-            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread"]] if link else [],
+            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread", 0.0]] if link else [],
         }
     import torch
 
     own = _machine.parts(["cpu", *["cuda"] * _machine.num_gpus()])[0]
-    devices = {"cpu": _figures.of_cpu(min(len(own), torch.get_num_threads()), own if _machine.num_gpus() else None)}
+    host = min(len(own), torch.get_num_threads()), own if _machine.num_gpus() else None  # threads, and their cores
+    devices = {"cpu": _figures.of_cpu(*host)}
     links: list[list[Any]] = []
     for number in range(_machine.num_gpus()):
         name = f"cuda:{number}"
         devices[name] = _figures.of_gpu(number)
         links += [
-            _row("cpu", name, _figures.host_to_gpu(number), "from pinned memory"),
-            _row(name, "cpu", _figures.gpu_to_host(number), "to pinned memory"),
+            _row("cpu", name, _figures.host_to_gpu(number, *host), "from pinned memory"),
+            _row(name, "cpu", _figures.gpu_to_host(number, *host), "to pinned memory"),
         ]
         for other in range(number):
             links += [
@@ -91,7 +93,7 @@ def measured(virtual: int) -> dict[str, Any]:
 
 
 def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
-    return [source, target, found["bandwidth"], found["latency"], way]
+    return [source, target, found["bandwidth"], found["latency"], way, found.get("send_bandwidth", 0.0)]
 
 
 def _names(virtual: int) -> list[str]:
@@ -130,10 +132,10 @@ def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) ->
     )
 
 
-def _link(source: str, target: str, bandwidth: float, latency: float, way: str) -> Link:
-    return Link(
-        source, target, bandwidth, latency, both_ways=source == target, figures_from=_LINK_FIGURES.format(way=way)
-    )
+def _link(source: str, target: str, bandwidth: float, latency: float, way: str, send_bandwidth: float) -> Link:
+    figures = _LINK_FIGURES.format(way=way)
+    both = source == target
+    return Link(source, target, bandwidth, latency, both_ways=both, figures_from=figures, send_bandwidth=send_bandwidth)
 
 
 def _description(key: Mapping[str, Any]) -> str:
@@ -152,7 +154,7 @@ def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
                 devices[name]["memory_bandwidth"], devices[name]["launch_overhead"], *devices[name]["peak"].values()
             )
         ]  # fmt: skip
-        numbers += [number for _, _, bandwidth, latency, _ in figures["links"] for number in (bandwidth, latency)]
+        numbers += [number for _, _, bandwidth, latency, _, _ in figures["links"] for number in (bandwidth, latency)]
         if not all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers):
             return False
         made = tuple(_device(name, devices[name], 1, False) for name in names)

@@ -345,6 +345,7 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
         parameter_bytes=graph.output_bytes[parameters],
         latency=cluster.latency.ravel(),
         seconds_per_byte=cluster.seconds_per_byte.ravel(),
+        sent_seconds_per_byte=cluster.sent_seconds_per_byte.ravel(),
         bus=cluster.bus.ravel().astype(np.uint32),
         bus_gap=cluster.bus_gap,
         device_gap=cluster.device_gap,

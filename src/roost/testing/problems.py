@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from roost.core.arrays import Array
@@ -147,5 +149,7 @@ def _nasty_cluster(rng: np.random.Generator, num_devices: int, whole: bool) -> C
             bus = "{source}" if broadcast else str(rng.choice([shared, "other"]))
             both = bool(rng.random() < 0.5)
             links.append(Link(source, target, 1.0 + figure(9), figure(2), both_ways=both, bus=bus))
+    if rng.random() < 0.3:
+        links = [replace(link, send_bandwidth=link.bandwidth / (1.0 + figure(4))) for link in links]
     copies = bool(rng.random() < 0.8)
     return Cluster("nasty", devices, tuple(links), broadcast=broadcast, copies_in_memory=copies)

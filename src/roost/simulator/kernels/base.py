@@ -45,7 +45,8 @@ class Layout(NamedTuple):
     parameter_op: Array  # [parameters] u4 index in the graph
     parameter_bytes: Array  # [parameters] i8
     latency: Array  # [devices * devices] f8 seconds
-    seconds_per_byte: Array  # [devices * devices] f8
+    seconds_per_byte: Array  # [devices * devices] f8 of residents that are fetched
+    sent_seconds_per_byte: Array  # [devices * devices] f8 of what ops have made
     bus: Array  # [devices * devices] u4
     bus_gap: Array  # [buses] f8 seconds
     device_gap: Array  # [devices] f8 seconds
@@ -168,7 +169,7 @@ def note(moves, number, tensor, source, target, kind, start, finish):
 @compiled
 def send(layout, op, here, remote, end, bus_free, arrives, moves, number, record):
     """Send the output of an op, finished at `end`, to the devices whose bit is set; write when it arrives there."""
-    latency, seconds_per_byte = layout.latency, layout.seconds_per_byte
+    latency, seconds_per_byte = layout.latency, layout.sent_seconds_per_byte
     nbytes = np.float64(layout.output[op])
     pair = here * np.uintp(layout.num_devices)
     slowest = 0.0
