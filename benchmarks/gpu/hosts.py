@@ -25,24 +25,18 @@ import fidelity
 import roost
 from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
-from roost.runtime import transfers
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.search.bench import cores_of
 from roost.simulator.reference import simulate
 from roost.testing.runs import any_placement, residents_of, streamed
 
-TOGETHER = transfers._hosts
 WAYS = {
     "a thread each": (False, False),
     "one thread": (True, False),
     "a thread each, graphs": (False, True),
     "one thread, graphs": (True, True),
 }
-
-
-def apart(places: Any) -> list[list[int]]:
-    return [[device] for device in range(len(places))]
 
 
 def some(problem: Problem, count: int) -> dict[str, Any]:
@@ -69,13 +63,10 @@ def run(name: str, given: argparse.Namespace, rows: Path) -> None:
         runs: dict[str, GraphRuntime] = {}
         laps: dict[str, list[float]] = {way: [] for way in WAYS}
         for way, (together, graphs) in WAYS.items():
-            transfers._hosts = TOGETHER if together else apart
-            runs[way] = GraphRuntime(
-                step, problem, placement, residents_of(model), Optimizer(rate=1e-4), cores, graphs=graphs
-            )
+            how = {"graphs": graphs, "one_thread": together}
+            runs[way] = GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=1e-4), cores, **how)
             for _ in range(3):
                 runs[way].step(*inputs)
-        transfers._hosts = TOGETHER
         gc.collect()
         gc.disable()
         for _ in range(given.rounds):

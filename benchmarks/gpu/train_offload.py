@@ -131,14 +131,16 @@ def placed(
     placement: Placement,
     model: torch.nn.Module,
     batches: list[tuple[torch.Tensor, ...]],
+    one_thread: bool | None = None,
 ) -> dict[str, Any]:
-    """The captured step, by the graph runtime."""
+    """The captured step, by the graph runtime; see there for `one_thread`."""
     losses, seconds = [], []
     begun = time.perf_counter()
     residents = residents_of(model)
     cores = None if any(d.kind == "cuda" for d in problem.cluster.devices) else cores_of(problem.cluster)
-    with GraphRuntime(step, problem, placement, residents, Optimizer(rate=RATE), cores) as run:
+    with GraphRuntime(step, problem, placement, residents, Optimizer(rate=RATE), cores, one_thread=one_thread) as run:
         built = time.perf_counter() - begun
+        threads = len(run.hosts)
         peak: dict[str, int] = {}
         for batch in batches:
             begun = time.perf_counter()
@@ -147,7 +149,7 @@ def placed(
             peak = {name: max(held, peak.get(name, 0)) for name, held in run.peak_memory().items()}
     return {
         "losses": losses, "seconds": seconds, "step_s": statistics.median(seconds[1:]), "built_s": built,
-        "peak": max(peak.values(), default=0),
+        "peak": max(peak.values(), default=0), "threads": threads,
     }  # fmt: skip
 
 
@@ -256,7 +258,13 @@ def run(given: argparse.Namespace) -> None:
         "bound_s": None if result.bound is None else result.bound.step_time, **transfers(capped, best),
         "where": where(capped, best),
     }  # fmt: skip
-    keep(row | placed(step, capped, best, model, batches))
+    found = placed(step, capped, best, model, batches)
+    keep(row | found)
+    if given.other_threads:
+        settle()
+        other = found["threads"] > 1
+        name = "placed, one thread" if other else "placed, a thread each"
+        keep(row | {"how": name} | placed(step, capped, best, model, batches, other))
 
 
 # ---------------------------------------------------------------------- the page
@@ -338,6 +346,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--placer", default="auto")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search")
+    parser.add_argument("--other-threads", action="store_true", help="also with one thread for all, or one for each")
     parser.add_argument("--without-eager", action="store_true")
     parser.add_argument("--without-unplaced", action="store_true")
     given = parser.parse_args()

@@ -86,9 +86,11 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
     problem, rng = mixed_problem(step, *names), np.random.default_rng(6)
     alone = run_steps(step, problem, on_one(step), model, inputs, count=3, places=[Cpu() for _ in kinds])
     for seed, make in enumerate([any_placement, streamed, any_placement, streamed]):
-        places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
         placement = make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
-        assert not differences(run_steps(step, problem, placement, model, inputs, count=3, places=places), alone)
+        for together in (False, True):
+            places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+            found = run_steps(step, problem, placement, model, inputs, 3, places=places, one_thread=together)
+            assert not differences(found, alone)
 
 
 @pytest.mark.parametrize("kinds", ["g", "cg"])
@@ -102,9 +104,12 @@ def test_ops_that_are_recorded_change_no_number(kinds):
     alone = run_steps(step, problem, on_one(step), model, inputs, count=4, places=[Cpu() for _ in kinds])
     for seed in range(4):
         placement = streamed(problem, rng, on) if seed % 2 else any_placement(problem, rng)
-        places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
-        found = run_steps(step, problem, placement, model, inputs, count=4, places=places, graphs=True)
-        assert not differences(found, alone)
+        for together in (False, True):
+            places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+            found = run_steps(
+                step, problem, placement, model, inputs, 4, places=places, graphs=True, one_thread=together
+            )
+            assert not differences(found, alone)
 
 
 def test_inputs_and_results_of_a_recorded_run_are_the_callers():

@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 from test_graph_runtime import made
 
+import roost
+from roost.core.cluster import Cluster, Device, Link
 from roost.runtime._lines import Line
 from roost.runtime.code import Code, _Writer
 from roost.runtime.graph import GraphRuntime
-from roost.runtime.merged import merged
+from roost.runtime.merged import has_time, merged
 from roost.runtime.places import Cpu
-from roost.runtime.transfers import _hosts
+from roost.runtime.transfers import hosts
 from roost.simulator.compiled import simulate
 from roost.testing.late import late_place
 from roost.testing.runs import any_placement, mixed_problem, residents_of, streamed
@@ -69,9 +71,31 @@ def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kind
     assert crossed > 0
 
 
-def test_one_cpu_shares_a_thread_with_the_gpus_and_several_do_not():
+def test_one_cpu_may_share_a_thread_with_the_gpus_and_several_do_not():
     cpu, gpu = Cpu(), late_place()
-    assert _hosts([cpu, gpu, gpu]) == [[0, 1, 2]]
-    assert _hosts([gpu, gpu]) == [[0, 1]]
-    assert _hosts([cpu, gpu, cpu, gpu]) == [[1, 3], [0], [2]]
-    assert _hosts([cpu, cpu]) == [[0], [1]]
+    assert hosts([cpu, gpu, gpu], True) == [[0, 1, 2]]
+    assert hosts([cpu, gpu, gpu]) == [[1, 2], [0]]
+    assert hosts([gpu, gpu], True) == [[0, 1]]
+    assert hosts([cpu, gpu, cpu, gpu], True) == [[1, 3], [0], [2]]
+    assert hosts([cpu, cpu], True) == [[0], [1]]
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.5, True), (1.0, False)])
+def test_a_cpu_that_is_busy_all_the_time_has_no_time_for_the_gpu(seconds, expected):
+    builder = roost.GraphBuilder("two")
+    builder.add("a", "op", output_bytes=1)
+    builder.add("b", "op", output_bytes=1)
+    cluster = Cluster("c", (Device("cpu", "cpu", 10), Device("cuda:0", "cuda", 10)), (Link("*", "*", 1.0),))
+    problem = roost.Problem(builder.freeze(), cluster, np.array([[seconds, 9.0], [9.0, 1.0]]))
+    assert has_time(simulate(problem, problem.placement([0, 1]), full=True), [1]) == expected
+
+
+@pytest.mark.parametrize(("one_thread", "expected"), [(True, [[0, 1]]), (False, [[1], [0]])])
+def test_whoever_runs_it_may_say_whether_one_thread_has_both(one_thread, expected):
+    model, inputs, step = made()
+    problem = mixed_problem(step, "cpu", "cuda:0")
+    placement = any_placement(problem, np.random.default_rng(1))
+    places = [Cpu(), late_place()]
+    with GraphRuntime(step, problem, placement, residents_of(model), places=places, one_thread=one_thread) as run:
+        assert run.hosts == expected
+        run.step(*inputs)

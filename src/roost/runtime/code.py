@@ -11,15 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.timeline import Timeline
 from roost.errors import InputError
 from roost.frontends.torch import Described
 from roost.runtime._in_place import reused
@@ -117,15 +119,23 @@ class Code:
                 rows[device], more = segmented(rows[device], f"<step of {names[device]}>", capture, f"d{device}")
                 parts |= more
         title = f"<step of {' and '.join(names[device] for device in devices)}>"
-        if len(rows) > 1:
-            timeline = simulate(self.problem, self.placement, full=True)
-            assert timeline.start is not None
-            assert timeline.finish is not None
-            lines = merged(rows, told_ahead, timeline.start, timeline.finish)
-        else:
+        if len(rows) == 1:
             (lines,) = rows.values()
+        elif len(rows) < len(names):  # hosts that wait for each other must follow one order
+            place = np.zeros(len(self.device))
+            place[self.order] = np.arange(len(self.order))
+            lines = merged(rows, told_ahead, place, place)
+        else:
+            assert self.timeline.start is not None
+            assert self.timeline.finish is not None
+            lines = merged(rows, told_ahead, self.timeline.start, self.timeline.finish)
         function, ops = _compiled(lines, title)
         return function, {**parts, title: ops}
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The step as simulated, in full."""
+        return simulate(self.problem, self.placement, full=True)
 
     def copies_of(self, parameter: int) -> int:
         return sum(copy.parameter == parameter for row in self.copies for copy in row)

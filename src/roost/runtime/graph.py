@@ -1,10 +1,10 @@
 """Runs a captured step op by op on the devices of its placement, several steps in a row.
 
 Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each device of the kind
-`cpu` where there are several, and one for all CUDA devices and a CPU beside them (`merged.py`). Tensors that cross are
-sent once to each device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched
-for its uses into a window, and a new value goes home, exactly as the simulator has it; and no new value is written
-before all reads of the old one.
+`cpu`, and one for all CUDA devices, which a CPU beside them may share (`merged.py`). Tensors that cross are sent once
+to each device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched for its
+uses into a window, and a new value goes home, exactly as the simulator has it; and no new value is written before all
+reads of the old one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from roost.runtime.code import Code
 from roost.runtime.cuda import Cuda, device_named
 from roost.runtime.homes import Homes
 from roost.runtime.lanes import Worker
+from roost.runtime.merged import has_time
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.places import Cpu, Mark, Place
 from roost.runtime.segments import Capture
-from roost.runtime.transfers import Transfers
+from roost.runtime.transfers import Transfers, hosts
 
 
 class GraphRuntime(Transfers):
@@ -52,6 +53,7 @@ class GraphRuntime(Transfers):
         states: Mapping[str, Tensor] | None = None,
         num_steps: int = 0,
         record: bool = False,
+        one_thread: bool | None = None,
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
@@ -60,7 +62,8 @@ class GraphRuntime(Transfers):
         With `graphs` runs of ops without transfers are launched as CUDA graphs from the second step on; what they make
         is kept from step to step. `watch` sees the output of every op (see `Code`); not with `graphs`. `states` and
         `num_steps` are those of a run that this one goes on from, with its residents: it then does what that would have
-        done. With `record` ops are timed, for `timeline`, which takes some time itself; not with `graphs`.
+        done. With `record` ops are timed, for `timeline`, which takes some time itself; not with `graphs`. Whether one
+        thread has the GPUs and the CPU beside them is up to what the simulator says of its time, or to `one_thread`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
@@ -82,6 +85,10 @@ class GraphRuntime(Transfers):
         self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
         code = Code(step, problem, placement, self, watch)
+        told_ahead = [device for device, place in enumerate(self.places) if isinstance(place, Cuda)]
+        if one_thread is None:
+            one_thread = 0 < len(told_ahead) < len(self.places) and has_time(code.timeline, told_ahead)
+        self.hosts = hosts(self.places, one_thread)
         with torch.inference_mode(False), torch.no_grad():
             # Threads of ours write new values into them, and no thread takes over the mode of another.
             self.homes = Homes(step, placement, self.places, code.copies, residents, states)
@@ -93,10 +100,9 @@ class GraphRuntime(Transfers):
         self._workers: list[Worker] = []
         try:
             for host in self.hosts:
-                told_ahead = [device for device in host if isinstance(self.places[device], Cuda)]
                 self._functions.append(code.function(host, told_ahead))
                 # Whoever only tells a GPU what to do computes nothing: a pool of threads would be in the way of others.
-                threads = int(len(told_ahead) == len(host))
+                threads = int(set(host) <= set(told_ahead))
                 mine = next((device for device in host if device not in told_ahead), host[0])
                 title = " and ".join(names[device] for device in host)
                 self._workers.append(Worker(title, self._fail, None if cores is None else cores[mine], threads))

@@ -1,9 +1,9 @@
 """The lines of several devices in one order, for a host that is one thread.
 
 A thread that tells a GPU what to do and a thread that computes on the CPU share one interpreter: whoever needs its lock
-may wait for milliseconds while the other launches op after op. One thread for both has nobody to wait for. What it
-loses is that nothing is launched while an op runs on the CPU; so before such an op the devices that are told ahead of
-time are told all that they will begin before it ends, as the simulator has it.
+waits for the other. One thread for both has nobody to wait for. What it loses is that nothing is launched while an op
+runs on the CPU; so before such an op the devices that are told ahead of time are told all that they will begin before
+it ends, as the simulator has it. And where the CPU is busy nearly all the time, it has no time left for the GPU.
 """
 
 from __future__ import annotations
@@ -12,8 +12,26 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from roost.core.arrays import Array
+from roost.core.timeline import HOME, Timeline
 from roost.runtime._lines import Key, Line
+
+# Seconds of Python, with what it calls, as seen beside an H200: to launch an op, to have a tensor cross (what the host
+# does on both sides), to send a new value home.
+_LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
+
+
+def has_time(timeline: Timeline, told_ahead: Collection[int]) -> bool:
+    """Whether one thread can do all that hosts do within a step as it was simulated, in full."""
+    assert timeline.device is not None
+    assert timeline.transfers is not None
+    ahead = np.isin(np.arange(len(timeline.device_names)), list(told_ahead))
+    homes = int((timeline.transfers.kind == HOME).sum())
+    takes = float(timeline.busy[~ahead].sum()) + _LAUNCH * int(ahead[timeline.device].sum())
+    takes += _CROSSING * (len(timeline.transfers) - homes) + _HOME * homes
+    return takes <= timeline.step_time
 
 
 def merged(
@@ -22,14 +40,15 @@ def merged(
     start: Array,  # [ops] seconds
     finish: Array,  # [ops] seconds
 ) -> list[Line]:
-    """All lines, those of each device in their order, and none before what it needs was given."""
-    begin = {device: list(accumulate((_of(start, line) for line in row), max)) for device, row in rows.items()}
-    end = {device: list(accumulate((_of(finish, line) for line in row), max)) for device, row in rows.items()}
+    """All lines, those of each device in their order, and none before what it needs was given by one of them."""
+    begin = {device: _before(row, start) for device, row in rows.items()}
+    end = {device: _before(row, finish) for device, row in rows.items()}
+    every = Counter(key for row in rows.values() for line in row for key in line.gives)
     left = {device: 0 for device, row in rows.items() if row}  # where each is
     given: Counter[Key] = Counter()
     found: list[Line] = []
     while left:
-        ready = [device for device, at in left.items() if _can(rows[device][at], given)]
+        ready = [device for device, at in left.items() if _can(rows[device][at], given, every)]
         assert ready, "an order of all ops is known in which each has what it needs"
         done = min((end[device][left[device]] for device in ready if device not in told_ahead), default=float("inf"))
         device = min(
@@ -49,9 +68,12 @@ def merged(
     return found
 
 
-def _of(seconds: Array, line: Line) -> float:
-    return float(seconds[line.op]) if line.op >= 0 else 0.0
+def _before(row: Sequence[Line], seconds: Array) -> list[float]:
+    """When each line is due: no later than any that comes after it, such as an op that a fetch is asked for early."""
+    due = accumulate((float(seconds[line.op]) for line in reversed(row)), min)
+    return list(due)[::-1]
 
 
-def _can(line: Line, given: Counter[Key]) -> bool:
-    return all(given[key] >= count for key, count in line.needs)
+def _can(line: Line, given: Counter[Key], every: Counter[Key]) -> bool:
+    """What comes from other hosts is waited for when it is time."""
+    return all(given[key] >= min(count, every[key]) for key, count in line.needs)

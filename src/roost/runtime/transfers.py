@@ -2,7 +2,7 @@
 
 Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA device, a stream
 copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches. All CUDA
-devices have one thread, and the CPU too where it is one device (`merged.py`).
+devices have one thread, and a CPU beside them has the same where that has the time (`merged.py`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Transfers:
 
     def __init__(self, device_names: Sequence[str], places: Sequence[Place]) -> None:
         self.device_names, self.places = device_names, places
-        self.hosts = _hosts(places)  # [hosts] the devices of each
+        self.hosts = hosts(places)  # [hosts] the devices of each
         self.homes: Homes  # of residents, once they have been settled
         self._boxes: dict[tuple[str, int, int], Box] = {}
         self._reads: dict[int, Reads] = {}
@@ -152,10 +152,10 @@ class Transfers:
         return go
 
 
-def _hosts(places: Sequence[Place]) -> list[list[int]]:
-    """Devices that have a thread together: all that are told ahead of time, and the CPU where it is one device."""
+def hosts(places: Sequence[Place], together: bool = False) -> list[list[int]]:
+    """Devices that have a thread together: all that are told ahead of time, and if asked the CPU, where it is one."""
     told = [device for device, place in enumerate(places) if isinstance(place, Cuda)]
     others = [device for device, place in enumerate(places) if not isinstance(place, Cuda)]
-    if told and len(others) == 1:
+    if together and told and len(others) == 1:
         return [sorted(told + others)]
     return [*([told] if told else []), *([device] for device in others)]

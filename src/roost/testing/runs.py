@@ -61,12 +61,14 @@ def run_steps(
     count: int = 2,
     places: Sequence[Place] | None = None,
     graphs: bool = False,
+    one_thread: bool | None = None,
 ) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:
     """What some steps in a row return, and all residents after them."""
     own = sorted(os.sched_getaffinity(0))
     cores = [{own[device % len(own)]} for device in range(problem.cluster.num_devices)]
     rate = Optimizer(rate=0.01)
-    with GraphRuntime(step, problem, placement, residents_of(model), rate, cores, places=places, graphs=graphs) as run:
+    how: dict[str, Any] = {"graphs": graphs, "one_thread": one_thread}
+    with GraphRuntime(step, problem, placement, residents_of(model), rate, cores, places=places, **how) as run:
         returned = [[value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)]
         return returned, {name: value.to("cpu", copy=True) for name, value in run.residents().items()}
 
