@@ -323,6 +323,7 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
     monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
     monkeypatch.setattr(_timers, "CopiesBeside", NoCopies)
     monkeypatch.setattr(_timers.Timer, "time", time)
+    monkeypatch.setattr(_machine, "gpu_memory", lambda number: 0)  # no room for a whole step
     found = Profiled(step, in_step=False).profile(step.graph, cluster("cpu", "cuda:0"))
     assert timed == [
         ("cpu*1", "aten.mm.default", False),
@@ -354,15 +355,18 @@ def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
     monkeypatch.setattr(_timers, "CopiesBeside", lambda device, both_ways: nullcontext())
     monkeypatch.setattr(_timers.Timer, "time", lambda self, work: seconds[self.lane.hardware])
     monkeypatch.setattr(_machine, "gpu_memory", lambda number: 2**33)
-    launch = {"cpu": 2e-3, "cuda": 50e-6}
+    launch = {"cpu": 4e-3, "cuda": 50e-6}
     row = [float(kind == "mm") for kind in step.graph.kinds]
     monkeypatch.setattr(
         _replay, "replayed", lambda step, seconds, least, device: [launch[device.type] * each for each in row]
     )
     found = Profiled(step, in_step=True).estimate(step.graph, cluster("cpu", "cuda:0"))
     products = np.array(step.graph.kinds) == "mm"
-    assert found.op_time[products, 0] == pytest.approx([2e-3, 2e-3])
+    assert found.op_time[products, 0] == pytest.approx([4e-3, 4e-3])
     assert found.op_time[products, 1] == pytest.approx([53e-6, 50e-6])  # the input: launched after 5 us, 3 us to come
+    launches_alone = Profiled(step, in_step=False).estimate(step.graph, cluster("cpu", "cuda:0"))
+    assert launches_alone.op_time[products, 0] == pytest.approx([2e-3, 2e-3])  # the product and its view
+    assert np.array_equal(launches_alone.op_time[:, 1], found.op_time[:, 1])
 
 
 def test_a_host_that_is_ahead_costs_nothing():

@@ -104,10 +104,10 @@ class Profiled:
     # program (the longer of the two for each op was 22 % too much for a GPT-2 of 1.6 billion weights). Set to False
     # where the host has time enough, or launches are captured (CUDA graphs): the GPU's time alone.
     launches: bool = True
-    # What an op takes among the others of its step, on CPUs, and what its launch takes there on GPUs: of small ops up
-    # to half is missed by timing each of them again and again, with its code and operands in a cache, memory at hand.
-    # Off: it was right for one CPU, not yet shown to be better for two devices (benchmarks/fidelity.py), and a step of
-    # a large model on a CPU is long.
+    # What an op takes on a CPU among the others of its step: of small ops much is missed by timing each of them again
+    # and again, with its code and operands in a cache. Off: it was right for one CPU, not shown to be better for two
+    # devices (benchmarks/fidelity.py), and a step of a large model on a CPU is long. Launches on GPUs are always timed
+    # in their step, where there is room for it: up to half was missed there, with all three models that were tried.
     in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
@@ -246,12 +246,12 @@ class _Run:
 
     def _replays(self) -> dict[str, list[float]]:
         """By hardware, the seconds of the host for each op in a whole step, where there is room and time for that."""
-        if not self.settings.in_step:
+        if not self.settings.in_step and (self.gpu is None or not self.settings.launches):
             return {}
         kept = _kept.read("steps", self.key) if self.settings.cache else {}
         found: dict[str, list[float]] = {}
         for lane in {lane.hardware: lane for lane in self.lanes}.values():
-            if lane.device.type != "cpu" and not self.settings.launches:
+            if not (self.settings.in_step if lane.device.type == "cpu" else self.settings.launches):
                 continue
             name = f"{lane.hardware}: {self.graph.digest}"
             known = not self.settings.refresh and _is_row(kept.get(name), self.graph.num_ops)
