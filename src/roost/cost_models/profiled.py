@@ -107,7 +107,8 @@ class Profiled:
     # What an op takes on a CPU among the others of its step: of small ops much is missed by timing each of them again
     # and again, with its code and operands in a cache. Off: it was right for one CPU, not shown to be better for two
     # devices (benchmarks/fidelity.py), and a step of a large model on a CPU is long. Launches on GPUs are always timed
-    # in their step, where there is room for it: up to half was missed there, with all three models that were tried.
+    # in their step, where there is room for it: with both timed so, predictions were nearer on all three models that
+    # were tried beside a GPU.
     in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
     most_seconds: float = 20.0  # what takes longer by the roofline is not tried
