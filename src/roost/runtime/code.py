@@ -1,4 +1,4 @@
-"""A placed step as one straight function of Python for each host, a thread that has one device or several.
+"""A placed step as one straight function of Python for each host, a thread that has one device or all of them.
 
 What a device does is known beforehand: which ops it runs in which order, what it receives and sends, when it asks for
 the next parameter, when a tensor is read for the last time. All of that is written out as source and compiled; at run
@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -121,10 +120,6 @@ class Code:
         title = f"<step of {' and '.join(names[device] for device in devices)}>"
         if len(rows) == 1:
             (lines,) = rows.values()
-        elif len(rows) < len(names):  # hosts that wait for each other must follow one order
-            place = np.zeros(len(self.device))
-            place[self.order] = np.arange(len(self.order))
-            lines = merged(rows, told_ahead, place, place)
         else:
             assert self.timeline.start is not None
             assert self.timeline.finish is not None

@@ -1,10 +1,9 @@
 """Runs a captured step op by op on the devices of its placement, several steps in a row.
 
-Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each device of the kind
-`cpu`, and one for all CUDA devices, which a CPU beside them may share (`merged.py`). Tensors that cross are sent once
-to each device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is fetched for its
-uses into a window, and a new value goes home, exactly as the simulator has it; and no new value is written before all
-reads of the old one.
+Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each device, or one for GPUs
+and a CPU beside them (`merged.py`). Tensors that cross are sent once to each device that reads them while both go on
+(`transfers.py`). A parameter that lives elsewhere is fetched for its uses into a window, and a new value goes home,
+exactly as the simulator has it; and no new value is written before all reads of the old one.
 """
 
 from __future__ import annotations

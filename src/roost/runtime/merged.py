@@ -1,4 +1,4 @@
-"""The lines of several devices in one order, for a host that is one thread.
+"""The lines of all devices in one order, for a host that is one thread.
 
 A thread that tells a GPU what to do and a thread that computes on the CPU share one interpreter: whoever needs its lock
 waits for the other. One thread for both has nobody to wait for. What it loses is that nothing is launched while an op
@@ -40,15 +40,14 @@ def merged(
     start: Array,  # [ops] seconds
     finish: Array,  # [ops] seconds
 ) -> list[Line]:
-    """All lines, those of each device in their order, and none before what it needs was given by one of them."""
+    """All lines, those of each device in their order, and none before what it needs was given."""
     begin = {device: _before(row, start) for device, row in rows.items()}
     end = {device: _before(row, finish) for device, row in rows.items()}
-    every = Counter(key for row in rows.values() for line in row for key in line.gives)
     left = {device: 0 for device, row in rows.items() if row}  # where each is
     given: Counter[Key] = Counter()
     found: list[Line] = []
     while left:
-        ready = [device for device, at in left.items() if _can(rows[device][at], given, every)]
+        ready = [device for device, at in left.items() if _can(rows[device][at], given)]
         assert ready, "an order of all ops is known in which each has what it needs"
         done = min((end[device][left[device]] for device in ready if device not in told_ahead), default=float("inf"))
         device = min(
@@ -74,6 +73,5 @@ def _before(row: Sequence[Line], seconds: Array) -> list[float]:
     return list(due)[::-1]
 
 
-def _can(line: Line, given: Counter[Key], every: Counter[Key]) -> bool:
-    """What comes from other hosts is waited for when it is time."""
-    return all(given[key] >= min(count, every[key]) for key, count in line.needs)
+def _can(line: Line, given: Counter[Key]) -> bool:
+    return all(given[key] >= count for key, count in line.needs)

@@ -1,8 +1,8 @@
 """What crosses between the devices of a run: values, fetched parameters, and new values on their way home.
 
 Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA device, a stream
-copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches. All CUDA
-devices have one thread, and a CPU beside them has the same where that has the time (`merged.py`).
+copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches. One
+thread may have the CUDA devices and the CPU beside them (`merged.py`).
 """
 
 from __future__ import annotations
@@ -153,9 +153,7 @@ class Transfers:
 
 
 def hosts(places: Sequence[Place], together: bool = False) -> list[list[int]]:
-    """Devices that have a thread together: all that are told ahead of time, and if asked the CPU, where it is one."""
-    told = [device for device, place in enumerate(places) if isinstance(place, Cuda)]
-    others = [device for device, place in enumerate(places) if not isinstance(place, Cuda)]
-    if together and told and len(others) == 1:
-        return [sorted(told + others)]
-    return [*([told] if told else []), *([device] for device in others)]
+    """The devices of each thread: one each, or if asked all, where no more than one of them has to compute itself."""
+    every = list(range(len(places)))
+    computing = sum(not isinstance(place, Cuda) for place in places)
+    return [every] if together and computing <= 1 else [[device] for device in every]
