@@ -290,7 +290,8 @@ def timed(
         gc.disable()
         for _ in range(given.rounds):
             for each in chance.permutation(sorted(chunk)).tolist():
-                running[each].step(*inputs)  # what ran before has left the caches full of its own
+                for _ in range(given.settle):  # what ran before has left the caches full of its own
+                    running[each].step(*inputs)
                 for _ in range(given.steps):
                     before, begun = waited(), time.perf_counter()
                     running[each].step(*inputs)
@@ -429,6 +430,7 @@ def main() -> None:
     parser.add_argument("--held", type=int, default=10, help="placements that are held ready at a time")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="that are timed in each round")
+    parser.add_argument("--settle", type=int, default=1, help="steps of each round that are not timed")
     parser.add_argument("--seconds-each", type=float, default=0.03, help="for each unique op")
     parser.add_argument("--kept", action="store_true", help="use op times of before")
     parser.add_argument("--seed", type=int, default=0)
