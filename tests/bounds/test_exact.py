@@ -7,6 +7,7 @@ from roost.bounds import exact
 from roost.bounds._alike import alike
 from roost.bounds.exact import solve_exactly
 from roost.core.cluster import Cluster, Device, Link
+from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
 from roost.search.warm_up import small_problem
@@ -52,6 +53,18 @@ def test_without_links_it_is_a_bound_all_the_same():
         problem = tiny(seed, most_ops=5)
         found = solve_exactly(problem, seconds=20.0, links=False)
         assert found.nothing_fits or found.bound <= exhaustive(problem).step_time * (1 + 1e-9), seed
+
+
+def test_sends_that_are_slower_than_fetches_are_within_the_longest_step():
+    builder = GraphBuilder("two")
+    builder.add("a", "op", output_bytes=100, allowed=["cpu"])
+    builder.add("b", "op", ["a"], allowed=["cuda"])
+    devices = (Device("cpu", "cpu", 1000), Device("cuda:0", "cuda", 1000))
+    cluster = Cluster("slow_sends", devices, (Link("*", "*", 100.0, send_bandwidth=5.0),))
+    found = solve_exactly(Problem(builder.freeze(), cluster, np.ones((2, 2))), seconds=20.0)
+    assert not found.nothing_fits
+    assert found.optimal
+    assert found.step_time == 22.0
 
 
 def test_a_step_that_is_known_is_not_made_worse_and_limits_the_search():

@@ -1,5 +1,7 @@
 """The lines of several devices in one order."""
 
+import threading
+
 import numpy as np
 import pytest
 from test_graph_runtime import made
@@ -88,6 +90,20 @@ def test_a_cpu_that_is_busy_all_the_time_has_no_time_for_the_gpu(seconds, expect
     cluster = Cluster("c", (Device("cpu", "cpu", 10), Device("cuda:0", "cuda", 10)), (Link("*", "*", 1.0),))
     problem = roost.Problem(builder.freeze(), cluster, np.array([[seconds, 9.0], [9.0, 1.0]]))
     assert has_time(simulate(problem, problem.placement([0, 1]), full=True), [1]) == expected
+
+
+@pytest.mark.parametrize("one_thread", [True, False])
+def test_a_step_starts_no_thread(one_thread):
+    """It would stay, and hold all that the run has, where the run is closed meanwhile after a failure elsewhere."""
+    model, inputs, step = made("adam")
+    problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(2)
+    for _ in range(3):
+        places = [Cpu(), late_place()]
+        settings = {"places": places, "one_thread": one_thread}
+        with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), **settings) as run:
+            before = set(threading.enumerate())
+            run.step(*inputs)
+            assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize(("one_thread", "expected"), [(True, [[0, 1]]), (False, [[0], [1]])])

@@ -126,9 +126,10 @@ class Links:
                 begin, present = self._begin(update, f"home {parameter}"), self.cp.new_bool_var("")
                 apart = [model.on(update, d), model.on(parameter, home)]
                 self.cp.add_bool_or([~apart[0], ~apart[1], present])
-                takes = model.ticks(model.takes(d, home, parameter))
+                takes = model.ticks(model.takes(d, home, parameter, home=True))
                 self.cp.add(model.step >= begin + takes).only_enforce_if(apart)
-                self._add(Transfer(update, d, begin, self._size(d, home, parameter), present, True), d, home)
+                size = self._size(d, home, parameter, home=True)
+                self._add(Transfer(update, d, begin, size, present, True), d, home)
 
     def _readers(self, op: int, consumers: list[int], d: int) -> list[int]:
         """The consumers that may be on a device where the op is not."""
@@ -154,8 +155,9 @@ class Links:
             after = self.cp.add(self.model.begin[reader] >= begin + takes)
             after.only_enforce_if(self.model.on(op, e), self.model.on(reader, d))
 
-    def _size(self, e: int, d: int, tensor: int) -> int:
-        return self.model.ticks(self.model.takes(e, d, tensor) + float(self.cluster.bus_gap[self.cluster.bus[e, d]]))
+    def _size(self, e: int, d: int, tensor: int, home: bool = False) -> int:
+        rest = float(self.cluster.bus_gap[self.cluster.bus[e, d]])
+        return self.model.ticks(self.model.takes(e, d, tensor, home) + rest)
 
     def _add(self, transfer: Transfer, e: int, d: int) -> None:
         self.on_bus.setdefault(int(self.cluster.bus[e, d]), []).append(transfer)

@@ -58,10 +58,11 @@ class Model:
         """The devices an op may be on."""
         return [d for d in self.devices if self.open[op, d]]
 
-    def takes(self, source: int, target: int, tensor: int) -> float:
-        """Seconds to send a tensor from device to device; new values on their way home may take longer."""
+    def takes(self, source: int, target: int, tensor: int, home: bool = False) -> float:
+        """Seconds of a tensor from device to device; a parameter is fetched, unless it is a new value going home."""
         size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
-        per_byte = cluster.seconds_per_byte if self.graph.is_parameter[tensor] else cluster.sent_seconds_per_byte
+        fetched = self.graph.is_parameter[tensor] and not home
+        per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte
         return float(cluster.latency[source, target] + size * per_byte[source, target])
 
     def _places(self) -> None:
@@ -158,7 +159,7 @@ class Model:
                 delay = self.ticks(self.takes(home, d, parameter))
                 self.cp.add(self.begin[op] >= delay).only_enforce_if(apart)
                 if update:
-                    after = self.ticks(self.relaxed.time[op, d] + self.takes(d, home, parameter))
+                    after = self.ticks(self.relaxed.time[op, d] + self.takes(d, home, parameter, home=True))
                     self.cp.add(self.step >= self.begin[op] + after).only_enforce_if(apart)
 
     def _memory(self) -> None:

@@ -129,7 +129,9 @@ class Transfers:
 
     def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
         home = self.homes.device[parameter]
-        carry, start, together = self._carry(source, home), self.places[source], self._together(source, home)
+        carry, start = self._carry(source, home), self.places[source]
+        # Made now, not when it is first needed: a run that is being closed would not know of it.
+        link = None if self._together(source, home) else self._link(source, home, "new values")
         value, read = self.homes.tensor[parameter], self._reads_of(parameter)
         self._num_home += 1
 
@@ -141,8 +143,8 @@ class Transfers:
         def go(tensor: Tensor) -> None:
             new = start.leaving(tensor) if isinstance(start, Cuda) else tensor
             ready = start.mark()
-            if not together and not (isinstance(start, Cuda) and read.there(reads)):
-                self._link(source, home, "new values").give(lambda: write(new, ready))
+            if link is not None and not (isinstance(start, Cuda) and read.there(reads)):
+                link.give(lambda: write(new, ready))
                 return
             # Nobody has to be woken: all have read it, as nearly always.
             arrival = write(new, ready)

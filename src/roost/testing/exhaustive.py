@@ -100,7 +100,8 @@ def _windows(graph: Graph) -> list[int]:
 def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = False) -> Problem:
     """A random problem of 2 to `most_ops` ops on 1 to 3 devices, with everything that may go wrong in a bound.
 
-    Shared buses, broadcast, gaps, remote parameters, updates, groups, allowed kinds, ties, zeros, little memory.
+    Shared buses, broadcast, gaps, slow sends, remote parameters, updates, groups, allowed kinds, ties, zeros, little
+    memory.
     `plain` leaves out shared buses, broadcast and parameters: what an exact solver can schedule without a gap.
     `crowded` has a slow device with much memory, fast ones with little, and many parameters.
     """
@@ -153,4 +154,7 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
         cluster = replace(cluster, devices=devices)
         times[:, 0] *= 4
     times[graph.is_parameter] = 0.0
+    if rng.random() < 0.4:
+        links = [replace(link, send_bandwidth=link.bandwidth / (1.0 + figure(8))) for link in links]
+        cluster = replace(cluster, links=tuple(links))
     return Problem(graph, cluster, times)  # type: ignore[arg-type]
