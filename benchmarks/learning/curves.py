@@ -48,7 +48,7 @@ CLASSIC = ("single", "expert", "scotch", "mincut")
 PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", "k80x4"): 0.19}  # gains over expert
 
 PRIOR = Network(heuristic_prior=HEURISTIC_LOGIT)
-VARIED = Spotlight(batch=32, entropy=0.01)  # what the ablations of `spotlight` vary
+VARIED = Spotlight(batch=32, entropy=0.01, refine=0.2)  # what the ablations of `spotlight` vary
 DOWNHILL = Heat(members=4, hot=1e-12, warm=1e-12, cold=1e-12, groups=False)
 
 # Name -> placer, trials, seeds, and whether all clusters.
@@ -57,8 +57,16 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "placeto": (Placeto(), 5_000, 5, True),
     "spotlight": (Spotlight(), 5_000, 5, True),
     "post": (Post(), 5_000, 5, True),
+    "spotlight, from the best heuristic": (Spotlight.heuristic(), 5_000, 5, True),
+    # Rows of these and of what varies them were refined by annealing, which this no longer does.
+    "spotlight, refined by annealing": (Spotlight(refine=0.2), 5_000, 5, True),
     "spotlight, batch 32, entropy bonus": (VARIED, 5_000, 5, True),
-    "spotlight, from the best heuristic": (replace(VARIED, network=Network(heuristic_first=True)), 5_000, 5, True),
+    "spotlight, batch 32, from the best heuristic": (
+        replace(VARIED, network=Network(heuristic_first=True)),
+        5_000,
+        5,
+        True,
+    ),
     "spotlight, the best heuristic as a prior": (replace(VARIED, network=PRIOR), 5_000, 5, True),
     "seq2seq, from the best heuristic": (Seq2seq.heuristic(), 5_000, 5, True),
     "post, from the best heuristic": (Post.heuristic(), 5_000, 5, True),
