@@ -6,7 +6,8 @@
 Members 24 to 31 of a family are never learned on. Rows, none of which learns on the graph; all but `rules` ask `single`
 and `expert` first:
 
-    lister_64        64 rules: the first 24 of those learned, 8 that are drawn, 32 varied from the best so far
+    lister_64        64 rules: the first 24 of those learned, 8 that are drawn, 32 varied from the best so far; for
+                     accelerators of unlike speeds 16, 24 (which place whole groups) and 24
     lister           these, then 192 more: the other learned ones, and rules varied from the best
     lister_refined   these, then annealing; 5,000 trials in all
     untrained...     the same three with random rules in place of the learned ones

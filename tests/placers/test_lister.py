@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 from layered import machine, model, nastier, timed
 
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.costs import Costs
+from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import InputError
+from roost.placers._groups import groups_of
 from roost.placers._lister_course import Course, Rates
 from roost.placers._lister_rolls import (
     NUM_SEEN,
@@ -32,7 +36,7 @@ from roost.placers._listing import Prepared
 from roost.placers._portable_rules import COLUMNS
 from roost.placers._restoring import restore
 from roost.placers.kernels.lister import SEEN
-from roost.placers.lister import Lister
+from roost.placers.lister import Lister, _benches
 from roost.policies.lister_network import Policy
 from roost.policies.weights import save_weights
 from roost.search.solve import search
@@ -214,20 +218,57 @@ def test_samples_are_the_first_rules_learned_some_drawn_and_some_varied(tmp_path
     tensors = loud()
     save_weights(path, "lister", tensors, {})
     placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
-    first, rest = placer._split(tensors["rules"].astype(np.float64))
+    first, kind, rest = placer._split(tensors["rules"].astype(np.float64))
     assert len(first) == 32
+    assert not kind.any()
     assert len(rest) == 0
     assert (first[:24] == tensors["rules"][:24]).all()
     order = COLUMNS.index("order")
     assert set(first[24:, order]) <= set(first[:24, order])
     more = replace(placer, varied=50)._split(tensors["rules"])
     assert (more[0][24:] == first[24:]).all()  # drawn alike whatever the seed
-    assert (more[1] == tensors["rules"][24:]).all()
+    assert (more[2] == tensors["rules"][24:]).all()
     plenty = search(wide(6), placer, trials=1000, prove=False)
     assert 64 < plenty.num_trials <= 64 + 8  # and the best devices in other orders
     assert search(wide(6), placer, trials=40, prove=False).num_trials == 40
     assert 64 + 50 < search(wide(6), replace(placer, varied=50), trials=1000, prove=False).num_trials <= 114 + 8
     assert search(wide(6), replace(placer, samples=1), trials=10, prove=False).num_trials == 1
+
+
+def unlike(slower: float) -> Problem:
+    """Chains of ops, each chain a module, on a CPU and two accelerators of which one is slower."""
+    builder = GraphBuilder("unlike")
+    for layer in range(8):
+        last = builder.parameter(f"b{layer}.w", 50)
+        for op in range(5):
+            last = builder.add(f"b{layer}.{op}", "matmul", [last], output_bytes=100, module=f"b{layer}")
+    graph = builder.freeze()
+    devices = tuple(Device(name, name[:-2], 100_000) for name in ("cpu:0", "cuda:0", "cuda:1"))
+    cluster = Cluster("unlike", devices, (Link("*", "*", 1000.0),))
+    return Problem(graph, cluster, Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None] * [4.0, 1.0, slower]))
+
+
+def test_for_unlike_accelerators_more_rules_are_drawn_and_place_whole_groups(tmp_path: Path) -> None:
+    path = tmp_path / "policy.safetensors"
+    save_weights(path, "lister", loud(), {})
+    placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
+    first, kind, _ = placer._split(loud()["rules"].astype(np.float64), unlike=True)
+    assert (len(first), kind.sum()) == (40, 24)
+    assert (kind == np.repeat([0, 1], [16, 24])).all()
+    assert set(first[16:, COLUMNS.index("order")]) == set(range(8))
+    assert [len(_benches(unlike(slower))) for slower in (1.0, 1.4, 1.6, 3.0)] == [1, 1, 2, 2]
+    whole = _benches(unlike(3.0))[1]
+    assert whole.units is groups_of(whole.problem)
+    for trials in (3, 20, 50, 100_000):
+        result = search(unlike(3.0), placer, trials=trials, prove=False)
+        assert result.num_trials <= trials
+        assert result.best.step_time == simulate(unlike(3.0), result.best.placement).step_time
+
+
+def test_unlike_accelerators_without_groups_are_sampled_as_others_are() -> None:
+    problem = wide(6)
+    halves = replace(problem.costs, op_time=problem.op_time * ([1.0] + [3.0] * (problem.cluster.num_devices - 1)))
+    assert len(_benches(Problem(problem.graph, problem.cluster, halves))) == 1
 
 
 @pytest.mark.parametrize(

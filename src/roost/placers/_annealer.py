@@ -32,9 +32,14 @@ class Chain:
 
 
 class Annealer:
-    """Anneals placements of a problem's units, all under the order of one placement."""
+    """Anneals placements of a problem's units, all under the order of one placement.
 
-    def __init__(self, problem: Problem, units: Units, example: Placement, space: Space | None = None) -> None:
+    `alone`: one move at a time, mostly of what the step waits for, also where several can be simulated at once.
+    """
+
+    def __init__(
+        self, problem: Problem, units: Units, example: Placement, space: Space | None = None, alone: bool = False
+    ) -> None:
         self.problem, self.units, self.example = problem, units, example
         self.space = space or space_of(units)
         simulator = Simulator.of(problem)
@@ -45,7 +50,7 @@ class Annealer:
         self._is_parameter = np.array(graph.is_parameter)
         self._unit_of = units.unit[self.layout.op].astype(np.int32)  # [positions]
         self._shared = problem.cluster.has_shared_buses
-        self._fetches = self._may_fetch()
+        self._alone, self._look = alone or self._may_fetch(), alone
         self._room: Any = None
         self.measured = 0.0  # seconds a batch took lately: to end in time, and for nothing else
 
@@ -84,8 +89,9 @@ class Annealer:
         work.placed[:] = chain.placed
         memory, plan = self.problem.cluster.memory, (num_batches, hot, cold)
         kept = (chain.best, chain.figures, chain.state)
-        if self._fetches:
-            spent = walks.walk(self.layout, self.space, draft, work, memory, *kept, *plan)
+        if self._alone:
+            walk = (self.layout, self.space, draft, work, self._unit_of, memory)
+            spent = walks.walk(*walk, *kept, *plan, self._look)
         else:
             world = (self.number, self._is_parameter, self._unit_of, memory)
             spent = kernels.anneal(self.layout, lanes, self.space, draft, work, *world, *kept, *plan, not self._shared)
@@ -96,12 +102,12 @@ class Annealer:
     @property
     def batch(self) -> int:
         """The most simulations in a batch."""
-        return 1 if self._fetches else LANES
+        return 1 if self._alone else LANES
 
     @property
     def seconds_per_batch(self) -> float:
         """About what a batch takes, for planning."""
-        each = 80e-9 if self._fetches else 120e-9 if self._shared else 60e-9
+        each = 80e-9 if self._alone else 120e-9 if self._shared else 60e-9
         return each * self.problem.graph.num_ops + 2e-6
 
     def _new_room(self) -> tuple[Any, Draft, kernels.Work]:

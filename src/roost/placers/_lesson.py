@@ -19,6 +19,7 @@ from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.learners.rewards import penalised
 from roost.placers import Evaluate
+from roost.placers._downhill import go_downhill
 from roost.placers._fetching import fetched_once
 from roost.placers._groups import groups_of
 from roost.placers._orders import in_orders, listed_order, reordered
@@ -176,16 +177,22 @@ class Lesson:
         return Placement(device, order, priority, window if window.any() else 0, names, graph)
 
     def refine(self) -> None:
-        """Spend the rest of the budget on the order of the best placement, and on annealing it op by op."""
+        """Spend the rest of the budget on the order of the best placement, and on moving it op by op.
+
+        Where trials are few that is downhill, and annealing where downhill has come to its end.
+        """
         best = self.evaluate.best
         if best is None or self.evaluate.trials_left < _FEW:
             return
         device, window = np.asarray(best.placement.device), best.placement.prefetch_bytes
         others = [*in_orders(self.problem, device), *reordered(self.problem, device)]
         self.evaluate([Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others])
-        best = self.evaluate.best
-        assert best is not None
-        Population(self.problem, self.evaluate.named("annealing"), Heat(members=1), None).run([best.placement])
+        best = self.evaluate.best or best
+        if not isinf(self.evaluate.simulations_left):
+            go_downhill(self.problem, self.evaluate.named("descent"), best.placement)
+            best = self.evaluate.best or best
+        if self.evaluate.trials_left >= _FEW:
+            Population(self.problem, self.evaluate.named("annealing"), Heat(members=1), None).run([best.placement])
 
     def finish(self) -> Placement:
         """The best placement, after refining where there is something left for it."""

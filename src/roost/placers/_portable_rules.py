@@ -112,10 +112,10 @@ class Near(NamedTuple):
 
 
 class Bench:
-    """A problem on which rules are tried."""
+    """A problem on which rules are tried; they place its units, or larger ones where these are given."""
 
-    def __init__(self, problem: Problem) -> None:
-        self.problem, self.units = problem, Units.of(problem)
+    def __init__(self, problem: Problem, units: Units | None = None) -> None:
+        self.problem, self.units = problem, units or Units.of(problem)
         self._under: dict[tuple[int, bool], Prepared] = {}
 
     def under(self, order: int, eager: bool = False) -> Prepared:

@@ -28,6 +28,7 @@ from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
+from roost.placers._groups import groups_of, may_group
 from roost.placers._list_orders import ORDERS as LIST_ORDERS
 from roost.placers._lister_rolls import (
     NUM_SEEN,
@@ -43,7 +44,7 @@ from roost.placers._lister_rolls import (
     rolls_of,
 )
 from roost.placers._lister_view import Framed, Rolled
-from roost.placers._listing import SCALES
+from roost.placers._listing import SCALES, total_time
 from roost.placers._orders import best_order, reordered
 from roost.placers._population import Heat, Population
 from roost.placers._portable_rules import COLUMNS, Bench, Near, varied
@@ -58,6 +59,10 @@ _KEPT = 4  # of the best schedules of a round become trials, at most one of eigh
 # Of the samples: rules as they were learned, and rules drawn alike for every problem; the others are varied. Chosen on
 # members that were not learned on, and on those of other families (benchmarks/results/generalise_*.md).
 _LEARNED, _DRAWN, _DRAWN_SEED = 3 / 8, 1 / 8, 12345
+# Where accelerators differ in speed, fewer are as they were learned, and more are drawn: under every order, for whole
+# groups. There each graph needs a rule of its own, and orders and units that are good on like devices are not.
+_LEARNED_UNLIKE, _DRAWN_UNLIKE = 1 / 4, 3 / 8
+_UNLIKE = 1.5  # times as long for everything as another accelerator
 _SOON, _FAMILY, _PARENTS = 4, 32, 6  # rules varied at a time among the samples, and after; from how many of the best
 _NEAR, _HOLD = 0.5, (1.0, 30.0)  # share of these that keep near the best placement; how firmly, in ops of mean length
 
@@ -135,28 +140,45 @@ class Lister:
         """The schedules of learned and drawn rules, and then of rules that are varied from the best of them."""
         if self.samples < 1:
             return
-        bench, learned = Bench(problem), rules.astype(np.float64)
-        first, rest = self._split(learned)
-        rows, cost = first, self._round_of_rules(bench, first, None, evaluate)
+        benches = _benches(problem)
+        rows, kind, rest = self._split(rules.astype(np.float64), len(benches) > 1)
+        cost = self._tried(benches, rows, kind, False, evaluate)
         while len(rows) < self.samples + self.varied and evaluate.trials_left >= 1:
-            soon, near = self.samples - len(rows), None
-            if soon == 0 and len(rest):
-                new = rest
-            else:
+            soon = self.samples - len(rows)
+            is_varied = soon != 0 or not len(rest)
+            if is_varied:
                 count = min(_SOON, soon) if soon > 0 else min(_FAMILY, soon + self.varied)
-                parents = rows[np.argsort(cost, kind="stable")[:_PARENTS]]
-                new = varied(evaluate.rng, parents[evaluate.rng.integers(0, len(parents), count)], rows)
-                near = _near(bench, evaluate, count)
-            cost = np.concatenate([cost, self._round_of_rules(bench, new, near, evaluate)])
-            rows = np.concatenate([rows, new])
+                parents = np.argsort(cost, kind="stable")[:_PARENTS]
+                chosen = parents[evaluate.rng.integers(0, len(parents), count)]
+                new, of = varied(evaluate.rng, rows[chosen], rows), kind[chosen]
+            else:
+                new, of = rest, np.zeros(len(rest), np.int64)
+            cost = np.concatenate([cost, self._tried(benches, new, of, is_varied, evaluate)])
+            rows, kind = np.concatenate([rows, new]), np.concatenate([kind, of])
 
-    def _split(self, learned: Array) -> tuple[Array, Array]:  # [rules, columns]
-        """The rules to begin with, some of them drawn under the orders of the others; and those to try later."""
-        count = max(1, round(_LEARNED * self.samples))
+    def _split(self, learned: Array, unlike: bool = False) -> tuple[Array, Array, Array]:
+        """The rules to begin with [rules, columns], on which bench each is tried, and those to try later.
+
+        Some are drawn: under the orders of the others, or for unlike accelerators under all of them, for whole groups.
+        """
+        shares = (_LEARNED_UNLIKE, _DRAWN_UNLIKE) if unlike else (_LEARNED, _DRAWN)
+        count, more = max(1, round(shares[0] * self.samples)), round(shares[1] * self.samples)
         first, rest = learned[:count], learned[count:][: self.varied]
         orders = sorted(set(first[:, COLUMNS.index("order")].astype(int).tolist()))
-        other = drawn_rules(np.random.default_rng(_DRAWN_SEED), round(_DRAWN * self.samples), orders)
-        return np.concatenate([first, other]), rest
+        other = drawn_rules(np.random.default_rng(_DRAWN_SEED), more, range(len(LIST_ORDERS)) if unlike else orders)
+        if unlike:
+            other[:, COLUMNS.index("listed")] = 1.0
+        return np.concatenate([first, other]), np.repeat([0, int(unlike)], [len(first), more]), rest
+
+    def _tried(self, benches: list[Bench], rows: Array, kind: Array, near: bool, evaluate: Evaluate) -> Array:
+        """What rules cost [rules], each on its bench; `near` says whether some keep near the best placement."""
+        cost = np.full(len(rows), np.inf)
+        for number, bench in enumerate(benches):
+            mine = np.flatnonzero(kind == number)
+            if len(mine):
+                held = _near(bench, evaluate, len(mine)) if near else None
+                cost[mine] = self._round_of_rules(bench, rows[mine], held, evaluate)
+        return cost
 
     def _round_of_rules(self, bench: Bench, rows: Array, near: Near | None, evaluate: Evaluate) -> Array:
         """One round of rules, as many as there are trials for; what each costs, infinite where it was not tried."""
@@ -289,6 +311,16 @@ class Lister:
         }
         ways = {"ways": course.ways.astype(np.float32), "rules": course.rules.rules.astype(np.float32)}
         return {**course.tensors, **ways}, card
+
+
+def _benches(problem: Problem) -> list[Bench]:
+    """The problem for rules; where accelerators are unlike, a second time in whole groups (`_groups.py`)."""
+    bench = Bench(problem)
+    total = total_time(bench.units)[[device.kind != "cpu" for device in problem.cluster.devices]]
+    total = total[np.isfinite(total)]
+    if len(total) < 2 or total.max() <= _UNLIKE * total.min() or not may_group(problem):
+        return [bench]
+    return [bench, Bench(problem, groups_of(problem))]
 
 
 def _near(bench: Bench, evaluate: Evaluate, count: int) -> Near:

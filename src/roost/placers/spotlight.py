@@ -7,7 +7,7 @@ that proof is worth here is told after each update (`learners/ppo.py`).
 Differs in: the paper's network and figures were not recovered. `paper` takes those of `seq2seq`, ten samples a batch
 and ten steps on each. The default is what learned best here: no attention but the encoder's state of the group at hand,
 advantages standardised in each batch of 8, four steps, a higher rate, no bonus for entropy; like devices told apart by
-their first use, a prior for fast devices, and the end of the budget spent on annealing the best placement op by op.
+their first use, a prior for fast devices, and the end of the budget spent on refining the best placement op by op.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Spotlight:
     epochs: int = 4
     target_kl: float = 0.01
     entropy: float = 0.0
-    refine: float = 0.2  # share of the budget
+    refine: float = 0.3  # share of the budget
 
     def __post_init__(self) -> None:
         check_lesson(self)

@@ -1,4 +1,7 @@
-"""Simulated annealing one move at a time: for placements that fetch parameters, which lanes cannot simulate."""
+"""Simulated annealing one move at a time: for placements that fetch parameters, which lanes cannot simulate.
+
+And for few simulations: sixteen neighbours of one placement teach less than sixteen moves in a row.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import numpy as np
 
 from roost.placers.kernels.annealing import PENALTY, STEP, change_penalty, keep_best
 from roost.placers.kernels.chance import uniform
+from roost.placers.kernels.path import hot_units
 from roost.placers.kernels.proposals import even_odds, learn_odds, propose
 from roost.simulator.kernels.base import compiled
 from roost.simulator.kernels.batch import run_batch
 
 _OVER, _WITHIN = 32, 512  # moves beyond the memory, or within it, after which the penalty is changed
+_HOT_EVERY = 16  # moves between two looks at what the step waits for, where it is looked at
 
 
 @compiled
@@ -28,9 +33,13 @@ def _simulate(layout, work, capacity):
 
 @compiled
 def walk(
-    layout, space, draft, work, capacity, best_placed, figures, state, num_moves, hot_temperature, cold_temperature
-):
-    """Anneal `work.placed` for so many moves; as `anneal`, with every move simulated exactly."""
+    layout, space, draft, work, unit_of, capacity,
+    best_placed, figures, state, num_moves, hot_temperature, cold_temperature, look
+):  # fmt: skip
+    """Anneal `work.placed` for so many moves; as `anneal`, with every move simulated exactly.
+
+    `look` says whether what the step waits for is moved more often.
+    """
     placed, row = work.placed, work.row
     for unit in range(len(placed)):
         for member in range(space.unit_start[unit], space.unit_start[unit + 1]):
@@ -38,12 +47,17 @@ def walk(
     step, excess = _simulate(layout, work, capacity)
     cooling = (cold_temperature / hot_temperature) ** (1.0 / max(1, num_moves - 1))
     temperature = hot_temperature
-    run, none = 0, np.int64(0)
+    run, lane, num_hot, moved = 0, np.int64(0), np.int64(0), True
     even_odds(draft)
     for number_of_move in range(num_moves):
+        if look and moved and number_of_move % _HOT_EVERY == 0:
+            for position in range(len(layout.op)):
+                work.device[position] = row[0, layout.op[position]]
+            num_hot = np.int64(hot_units(layout, work.device, unit_of, work.hot, work.mark))
+            moved = False
         draft.start[0] = 0
         draft.unit_start[0] = 0
-        propose(space, draft, placed, work.hot, none, none, state)
+        propose(space, draft, placed, work.hot, num_hot, lane, state)
         for number in range(draft.start[1]):
             row[0, draft.op[number]] = draft.device[number]
         new_step, new_excess = _simulate(layout, work, capacity)
@@ -56,7 +70,7 @@ def walk(
         if number_of_move % 256 == 255:
             learn_odds(draft, 0.9)
         if worse <= 0.0 or uniform(state) < np.exp(-worse / max(temperature * step, 1e-300)):
-            step, excess = new_step, new_excess
+            step, excess, moved = new_step, new_excess, True
             for number in range(draft.unit_start[1]):
                 placed[draft.unit[number]] = draft.unit_device[number]
             keep_best(placed, best_placed, figures, step, excess)
