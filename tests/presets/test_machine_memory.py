@@ -1,9 +1,13 @@
 """Memory that is kept for the tensors to come."""
 
+import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from roost.presets import _machine
 
 # Three at a time of up to 48 MB, again and again: how many pages were new.
 PROGRAM = """
@@ -32,3 +36,21 @@ def test_memory_that_was_given_back_is_used_again():
         new[how] = int(run.stdout)
     assert new["plain"] > 10_000  # or there is nothing to keep
     assert 3 * new["kept"] < new["plain"]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "kept"),
+    [(2**30, {-3: 2**30, -1: 2**31 - 1, -2: 2**26}), (2**25, {-3: 2**25, -1: 2**31 - 1, -2: 2**26}), (0, {})],
+)
+def test_a_library_that_refuses_large_blocks_is_asked_for_less_or_left_alone(monkeypatch, allowed, kept):
+    found = {}
+
+    def mallopt(setting, value):
+        if setting == -3 and value > allowed:
+            return 0
+        found[setting] = value
+        return 1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    _machine.keep_memory()
+    assert found == kept

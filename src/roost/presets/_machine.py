@@ -135,8 +135,11 @@ def keep_memory() -> None:
     """
     with suppress(OSError, AttributeError):  # another library has other ways
         library = ctypes.CDLL("libc.so.6")
-        for setting, value in ((_MMAP_THRESHOLD, 2**30), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 64 * 2**20)):
-            library.mallopt(setting, value)
+        # Older versions refuse more than 32 MiB. The other settings alone would make it worse: with any of them set,
+        # what counts as large starts at 128 KiB, and no longer grows with what is given back.
+        if any(library.mallopt(_MMAP_THRESHOLD, most) for most in (2**30, 2**25)):
+            library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+            library.mallopt(_TOP_PAD, 64 * 2**20)
 
 
 class OwnThread:
