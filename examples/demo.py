@@ -1,6 +1,6 @@
 """One training step of Inception-V3 on a CPU and four K80s: every placer, the best placement, and why it is the best.
 
-`make demo` runs this. It prints the comparison and writes to out/: the placement, the result of the search, its
+`make demo` runs this. It prints the comparison and writes to out/demo/: the placement, the result of the search, its
 timeline, and a trace of it for ui.perfetto.dev.
 """
 
@@ -46,7 +46,7 @@ def main(seconds: float, out: Path) -> None:
     best = replace(min(results.values(), key=longest_last), bound=bound)
     timeline = roost.simulate(problem, best.best.placement, full=True)
     console.print(explanation(problem, results, best, timeline, bound))
-    out.mkdir(exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     best.best.placement.save(out / "placement.json")
     best.save(out / "result.json")
     timeline.save(out / "timeline.json.gz")
@@ -126,6 +126,6 @@ def explanation(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seconds", type=float, default=3.0, help="for each placer")
-    parser.add_argument("--out", type=Path, default=ROOT / "out", help="where to write")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "demo", help="where to write")
     arguments = parser.parse_args()
     main(arguments.seconds, arguments.out)

@@ -285,7 +285,7 @@ BAD_CLUSTERS = {
     "sends faster than fetches": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
         '[[links]]\nbetween=["a","b"]\nbandwidth=1\nsend_bandwidth=2',
-        "send_bandwidth of link 'a' to 'b' is above its bandwidth",
+        "send_bandwidth of link 'a' to 'b', 2 B/s, is above its bandwidth, 1 B/s",
     ),
     "sends that take nothing": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'

@@ -87,9 +87,8 @@ class Link:
         _check_seconds(1.0 / self.bandwidth, f"a byte over {where}")
         _check(self.send_bandwidth, f"send_bandwidth of {where}")
         if self.send_bandwidth > self.bandwidth:
-            raise InputError(
-                f"send_bandwidth of {where} is above its bandwidth; give the higher of the two as bandwidth"
-            )
+            rates = f"{self.send_bandwidth:g} B/s, is above its bandwidth, {self.bandwidth:g} B/s"
+            raise InputError(f"send_bandwidth of {where}, {rates}; give the higher of them as bandwidth")
         if self.send_bandwidth:
             _check_seconds(1.0 / self.send_bandwidth, f"a byte sent over {where}")
 

@@ -24,7 +24,7 @@ launch_overhead: measured here, what the host takes for a tiny op
 """
 _LINK_FIGURES = """
 bandwidth: measured here, many MiB {way}
-send_bandwidth: measured here, 1, 4 and 16 MiB that were just made, with what the host does for it; 0 is no less
+send_bandwidth: {sends}
 latency: measured here, 4 KiB {way}, from the call to the arrival
 bus: assumed, each direction is separate
 """
@@ -133,7 +133,8 @@ def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) ->
 
 
 def _link(source: str, target: str, bandwidth: float, latency: float, way: str, send_bandwidth: float) -> Link:
-    figures = _LINK_FIGURES.format(way=way)
+    sends = "measured here, 1, 4 and 16 MiB that were just made, with what the host does for it"
+    figures = _LINK_FIGURES.format(way=way, sends=sends if send_bandwidth else "assumed, no less than bandwidth")
     both = source == target
     return Link(source, target, bandwidth, latency, both_ways=both, figures_from=figures, send_bandwidth=send_bandwidth)
 

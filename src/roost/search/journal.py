@@ -370,7 +370,8 @@ def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
             told = f"this search has {now!r}, the file {was!r}"
             if name == "settings":
                 told = f"this search has other ones, the file {_other(was, now)}"
-            raise InputError(f"{path}: {name}: {told}; begin a new file")
+            of = f"it holds a search of {found.graph!r} on {found.cluster!r}"
+            raise InputError(f"{path}: {name}: {told}; {of}: begin a new file, in another folder, or remove it")
 
 
 @cache
