@@ -390,7 +390,7 @@ def plot(path: Path) -> None:
 
     found = rows()
     best = _best(found)
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True)
+    figure, panels = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
     lines: dict[str, Any] = {}
     for panel, by, points in zip(panels, ("curve", "by_cpu"), (CHECKPOINTS, CPU_POINTS), strict=True):
         for name, values in _all_curves(found, best, by, points).items():
@@ -406,7 +406,7 @@ def plot(path: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("step time over the best seen")
     figure.legend(lines.values(), lines.keys(), loc="lower center", ncol=5, fontsize=8)
-    figure.tight_layout(rect=(0, 0.12, 1, 1))
+    figure.tight_layout(rect=(0, 0.2, 1, 1))
     figure.savefig(path, metadata={"Date": None})
 
 
