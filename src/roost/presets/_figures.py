@@ -89,7 +89,7 @@ def gpu_to_host(number: int, threads: int, cores: set[int] | None = None) -> dic
 def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> dict[str, float]:
     """A way between the host and a GPU; its latency is that of a small tensor which the next op waits for.
 
-    One thread has both devices: nobody has to be woken.
+    Where one thread has both devices nobody has to be woken; where two have them, that is not counted.
     """
     host = torch.zeros(_LARGE, dtype=torch.uint8, pin_memory=True)
     there = torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))

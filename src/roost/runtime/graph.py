@@ -62,7 +62,8 @@ class GraphRuntime(Transfers):
         is kept from step to step. `watch` sees the output of every op (see `Code`); not with `graphs`. `states` and
         `num_steps` are those of a run that this one goes on from, with its residents: it then does what that would have
         done. With `record` ops are timed, for `timeline`, which takes some time itself; not with `graphs`. Whether one
-        thread has the GPUs and the CPU beside them is up to what the simulator says of its time, or to `one_thread`.
+        thread has the GPUs and the CPU beside them (one CPU, not several) is up to what the simulator says of its time,
+        or to `one_thread`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:

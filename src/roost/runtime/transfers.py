@@ -27,7 +27,7 @@ class Transfers:
 
     def __init__(self, device_names: Sequence[str], places: Sequence[Place]) -> None:
         self.device_names, self.places = device_names, places
-        self.hosts = hosts(places)  # [hosts] the devices of each
+        self.hosts: list[list[int]]  # the devices of each thread, once that has been decided
         self.homes: Homes  # of residents, once they have been settled
         self._boxes: dict[tuple[str, int, int], Box] = {}
         self._reads: dict[int, Reads] = {}
