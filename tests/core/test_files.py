@@ -292,6 +292,11 @@ BAD_CLUSTERS = {
         '[[links]]\nbetween=["a","b"]\nbandwidth=1\nsend_bandwidth=-1',
         r"links\[0\].send_bandwidth: -1",
     ),
+    "sends sooner than fetches": (
+        '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
+        '[[links]]\nbetween=["a","b"]\nbandwidth=1\nlatency=2\nsend_latency=1',
+        "send_latency of link 'a' to 'b', 1 s, is below its latency, 2 s",
+    ),
     "one end": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a"]\nbandwidth=1',
         r"links\[0\]: give between",

@@ -113,7 +113,7 @@ def test_other_hardware_is_measured_anew(given, monkeypatch):
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "memory_bandwidth": -1.0}}, "links": []},
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "launch_overhead": "fast"}}, "links": []},
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "peak": {}}}, "links": []},
-        {**FIGURES, "links": [["cpu", "cuda:7", 1.0, 1.0, "", 0.0]]},
+        {**FIGURES, "links": [["cpu", "cuda:7", 1.0, 1.0, "", 0.0, 0.0]]},
         {**FIGURES, "links": [3]},
     ],
 )

@@ -34,6 +34,7 @@ NEEDED = {
     "order_rank_allowed",
     "parameters_only",
     "placement_counts_its_own_devices",
+    "sends_later_than_fetches",
     "sends_slower_than_fetches",
     "shared_bus",
     "shared_bus_ties",

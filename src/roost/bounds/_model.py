@@ -63,7 +63,8 @@ class Model:
         size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
         fetched = self.graph.is_parameter[tensor] and not home
         per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte
-        return float(cluster.latency[source, target] + size * per_byte[source, target])
+        latency = cluster.latency if fetched else cluster.sent_latency
+        return float(latency[source, target] + size * per_byte[source, target])
 
     def _places(self) -> None:
         unit = self.relaxed.unit

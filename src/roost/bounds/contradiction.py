@@ -68,7 +68,7 @@ def _together(relaxed: Relaxed, ends: Ends, limit: float) -> tuple[Array, Array]
     for d in range(cluster.num_devices):
         for e in range(cluster.num_devices):
             if d != e:
-                takes = cluster.latency[d, e] + size * cluster.sent_seconds_per_byte[d, e]
+                takes = cluster.sent_latency[d, e] + size * cluster.sent_seconds_per_byte[d, e]
                 best = np.minimum(best, done[:, d] + takes + left[:, e])
     forced = best >= limit
     return source[forced], target[forced]

@@ -32,7 +32,7 @@ class Ends:
         _walk(relaxed, graph.edge_target, graph.input_op, False, cluster.latency, cluster.seconds_per_byte, head)
         follows = ~graph.is_parameter[graph.input_op]  # what reads a parameter does not come after it
         source, target = graph.input_op[follows], graph.edge_target[follows]
-        _walk(relaxed, source, target, True, cluster.latency.T, cluster.sent_seconds_per_byte.T, tail)
+        _walk(relaxed, source, target, True, cluster.sent_latency.T, cluster.sent_seconds_per_byte.T, tail)
         return Ends(head, tail)
 
 
@@ -69,7 +69,8 @@ def _ways_home(relaxed: Relaxed) -> Array:  # [ops, devices] seconds
         parameter, op = source[edge], target[edge]
         if homes[parameter].all():
             continue
-        takes = cluster.latency + graph.output_bytes[parameter] * cluster.sent_seconds_per_byte  # 0 on the diagonal
+        # 0 on the diagonal.
+        takes = cluster.sent_latency + graph.output_bytes[parameter] * cluster.sent_seconds_per_byte
         nearest = np.where(homes[parameter], takes, np.inf).min(axis=1)
         found[op] = np.maximum(found[op], np.where(homes[op], nearest, 0.0))
     return found

@@ -126,12 +126,14 @@ def _links(links: Sequence[Link]) -> RenderableType:
     from roost.core.units import show_count, show_seconds
 
     gaps, sends = any(link.gap for link in links), any(link.send_bandwidth for link in links)
-    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["gap"] * gaps]
+    late = any(link.send_latency for link in links)
+    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["of sends"] * late, *["gap"] * gaps]
     rows = _console.table(["link", *numbers, "bus"], numbers)
     for link in links:
         gap = [show_seconds(link.gap)] * gaps
         send = [show_count(link.send_bandwidth or link.bandwidth, "B/s")] * sends
-        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, show_seconds(link.latency), *gap, link.bus)
+        wait = [show_seconds(link.latency), *[show_seconds(link.send_latency or link.latency)] * late]
+        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, *wait, *gap, link.bus)
     return rows
 
 

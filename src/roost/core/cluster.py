@@ -74,6 +74,9 @@ class Link:
     # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home), where that is less than
     # what residents are fetched with: it may have to be copied on the way, or be in many caches still. 0: no less.
     send_bandwidth: float = 0.0
+    # Seconds before the first byte of such a tensor, where that is more than the latency: the other side may have to
+    # wait for it, and wake up. 0: no more.
+    send_latency: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -91,6 +94,11 @@ class Link:
             raise InputError(f"send_bandwidth of {where}, {rates}; give the higher of them as bandwidth")
         if self.send_bandwidth:
             _check_seconds(1.0 / self.send_bandwidth, f"a byte sent over {where}")
+        _check(self.send_latency, f"send_latency of {where}")
+        if 0.0 < self.send_latency < self.latency:
+            both = f"{self.send_latency:g} s, is below its latency, {self.latency:g} s"
+            raise InputError(f"send_latency of {where}, {both}; give the lower of them as latency")
+        _check_seconds(self.send_latency, f"send_latency of {where}")
 
     def joins(self, source: str, target: str) -> bool:
         forward = _matches(source, self.source) and _matches(target, self.target)
@@ -177,6 +185,10 @@ class Cluster:
     @cached_property
     def latency(self) -> Array:  # [devices, devices] seconds
         return self._matrix("latency")
+
+    @cached_property
+    def sent_latency(self) -> Array:  # [devices, devices] seconds, of what an op has just made
+        return _fixed(np.maximum(self.latency, self._matrix("send_latency")))
 
     @cached_property
     def seconds_per_byte(self) -> Array:  # [devices, devices] 0 on the diagonal

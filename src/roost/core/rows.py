@@ -82,6 +82,7 @@ class LinkBlock(File):
     target: str = ""
     latency: Quantity = 0.0
     send_bandwidth: Quantity = 0.0
+    send_latency: Quantity = 0.0
     bus: str = "{source}->{target}"
     gap: Quantity = 0.0
     figures_from: str = ""
@@ -308,6 +309,7 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
             latency=link.latency,
             bandwidth=link.bandwidth,
             send_bandwidth=link.send_bandwidth,
+            send_latency=link.send_latency,
             bus=link.bus,
             gap=link.gap,
             figures_from=link.figures_from,
@@ -375,6 +377,7 @@ def _link(block: LinkBlock, where: str) -> Link:
         gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
         figures_from=block.figures_from,
         send_bandwidth=_quantity(block.send_bandwidth, units.RATE, f"{where}.send_bandwidth"),
+        send_latency=_quantity(block.send_latency, units.SECONDS, f"{where}.send_latency"),
     )
 
 

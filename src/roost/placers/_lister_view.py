@@ -123,6 +123,7 @@ def twins(problem: Problem, layout: Layout) -> Array:  # [devices]
                 and (problem.allowed[:, d] == problem.allowed[:, e]).all()
                 and (cluster.latency[changed] == cluster.latency).all()
                 and (cluster.seconds_per_byte[changed] == cluster.seconds_per_byte).all()
+                and (cluster.sent_latency[changed] == cluster.sent_latency).all()
                 and (cluster.sent_seconds_per_byte[changed] == cluster.sent_seconds_per_byte).all()
                 and len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
                 and all(layout.bus_gap[a] == layout.bus_gap[b] for a, b in pairs)

@@ -17,6 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 _SECONDS = 0.1  # for each figure
 _LARGEST = 8192  # rows of a matrix
 _SMALL, _LARGE = 4096, 128 * 2**20  # bytes of the transfers that give latency and bandwidth
+_AROUND, _BUSY, _PASSES = 4 * 2**20, 2**30, 6  # bytes of an op of the CPU and of one of a GPU, and how many of these
 _SENT, _SENDS = (2**20, 4 * 2**20, 16 * 2**20), 15  # bytes of what ops make, and how often each is sent
 # New memory costs more than the copying where there is much of it: as large as what models send.
 _ACTIVATION = 16 * 2**20
@@ -108,9 +109,61 @@ def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> d
         found = _copies(source, target, lambda: torch.cuda.synchronize(number))
         found |= {"latency": host_time([cross], _SECONDS)}
     with _machine.OwnThread(threads, cores) as thread:
+        waits = thread(lambda: _wait(there.device, up))
         takes = thread(lambda: [_send(there.device, up, size) - found["latency"] for size in _SENT])
     rates = [size / max(seconds, 1e-9) for size, seconds in zip(_SENT, takes, strict=True)]
-    return found | {"send_bandwidth": min(found["bandwidth"], math.prod(rates) ** (1 / len(rates)))}
+    sends = min(found["bandwidth"], math.prod(rates) ** (1 / len(rates)))
+    return found | {"send_bandwidth": sends, "send_latency": max(found["latency"], waits)}
+
+
+def _wait(gpu: torch.device, up: bool) -> float:
+    """Seconds that a small tensor which the other side waits for adds to the ops before and after it.
+
+    While a GPU computes the threads of a CPU fall asleep, and wake up for the next op; a GPU that waited for the CPU
+    has nothing left to do, and what comes next has to be launched first.
+    """
+    around = torch.ones(_AROUND // 4)
+    size = min(_BUSY, _machine.gpu_memory(gpu.index) // 8)
+    made, busy = torch.empty_like(around), torch.ones(size // 4, device=gpu)
+    tiny = torch.ones(_SMALL // 4, device=gpu)
+    at_home = torch.ones(_SMALL // 4)
+
+    def on_cpu() -> None:
+        torch.add(around, 1, out=made)
+
+    def on_gpu() -> None:
+        for _ in range(_PASSES):
+            busy.mul_(1.0)
+
+    def down() -> None:
+        locked = torch.empty_like(tiny, device="cpu", pin_memory=True)
+        locked.copy_(tiny, non_blocking=True)
+        torch.cuda.current_stream(gpu).synchronize()
+
+    def over() -> None:
+        locked = torch.empty_like(at_home, pin_memory=True)
+        locked.copy_(at_home)
+        tiny.add_(locked.to(gpu, non_blocking=True))
+
+    def median(*calls: Callable[[], None]) -> float:
+        times = []
+        for _ in range(_SENDS):
+            on_cpu()
+            torch.cuda.synchronize(gpu)
+            on_gpu()  # long enough for threads to fall asleep
+            torch.cuda.synchronize(gpu)
+            on_cpu()  # and awake again
+            began = time.perf_counter()
+            for call in calls:
+                call()
+            torch.cuda.synchronize(gpu)
+            times.append(time.perf_counter() - began)
+        return sorted(times)[_SENDS // 2]
+
+    alone = median(on_cpu)
+    if up:
+        return median(on_cpu, over) - alone
+    return median(on_gpu, down, on_cpu) - median(on_gpu) - alone
 
 
 def _send(gpu: torch.device, up: bool, size: int) -> float:

@@ -40,6 +40,7 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
             bandwidth=link.bandwidth * bandwidth,
             send_bandwidth=link.send_bandwidth * bandwidth,
             latency=link.latency * latency,
+            send_latency=link.send_latency * latency,
         )
         for link in cluster.links
     ]

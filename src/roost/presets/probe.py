@@ -14,7 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 5  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 6  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
@@ -25,6 +25,7 @@ launch_overhead: measured here, what the host takes for a tiny op
 _LINK_FIGURES = """
 bandwidth: measured here, many MiB {way}
 send_bandwidth: {sends}
+send_latency: {waits}
 latency: measured here, 4 KiB {way}, from the call to the arrival
 bus: assumed, each direction is separate
 """
@@ -58,7 +59,7 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
 
 
 def measured(virtual: int) -> dict[str, Any]:
-    """Figures of each device, and [source, target, bandwidth, latency, way, send_bandwidth] of each link."""
+    """Figures of each device, and those of each link in the order of `_row`."""
     from roost.presets import _figures
 
     if virtual:
@@ -69,7 +70,7 @@ def measured(virtual: int) -> dict[str, Any]:
         link = _figures.between_threads() if virtual > 1 else None
         return {
             "devices": {f"cpu:{number}": found[len(share)] for number, share in enumerate(cores)},
-            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread", 0.0]] if link else [],
+            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread", 0.0, 0.0]] if link else [],
         }
     import torch
 
@@ -93,7 +94,8 @@ def measured(virtual: int) -> dict[str, Any]:
 
 
 def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
-    return [source, target, found["bandwidth"], found["latency"], way, found.get("send_bandwidth", 0.0)]
+    sends = found.get("send_bandwidth", 0.0), found.get("send_latency", 0.0)
+    return [source, target, found["bandwidth"], found["latency"], way, *sends]
 
 
 def _names(virtual: int) -> list[str]:
@@ -132,11 +134,18 @@ def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) ->
     )
 
 
-def _link(source: str, target: str, bandwidth: float, latency: float, way: str, send_bandwidth: float) -> Link:
+def _link(
+    source: str, target: str, bandwidth: float, latency: float, way: str, send_bandwidth: float, send_latency: float
+) -> Link:
     sends = "measured here, 1, 4 and 16 MiB that were just made, with what the host does for it"
-    figures = _LINK_FIGURES.format(way=way, sends=sends if send_bandwidth else "assumed, no less than bandwidth")
-    both = source == target
-    return Link(source, target, bandwidth, latency, both_ways=both, figures_from=figures, send_bandwidth=send_bandwidth)
+    waits = "measured here, what it adds to an op on either side that the other side goes on after it"
+    figures = _LINK_FIGURES.format(
+        way=way,
+        sends=sends if send_bandwidth else "assumed, no less than bandwidth",
+        waits=waits if send_latency else "assumed, no more than latency",
+    )
+    made = {"send_bandwidth": send_bandwidth, "send_latency": send_latency}
+    return Link(source, target, bandwidth, latency, both_ways=source == target, figures_from=figures, **made)
 
 
 def _description(key: Mapping[str, Any]) -> str:
@@ -155,7 +164,7 @@ def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
                 devices[name]["memory_bandwidth"], devices[name]["launch_overhead"], *devices[name]["peak"].values()
             )
         ]  # fmt: skip
-        numbers += [number for _, _, bandwidth, latency, _, _ in figures["links"] for number in (bandwidth, latency)]
+        numbers += [number for _, _, bandwidth, latency, *_ in figures["links"] for number in (bandwidth, latency)]
         if not all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers):
             return False
         made = tuple(_device(name, devices[name], 1, False) for name in names)

@@ -344,6 +344,7 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
         parameter_op=parameters.astype(np.uint32),
         parameter_bytes=graph.output_bytes[parameters],
         latency=cluster.latency.ravel(),
+        sent_latency=cluster.sent_latency.ravel(),
         seconds_per_byte=cluster.seconds_per_byte.ravel(),
         sent_seconds_per_byte=cluster.sent_seconds_per_byte.ravel(),
         bus=cluster.bus.ravel().astype(np.uint32),

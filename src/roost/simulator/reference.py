@@ -5,7 +5,8 @@
 2. A tensor needed on another device is sent there once, when it is produced. A bus carries one transfer at a time, in
    the order of issue, and rests for its gap after each. Transfers overlap compute. With broadcast one transfer, as
    long as to the farthest device, serves every device. What an op has made, new values of parameters among it, goes
-   with the `send_bandwidth` of its link where that has one; parameters are fetched with its `bandwidth`.
+   with the `send_latency` and `send_bandwidth` of its link where that has them; parameters are fetched with its
+   `latency` and `bandwidth`.
 3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
    `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
    copy used longest ago, counted in dispatch order, makes room, once the ops that used it have finished; a copy still
@@ -90,7 +91,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
     output_bytes, op_time = graph.output_bytes.tolist(), problem.op_time.tolist()
     latency, seconds_per_byte = cluster.latency.tolist(), cluster.seconds_per_byte.tolist()
-    sent_seconds_per_byte = cluster.sent_seconds_per_byte.tolist()
+    sent_latency, sent_seconds_per_byte = cluster.sent_latency.tolist(), cluster.sent_seconds_per_byte.tolist()
     bus, bus_gap, device_gap = cluster.bus.tolist(), cluster.bus_gap.tolist(), cluster.device_gap.tolist()
 
     order = dispatch_order(problem, placement).tolist()
@@ -145,7 +146,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         begins = max(now, bus_free[line])
         size = output_bytes[tensor]
         per_byte = (seconds_per_byte if kind == FETCH else sent_seconds_per_byte)[source]
-        takes = max(latency[source][target] + size * per_byte[target] for target in targets)
+        before = (latency if kind == FETCH else sent_latency)[source]
+        takes = max(before[target] + size * per_byte[target] for target in targets)
         bus_free[line] = begins + takes + bus_gap[line]
         transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)
         return float(begins + takes)

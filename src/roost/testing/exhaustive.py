@@ -156,5 +156,6 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
     times[graph.is_parameter] = 0.0
     if rng.random() < 0.4:
         links = [replace(link, send_bandwidth=link.bandwidth / (1.0 + figure(8))) for link in links]
+        links = [replace(link, send_latency=link.latency + figure(4)) for link in links]
         cluster = replace(cluster, links=tuple(links))
     return Problem(graph, cluster, times)  # type: ignore[arg-type]

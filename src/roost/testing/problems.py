@@ -151,5 +151,6 @@ def _nasty_cluster(rng: np.random.Generator, num_devices: int, whole: bool) -> C
             links.append(Link(source, target, 1.0 + figure(9), figure(2), both_ways=both, bus=bus))
     if rng.random() < 0.3:
         links = [replace(link, send_bandwidth=link.bandwidth / (1.0 + figure(4))) for link in links]
+        links = [replace(link, send_latency=link.latency + figure(2)) for link in links]
     copies = bool(rng.random() < 0.8)
     return Cluster("nasty", devices, tuple(links), broadcast=broadcast, copies_in_memory=copies)

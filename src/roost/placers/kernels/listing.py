@@ -142,7 +142,7 @@ def book(layout, desk, op, d):
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
             bus = np.uintp(layout.bus[pair])
-            takes = layout.latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            takes = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
             begin = begin_on(desk, bus, desk.finish[source], takes)
             arrival = begin + takes
             if begin < bus_free[bus]:
@@ -172,7 +172,7 @@ def look(layout, listing, desk, op):
     """
     num_devices = np.uintp(layout.num_devices)
     ready, inbound, absent, outgoing, arrives = desk.ready, desk.inbound, desk.absent, desk.outgoing, desk.arrives
-    latency, seconds_per_byte = layout.latency, layout.sent_seconds_per_byte
+    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     for d in range(num_devices):
         ready[d] = 0.0
         inbound[d] = 0.0

@@ -15,7 +15,7 @@ def hot_units(layout, device, unit_of, hot, mark):
     """
     num_ops, num_devices = len(device), np.uintp(layout.num_devices)
     time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
-    latency, seconds_per_byte, bus_of = layout.latency, layout.sent_seconds_per_byte, layout.bus
+    latency, seconds_per_byte, bus_of = layout.sent_latency, layout.sent_seconds_per_byte, layout.bus
     ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
     arrives = np.zeros(64)
     after = np.full(num_ops, -1, np.int32)  # the op whose output came last

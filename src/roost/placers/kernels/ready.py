@@ -74,7 +74,7 @@ def ready_on(layout, desk, op, d):
         arrival = desk.arrives[source * num_devices + d]
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
-            takes = layout.latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            takes = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
             arrival = desk.finish[source] + takes
         ready = max(ready, arrival)
     return ready
@@ -195,7 +195,7 @@ def stay_awake(layout, listing, desk, queues, favourite, op, d):
         if other != d:
             pair = d * num_devices + other
             nearest = min(
-                nearest, layout.latency[pair] + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
+                nearest, layout.sent_latency[pair] + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
             )
     if nearest < np.inf:
         queues.awake[d], queues.awaited[d] = desk.finish[op] + nearest, child

@@ -45,6 +45,7 @@ class Layout(NamedTuple):
     parameter_op: Array  # [parameters] u4 index in the graph
     parameter_bytes: Array  # [parameters] i8
     latency: Array  # [devices * devices] f8 seconds
+    sent_latency: Array  # [devices * devices] f8 seconds of what ops have made
     seconds_per_byte: Array  # [devices * devices] f8 of residents that are fetched
     sent_seconds_per_byte: Array  # [devices * devices] f8 of what ops have made
     bus: Array  # [devices * devices] u4
@@ -169,7 +170,7 @@ def note(moves, number, tensor, source, target, kind, start, finish):
 @compiled
 def send(layout, op, here, remote, end, bus_free, arrives, moves, number, record):
     """Send the output of an op, finished at `end`, to the devices whose bit is set; write when it arrives there."""
-    latency, seconds_per_byte = layout.latency, layout.sent_seconds_per_byte
+    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     nbytes = np.float64(layout.output[op])
     pair = here * np.uintp(layout.num_devices)
     slowest = 0.0

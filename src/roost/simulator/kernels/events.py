@@ -24,8 +24,8 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     # Taken out of their tuples once: inside a loop Numba would count references each time.
     next_start, next_op, sizes, time = layout.next_start, layout.next, layout.parameter_bytes, layout.time
     bus, bus_gap, device_gap, is_update = layout.bus, layout.bus_gap, layout.device_gap, layout.is_update
-    latency, seconds_per_byte, sent_seconds_per_byte = (
-        layout.latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
+    latency, sent_latency, seconds_per_byte, sent_seconds_per_byte = (
+        layout.latency, layout.sent_latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
     )  # fmt: skip
     use_start, use = layout.use_start, layout.use
     first_user, next_user, user_op, copy_of = fetches.first_user, fetches.next_user, fetches.user_op, fetches.copy_of
@@ -108,7 +108,7 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         pair = here * num_devices + there
                         line = bus[pair]
                         begin = now if now > bus_free[line] else bus_free[line]
-                        takes = latency[pair] + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
+                        takes = sent_latency[pair] + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
                         bus_free[line] = begin + takes + bus_gap[line]
                         step_time = begin + takes if begin + takes > step_time else step_time
                         if record:

@@ -280,7 +280,7 @@ def _hide(shift, odd, num_devices, amount):
 def _send(layout, lanes, op, here, remote):
     """Send the output of an op from its place in the base to the devices whose bit is set, in every lane."""
     arrives, bus_free = lanes.arrives, lanes.bus_free
-    latency, seconds_per_byte = layout.latency, layout.sent_seconds_per_byte
+    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     bus_of, bus_gap = layout.bus, layout.bus_gap
     broadcast = layout.broadcast
     num_devices = np.uintp(layout.num_devices)
@@ -346,7 +346,7 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
     slot_of, moved = lanes.slot, lanes.device
     next_start, next_op, output, workspace = layout.next_start, layout.next, layout.output, layout.workspace
     time, device_gap, bus, bus_gap = layout.time, layout.device_gap, layout.bus, layout.bus_gap
-    latency, seconds_per_byte = layout.latency, layout.sent_seconds_per_byte
+    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     broadcast, copies_count = layout.broadcast, layout.copies_in_memory
     num_devices = np.uintp(layout.num_devices)
     first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
