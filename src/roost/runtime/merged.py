@@ -3,7 +3,7 @@
 A thread that tells a GPU what to do and a thread that computes on the CPU share one interpreter: whoever needs its lock
 waits for the other. One thread for both has nobody to wait for. What it loses is that nothing is launched while an op
 runs on the CPU; so before such an op the devices that are told ahead of time are told all that they will begin before
-it ends, as the simulator has it. And where the CPU is busy nearly all the time, it has no time left for the GPU.
+it ends, as the simulator has it. And where the CPU is busy much of the time, it has too little left for the GPU.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from roost.runtime._lines import Key, Line
 # Seconds of Python, with what it calls, as seen beside an H200: to launch an op, to have a tensor cross (what the host
 # does on both sides), to send a new value home.
 _LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
+# Share of a step, as simulated, that one thread may be busy. A step of GPT-2 with Adam that it was to be busy for 0.97 of
+# took 1.42 of what was simulated, and one with a thread each 1.23: what takes longer than expected then delays all.
+_BUSY = 0.6
 
 
 def has_time(timeline: Timeline, told_ahead: Collection[int]) -> bool:
-    """Whether one thread can do all that hosts do within a step as it was simulated, in full."""
+    """Whether one thread can do all that hosts do within a step as it was simulated, and have time to spare."""
     assert timeline.device is not None
     assert timeline.transfers is not None
     ahead = np.isin(np.arange(len(timeline.device_names)), list(told_ahead))
     homes = int((timeline.transfers.kind == HOME).sum())
     takes = float(timeline.busy[~ahead].sum()) + _LAUNCH * int(ahead[timeline.device].sum())
     takes += _CROSSING * (len(timeline.transfers) - homes) + _HOME * homes
-    return takes <= timeline.step_time
+    return takes <= _BUSY * timeline.step_time
 
 
 def merged(
