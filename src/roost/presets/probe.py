@@ -144,8 +144,16 @@ def _link(
         sends=sends if send_bandwidth else "assumed, no less than bandwidth",
         waits=waits if send_latency else "assumed, no more than latency",
     )
-    made = {"send_bandwidth": send_bandwidth, "send_latency": send_latency}
-    return Link(source, target, bandwidth, latency, both_ways=source == target, figures_from=figures, **made)
+    return Link(
+        source,
+        target,
+        bandwidth,
+        latency,
+        both_ways=source == target,
+        figures_from=figures,
+        send_bandwidth=send_bandwidth,
+        send_latency=send_latency,
+    )
 
 
 def _description(key: Mapping[str, Any]) -> str:

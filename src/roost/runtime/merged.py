@@ -21,7 +21,7 @@ from roost.runtime._lines import Key, Line
 # Seconds of Python, with what it calls, as seen beside an H200: to launch an op, to have a tensor cross (what the host
 # does on both sides), to send a new value home.
 _LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
-# Share of a step, as simulated, that one thread may be busy. A training step of GPT-2 for 0.97 of which it was to be busy
+# Share of a step, as simulated, that one thread may be busy. A step of GPT-2 for 0.97 of which it was to be busy
 # took 1.42 of what was simulated, another with a thread each 1.23: what takes longer than expected delays all.
 _BUSY = 0.6
 
