@@ -59,6 +59,10 @@ def rows_file() -> Path:
     return Path(os.environ.get("ROWS", RESULTS / f"train_offload_{machine()}_202611.jsonl"))
 
 
+def measured_on() -> str:
+    return rows_file().stem.removeprefix("train_offload_").rpartition("_")[0]
+
+
 def rows() -> list[dict[str, Any]]:
     path = rows_file()
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
@@ -273,7 +277,7 @@ def run(given: argparse.Namespace) -> None:
 def page() -> str:
     lines = [
         "# Training that does not fit\n",
-        f"Machine: {machine()}. GPT-2 shape, Adam in fp32; `python benchmarks/gpu/train_offload.py run` with the "
+        f"Machine: {measured_on()}. GPT-2 shape, Adam in fp32; `python benchmarks/gpu/train_offload.py run` with the "
         "settings of the table, then `page`. `eager` is PyTorch, `unplaced` the captured step, both all on one device; "
         "`placed` is what `roost.solve` found under the cap. The loss is compared step by step with that of `eager`.\n",
     ]
