@@ -242,7 +242,7 @@ def page() -> str:
         "1.058 (of batches of 32). Rows of `spotlight` that name batches of 32 or annealing "
         "are of before. `descent` and `annealing` still simulate sixteen neighbours for "
         "a move; one at a time they might gain at 5,000 trials as well, which was not tried. From the best heuristic "
-        "it is 1.026, after 1.039 with batches of 32 and annealing.\n",
+        "it is 1.025, after 1.039 with batches of 32 and annealing.\n",
         "Batches of 8 instead of 32 with an entropy bonus, also chosen on other seeds, were worth 0.1 % at the end "
         "(1.0515 after 1.0526: better on NMT and RNNLM, worse on Inception-V3 with two GPUs) and more before it "
         "(1.075 after 1.110 at 2,000 trials). CPU seconds of the rows with batches of 8 are of a faster machine: "
