@@ -42,8 +42,12 @@ class ModulePlacement:
     window: int = 0  # bytes on the main device for weights on their way
     model: str = ""  # signature of the model that it is for; "" is any
     few_rows: int = 0  # with more rows than this in a tensor, what runs elsewhere runs on the main device; 0: never
+    stays: tuple[str, ...] = ()  # of those that run elsewhere: what they give is read there, and stays
 
     def __post_init__(self) -> None:
+        for module in self.stays:
+            if module not in self.runs_on:
+                raise InputError(f"what module {module!r} gives is to stay elsewhere, but it runs on {self.main}")
         for module, names in self.streamed.items():
             if module in self.runs_on:
                 raise InputError(
@@ -67,6 +71,12 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def is_placed(model: nn.Module) -> bool:
     return _MARK in model.__dict__
+
+
+def placed(model: nn.Module) -> Placed:
+    """What was done to a model that is placed."""
+    found: Placed = model.__dict__[_MARK]
+    return found
 
 
 def apply(model: nn.Module, placement: ModulePlacement) -> nn.Module:
@@ -176,8 +186,11 @@ class Placed:
 
     def _run_elsewhere(self, name: str, device: torch.device) -> None:
         """A module runs on another device; where a call has many rows, its weights come to the main one instead."""
+        if name in self.placement.stays:
+            self._wrap(self._modules[name], functools.partial(_elsewhere, device, True))
+            return
         if self.main.type != "cuda" or device.type != "cpu":
-            self._wrap(self._modules[name], functools.partial(_elsewhere, device))
+            self._wrap(self._modules[name], functools.partial(_elsewhere, device, False))
             return
         if self.aside is None:
             self.aside = Aside(self.main)
@@ -274,11 +287,11 @@ def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _elsewhere(device: torch.device, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _elsewhere(device: torch.device, stays: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     before = next(_tensors((args, kwargs)), None)
     args, kwargs = moved((args, kwargs), device)
     returned = forward(*args, **kwargs)
-    return returned if before is None else moved(returned, before.device)
+    return returned if before is None or stays else moved(returned, before.device)
 
 
 def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

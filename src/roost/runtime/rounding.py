@@ -19,29 +19,34 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.runtime.modules import ModulePlacement, named_tensors, signature
 from roost.runtime.ring import aligned
-from roost.transforms.by_module import plain, readers_of
+from roost.transforms.by_module import plain, readers_of, weightless
 
 _CHEAP = 0.05  # of the FLOP of the modules they stand between
 _SMALL = 2**20  # bytes: what the graph does not know of is kept on the main device up to this size
 
 
 def by_modules(
-    problem: Problem, placement: Placement, model: nn.Module, tied: Mapping[str, str] | None = None
+    problem: Problem,
+    placement: Placement,
+    model: nn.Module,
+    tied: Mapping[str, str] | None = None,
+    light: bool = False,
 ) -> tuple[ModulePlacement, Placement]:
     """The placement for a model that stays Python, and the same as a placement of all ops, to be simulated.
 
     `problem` is of the graph as captured, without limits on where ops may run; `tied` has other names of parameters.
+    `light`: modules without weights may run elsewhere as well (`ByModule.light`).
     """
-    work = _Rounding(problem, placement, tied or {})
+    work = _Rounding(problem, placement, tied or {}, light)
     work.place_modules()
     work.place_parameters()
     return work.for_model(model), work.for_simulator()
 
 
 class _Rounding:
-    def __init__(self, problem: Problem, placement: Placement, tied: Mapping[str, str]) -> None:
+    def __init__(self, problem: Problem, placement: Placement, tied: Mapping[str, str], light: bool) -> None:
         self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
-        self.names = problem.cluster.device_names
+        self.names, self.light = problem.cluster.device_names, light
         self.device = np.array(self.placement.device)
         self.main = self._main()
         kinds = [one.kind for one in problem.cluster.devices]
@@ -58,10 +63,10 @@ class _Rounding:
         for other, name in tied.items():
             self.known[number[name]].append(other)
         with_weights = dict.fromkeys(module for modules in self.readers.values() for module in modules if module)
-        # Modules with weights, in the order they are called, and the device each runs on.
+        # Modules that something is decided of, in the order they are called, and the device each runs on.
+        decided = [*with_weights, *(weightless(self.graph) if light else ())]
         self.runs = {
-            module: self._majority(self.ops[module])
-            for module in sorted(with_weights, key=lambda module: self.ops[module][0])
+            module: self._majority(self.ops[module]) for module in sorted(decided, key=lambda each: self.ops[each][0])
         }
         self.streamed: dict[str, list[str]] = {module: [] for module in self.runs}
         self.tops: dict[str, int] = {}  # outermost modules that run elsewhere
@@ -110,7 +115,27 @@ class _Rounding:
         runs_on = {module: self.names[device] for module, device in self.tops.items()}
         loads = [sum(aligned(tensors[name].nbytes) for name in names) for names in streamed.values()]
         window = max([int(self._windows()[self.main]), *loads])
-        return ModulePlacement(self.names[self.main], home, runs_on, streamed, window, signature(model))
+        return ModulePlacement(
+            self.names[self.main],
+            home,
+            runs_on,
+            streamed,
+            window,
+            signature(model),
+            stays=self._staying() if self.light else (),
+        )
+
+    def _staying(self) -> tuple[str, ...]:
+        """Modules that run elsewhere whose output is read by such alone, on the same device."""
+        top_of = {op: top for top in self.tops for inside in self._within(top, self.ops) for op in self.ops[inside]}
+        consumers, found = self.graph.consumer_lists(), []
+        for top, device in self.tops.items():
+            mine = [op for op, other in top_of.items() if other == top]
+            readers = {reader for op in mine for reader in consumers[op] if top_of.get(reader) != top}
+            returned = any(not consumers[op] for op in mine)
+            if readers and not returned and all(self.tops.get(top_of.get(each, ""), -1) == device for each in readers):
+                found.append(top)
+        return tuple(found)
 
     def for_simulator(self) -> Placement:
         return replace(

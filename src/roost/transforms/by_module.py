@@ -7,6 +7,7 @@ of a few such, with little else in it, is one group: a pair of layers with an ac
 
 What runs elsewhere costs a way there and back for each call, in which the main device waits. So a module with little
 weight stays on the main device, and so does one that takes or gives several tensors, for which its caller would wait.
+With `light` modules of any weight may leave, and those of none: it is for models whose activations do not fit.
 """
 
 from __future__ import annotations
@@ -32,10 +33,13 @@ class ByModule:
     others: tuple[str, ...] = ("cpu",)  # kinds on which modules with weights may run too
     small_bytes: int = 2**20  # a parameter with less than this lives where its module runs
     tied: Mapping[str, str] = field(default_factory=dict)  # other names of parameters -> their name in the graph
+    light: bool = False  # modules with little weight or none may run on other devices too
 
     def apply(self, graph: Graph) -> Transformed:
         readers = readers_of(graph)
         units = {module for modules in readers.values() for module in modules if module}
+        if self.light:
+            units |= set(weightless(graph))
         together = self._together(graph, units, readers)
         movable = self._movable(graph, {module: together.get(module, module) for module in {*units, *together}})
         kinds = tuple(dict.fromkeys((self.main, *self.others)))
@@ -89,7 +93,8 @@ class ByModule:
             if not consumers[op] or any((unit[reader], call[reader]) != key for reader in consumers[op]):
                 made[key].add(op)
         several = {key[0] for sets in (given, made) for key, ops in sets.items() if len(ops) > 1}
-        return {m for m, unit in units.items() if weight.get(unit, 0) >= self.small_bytes and unit not in several}
+        least = 0 if self.light else self.small_bytes
+        return {m for m, unit in units.items() if weight.get(unit, 0) >= least and unit not in several}
 
     def _together(self, graph: Graph, units: set[str], readers: dict[int, list[str]]) -> dict[str, str]:
         """Modules that run with those beside them -> the module around them all."""
@@ -97,6 +102,7 @@ class ByModule:
         for parameter, modules in readers.items():
             for module in modules:
                 size[module] = size.get(module, 0) + int(graph.output_bytes[parameter])
+        units = units & size.keys()
         ops: dict[str, list[int]] = {}
         for op in np.flatnonzero(~graph.is_parameter).tolist():
             ops.setdefault(plain(graph.modules[op]), []).append(op)
@@ -152,6 +158,18 @@ def readers_of(graph: Graph) -> dict[int, list[str]]:
         op: list(dict.fromkeys(plain(graph.modules[reader]) for reader in consumers[op]))
         for op in np.flatnonzero(graph.is_parameter).tolist()
     }
+
+
+def weightless(graph: Graph) -> list[str]:
+    """Modules that compute, have no weights, and have no modules inside that compute."""
+    of = {
+        plain(module)
+        for module, parameter in zip(graph.modules, graph.is_parameter.tolist(), strict=True)
+        if not parameter
+    }
+    around = {".".join(parts[:count]) for parts in (name.split(".") for name in of) for count in range(1, len(parts))}
+    weighty = {module for modules in readers_of(graph).values() for module in modules}
+    return sorted(of - around - weighty - {""})
 
 
 def _may_hold(module: str, names: list[str]) -> bool:
