@@ -18,6 +18,7 @@ from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.tried import Tried
 from roost.testing.schemas import published
 
 
@@ -380,3 +381,145 @@ def test_the_window_holds_all_that_a_module_needs_at_once():
 def test_what_is_no_model_is_told():
     with pytest.raises(InputError, match=r"torch\.nn\.Module is needed, not function"):
         roost.place(lambda x: x, torch.ones(1))
+
+
+# ---------------------------------------------------------------------- plans that were run
+
+
+def course_of(model, cap="112MiB", **more):
+    """What `place` makes of its arguments, before it searches."""
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(roost.plan.course.Course, "fitting", lambda self, tries: found.append(self) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            planned(model, cap, **more)
+    return found[0]
+
+
+def computed_on_cpu(plan):
+    return float(plan.problem.op_time[plan.placement.device == 0, 0].sum())
+
+
+def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
+    course = course_of(model)
+    # So that it pays to compute on the CPU: a slow link.
+    slow = tuple(replace(link, bandwidth=2e8) for link in course.cluster.links)
+    course = replace(course, cluster=replace(course.cluster, links=slow))
+    first, known = course.fitting(tries=False)
+    assert first.modules.runs_on
+    runs = []
+
+    def tries(plan):
+        """A machine on which the CPU takes eight times as long, and everything else what was thought."""
+        runs.append(plan)
+        cpu = computed_on_cpu(first if plan is first else plan)
+        thought = cpu if plan is first else cpu / 8.0
+        return Tried(
+            plan.step_time + 7.0 * thought * (plan is first), 2**20, 2**20, 8.0 * thought, len(plan.modules.runs_on)
+        )
+
+    best = course.tuned(first, known, tries)
+    assert len(runs) >= 2
+    assert computed_on_cpu(runs[1]) / 8.0 < computed_on_cpu(first)
+    assert best.measured == min(tries(plan).seconds for plan in runs[:])
+    assert best.measured < tries(first).seconds
+    assert "measured, " in str(best)
+
+
+def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
+    course = course_of(model)
+    first, known = course.fitting(tries=False)
+    room = 112 * 2**20
+    peaks = []
+
+    def tries(plan):
+        beyond = 100 * 2**20  # more than the rules leave free
+        peaks.append(int(plan.timeline.peak_memory[1]) + beyond)
+        return Tried(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
+
+    best = course.tuned(first, known, tries)
+    assert peaks[0] > room
+    assert int(best.timeline.peak_memory[1]) + 100 * 2**20 <= room
+    assert best.measured == best.step_time
+    hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
+    with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
+        course.tuned(first, known, hopeless)
+
+
+def test_what_a_run_leaves_free_is_used(model):
+    """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the device."""
+    course = course_of(model)
+    first, known = course.fitting(tries=False)
+    best = course.tuned(first, known, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0))
+    assert best.step_time < first.step_time
+    assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
+    growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
+    assert growing.corrected(first, known, Tried(1.0, 0, 0, 0.0, 0), 2**30).held == growing.held(known)
+
+
+def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
+    course = course_of(model)
+    first, known = course.fitting(tries=False)
+    assert course.tuned(first, known, lambda plan: None) is first
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(2, 2)
+
+        def forward(self, x):
+            if not torch.compiler.is_exporting():
+                raise ValueError("not today")
+            return self.inside(x)
+
+    plan = roost.place(Fails().eval(), torch.ones(1, 2), costs="estimated", trials=50, seconds=None, measure=True)
+    assert plan.measured is None
+    assert "the plan could not be tried: ValueError: not today" in caplog.text
+
+
+def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(64, 64)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls += 1
+            return self.inside(x)
+
+    model, given = Counts().eval(), torch.ones(3, 64)
+    plan = roost.place(model, given, costs="estimated", trials=50, seconds=None, measure=True)
+    assert plan.measured > 0
+    assert float(model.calls) == 0
+    assert not hasattr(model, "_roost_placed")
+    plan.save(tmp_path / "plan.json")
+    assert roost.load(tmp_path / "plan.json").measured == plan.measured
+    assert roost.place(model, given, costs="estimated", trials=50, seconds=None).measured is None
+
+
+class Images(nn.Sequential):
+    """Few weights and large activations at the start."""
+
+    def __init__(self):
+        large = [nn.Conv2d(3, 64, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(8)]
+        super().__init__(*large, nn.Flatten(), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 10))
+
+
+def test_modules_without_weights_leave_where_activations_do_not_fit():
+    torch.manual_seed(0)
+    model, images = Images().eval(), torch.randn(8, 3, 128, 128)
+    cap = (96 + 21) * 2**20  # 8 MiB each in and out of the first ReLU, 8 MiB of weights
+    plan = roost.place(model, images, "h200", memory={"cuda:0": cap}, costs="estimated", trials=2000, seconds=None)
+    where = plan.modules
+    assert {"1", "2"} <= set(where.runs_on)
+    assert "1" in where.stays
+    assert where.runs_on.keys() - set(where.stays)  # the last of them gives its output back
+    assert where.few_rows == 0
+    with torch.no_grad():
+        expected = model(images)
+    apply(model, on_threads(plan))
+    assert torch.equal(model(images), expected)
+    remove(model)
+    with pytest.raises(InputError, match="what module '1' gives is to stay elsewhere, but it runs on cuda:0"):
+        replace(where, runs_on={})

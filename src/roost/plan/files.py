@@ -10,8 +10,8 @@ import msgspec
 from roost.core import formats, rows
 from roost.core.cluster import MEMORY, Cluster
 from roost.errors import InputError
-from roost.plan import Plan
 from roost.plan.clusters import check_store
+from roost.plan.plan import Plan
 from roost.runtime.modules import ModulePlacement
 from roost.simulator.compiled import simulate
 
@@ -26,6 +26,7 @@ class ModulesBlock(rows.File):
     streamed: dict[str, list[str]] = msgspec.field(default_factory=dict)
     window: rows.Count = 0
     few_rows: rows.Count = 0
+    stays: list[str] = msgspec.field(default_factory=list)
 
 
 class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
@@ -36,6 +37,7 @@ class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
     placement: rows.PlacementFile
     problem: rows.ProblemFile
     result: rows.ResultFile
+    measured: rows.Figure | None = None  # seconds of a step when it was tried
 
 
 def plan_file(plan: Plan) -> PlanFile:
@@ -50,10 +52,12 @@ def plan_file(plan: Plan) -> PlanFile:
             streamed={module: list(names) for module, names in where.streamed.items()},
             window=where.window,
             few_rows=where.few_rows,
+            stays=list(where.stays),
         ),
         placement=rows.placement_file(plan.placement),
         problem=rows.problem_file(plan.problem),
         result=rows.result_file(plan.result),
+        measured=plan.measured,
     )
 
 
@@ -67,7 +71,7 @@ def plan_from(file: PlanFile) -> Plan:
     with _named("problem"):
         check_store(problem.cluster)
     modules = _modules(file.modules, problem.cluster)
-    return Plan(problem, result, modules, placement, simulate(problem, placement))
+    return Plan(problem, result, modules, placement, simulate(problem, placement), file.measured)
 
 
 def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
@@ -94,6 +98,7 @@ def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
             window=block.window,
             model=block.model,
             few_rows=block.few_rows,
+            stays=tuple(block.stays),
         )
 
 

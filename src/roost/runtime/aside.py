@@ -40,6 +40,7 @@ class Aside:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
+        self.num_calls, self.busy = 0, 0.0  # in turn, so far, and the seconds from input there to output there
         self._threads = num_threads()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
@@ -85,6 +86,7 @@ class Aside:
         def work() -> None:
             try:
                 arrived.synchronize()
+                begun = time.perf_counter()
                 made = forward(desk.come)
                 if made.shape != desk.gone.shape or made.dtype != desk.gone.dtype:
                     raise RuntimeError(
@@ -92,6 +94,7 @@ class Aside:
                         f"{desk.gone.dtype} for the same shape before; it cannot run beside the GPU"
                     )
                 desk.gone.copy_(made)
+                self.num_calls, self.busy = self.num_calls + 1, self.busy + time.perf_counter() - begun
             except BaseException as error:
                 self._error = self._error or error
             finally:

@@ -32,27 +32,27 @@ def verify_modules(
         raise InputError("the model is placed already; verify it before, or take the plan off with plan.remove(model)")
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
         raise InputError(f"tolerance is {tolerance!r}; it must be a number, not negative")
-    args, kwargs = _call(inputs)
+    args, kwargs = call_of(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")
     where = next((tensor.device for tensor in named_tensors(model).values()), _CPU)
-    before, names, tied = _buffers(model), list(model.state_dict()), _tied(model)
+    before, names, tied = buffers_of(model), list(model.state_dict()), _tied(model)
     expected = _results(model, args, kwargs, where)
     if not expected:
-        _restore(model, before)
+        restore(model, before)
         raise InputError(
             "the model returned no tensor that could be compared; let it return tensors, a tuple or a dict"
         )
-    after = _buffers(model)
+    after = buffers_of(model)
     notes = Notes(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
     apply(model, placement)
     try:
         for step in range(1, steps + 1):
             notes.step = step
-            _restore(model, before)
+            restore(model, before)
             found = _results(model, args, kwargs, _CPU)
             notes.several("output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected)
-            for name, value in _buffers(model).items():
+            for name, value in buffers_of(model).items():
                 notes.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
             same = named_tensors(model)[one] is named_tensors(model)[other]
@@ -61,18 +61,19 @@ def verify_modules(
             raise InputError("names in state_dict have changed")
     finally:
         remove(model)
-        _restore(model, before)
+        restore(model, before)
     devices = tuple(dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()]))
     verification = Verification(notes.found, steps, devices)
     if verification.same:
         return verification
     module = _first(model, placement, (args, kwargs), where, notes, steps)
-    _restore(model, before)
+    restore(model, before)
     device = placement.runs_on.get(module, placement.main)
     return Verification(notes.found, steps, devices, module, device)
 
 
-def _call(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs as a tensor, a tuple or a dict, as arguments of a call."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
@@ -86,11 +87,12 @@ def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> 
     return [leaf.to(_CPU) for leaf in tree_leaves(_plain(returned)) if isinstance(leaf, Tensor)]
 
 
-def _buffers(model: nn.Module) -> dict[str, Tensor]:
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of them, which `restore` writes back."""
     return {name: tensor.detach().to(_CPU, copy=True) for name, tensor in model.named_buffers()}
 
 
-def _restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+def restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in model.named_buffers():
             tensor.copy_(buffers[name])
@@ -122,12 +124,12 @@ def _first(
     model: nn.Module, placement: ModulePlacement, given: tuple[Any, Any], where: torch.device, notes: Notes, steps: int
 ) -> str:
     """The first call of a module, in the order they end, whose output differs by more than is allowed."""
-    buffers = _buffers(model)
+    buffers = buffers_of(model)
     expected = _watched(model, lambda: _results(model, *given, where))
     apply(model, placement)
     try:
         for _ in range(steps):
-            _restore(model, buffers)
+            restore(model, buffers)
             found = _watched(model, lambda: _results(model, *given, _CPU))
             for (name, theirs), (_, ours) in zip(expected, found, strict=False):
                 if len(ours) != len(theirs) or not notes.all_close(ours, theirs):

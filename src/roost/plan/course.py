@@ -1,0 +1,233 @@
+"""The search for a plan, as often as a run of the last one shows that something is otherwise than was thought."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roost.core.cluster import Cluster
+from roost.core.costs import Costs
+from roost.core.problem import Problem
+from roost.core.units import show_bytes, show_seconds
+from roost.errors import Infeasible
+from roost.placers import Placer
+from roost.plan.clusters import hop_of, kept_longer, only_on, with_less, with_share, with_store
+from roost.plan.plan import Plan
+from roost.search.evaluate import Progress
+from roost.search.solve import solve
+from roost.simulator.compiled import simulate
+from roost.transforms.by_module import ByModule
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from roost.frontends.torch import Described
+    from roost.runtime.tried import Tried
+
+log = logging.getLogger(__name__)
+
+# What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
+_WORKSPACE = 96 * 2**20
+_ATTEMPTS = 4  # at a plan that fits
+_TRIES = 4  # of plans, each after the last has shown something
+_BETTER = 0.98  # what is expected of another plan, over what was measured of the best, for it to be worth a try
+_MARGIN = 0.01  # of the memory: what may differ from run to run
+_SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What runs have shown."""
+
+    held: int | None = None  # bytes of the main device that a step holds beyond what is simulated; None: by rule
+    slower: float = 1.0  # modules on the CPU, than their ops were timed
+    hop: float = 0.0  # seconds more, for a tensor to go to the CPU and come back
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """All that a search for a plan is given."""
+
+    model: nn.Module
+    example_inputs: Any
+    step: Described
+    cluster: Cluster  # with the memory that there is, or may be used
+    capped: bool  # whether it is less than there is, on the main device
+    main: str
+    reserved: Mapping[str, int]  # bytes of devices that are for something else
+    costs: Costs
+    exact: bool
+    few_rows: int
+    placer: str | Placer
+    seconds: float | None
+    trials: int | None
+    seed: int
+    on_trial: Callable[[Progress], object] | None
+
+    # ------------------------------------------------------------------ one search
+
+    def plan(self, known: Correction = Correction(), light: bool = False) -> Plan:
+        """What a search finds; raises `Infeasible` where it finds nothing that fits.
+
+        `light`: modules with little weight may leave the main device as well, so that their activations do.
+        """
+        problem, where = self._problem(known), self.cluster
+        main = where.index_of(self.main)
+        whole = ByModule(where.devices[main].kind, tied=self.step.program.tied, light=light).apply(self.step.graph)
+        share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
+        for _ in range(_ATTEMPTS):
+            shared = with_share(problem, share)
+            if less:
+                shared = Problem(shared.graph, with_less(shared.cluster, {self.main: less}), shared.costs)
+            plan = self._searched(shared, whole, light)
+            real = simulate(*plan.on_real_devices())
+            if real.feasible and plan.timeline.feasible:
+                if self.exact:
+                    _check_exact(plan, self.main)
+                return plan
+            # What one module needs together may be more than was counted, and both kinds of host memory are one.
+            over = int(plan.timeline.peak_memory[main]) - int(shared.cluster.memory[main])
+            if over <= 0 and share < 1.0:
+                break
+            share, less = (share, less + over) if over > 0 else (0.5, less)
+        missing = np.maximum(real.peak_memory - real.capacity, 0)
+        worst = int(missing.argmax())
+        raise Infeasible(
+            f"nothing was found that fits: {real.device_names[worst]!r} lacks {show_bytes(int(missing[worst]))}; give "
+            "it more, or search longer",
+            real.device_names[worst],
+            int(missing[worst]),
+        )
+
+    def held(self, known: Correction) -> int:
+        """Bytes of the main device that are left free for what the simulator does not see."""
+        if known.held is not None:
+            return known.held
+        problem = Problem(self.step.graph, self.cluster, self.costs)
+        return (_WORKSPACE if self.main.startswith("cuda") else 0) + kept_longer(problem, self.main)
+
+    def _problem(self, known: Correction) -> Problem:
+        where, graph = self.cluster, self.step.graph
+        slower = [known.slower if one.kind == "cpu" and one.name != self.main else 1.0 for one in where.devices]
+        costs = Costs(self.costs.op_time * np.array(slower), self.costs.source) if max(slower) != 1.0 else self.costs
+        if self.exact:
+            costs = only_on(self.main, graph, where, costs)
+        room = {**self.reserved, self.main: self.reserved.get(self.main, 0) + self.held(known)}
+        problem = Problem(graph, with_less(where, room), costs)
+        return with_store(problem, self.main, hop_of(self.main) + known.hop)
+
+    def _searched(self, problem: Problem, whole: Any, light: bool) -> Plan:
+        from roost.runtime.rounding import by_modules
+
+        found = solve(whole.problem(problem), self.placer, self.seconds, self.trials, self.seed, self.on_trial)
+        placement = whole.expand(found.best.placement)
+        modules, rounded = by_modules(problem, placement, self.model, self.step.program.tied, light)
+        # What left the main device for its activations has many rows, and is not to come back for that.
+        modules = replace(modules, few_rows=0 if light else self.few_rows)
+        timeline = simulate(problem, rounded)
+        return Plan(problem, found, modules, rounded, timeline, step=self.step, example_inputs=self.example_inputs)
+
+    # ------------------------------------------------------------------ with runs between
+
+    def fitting(self, tries: bool) -> tuple[Plan, Correction]:
+        """The first plan that fits, as strictly as need be; with `tries` what the rules leave free may shrink."""
+        known = Correction()
+        strict = [(known, False), (known, True)]
+        if tries:
+            bare = Correction(held=self._margin())
+            strict += [(bare, False), (bare, True)]
+        first: Infeasible | None = None
+        for correction, light in strict:
+            try:
+                return self.plan(correction, light), correction
+            except Infeasible as error:
+                first = first or error
+                log.info("%s", error)
+        assert first is not None
+        raise first
+
+    def tuned(self, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
+        """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
+        best: Plan | None = None
+        least = 0  # bytes in use that are too many
+        room = int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(self.main, 0)
+        for _ in range(_TRIES):
+            found = tries(plan)
+            if found is None and best is None:
+                return plan
+            if found is None:
+                break
+            fits, least = found.peak <= room, found.peak
+            log.info(
+                "tried: %s a step, %s expected, %s in use", show_seconds(found.seconds), show_seconds(plan.step_time),
+                show_bytes(found.peak),
+            )  # fmt: skip
+            if fits and (best is None or best.measured is None or found.seconds < best.measured):
+                best = replace(plan, measured=found.seconds)
+            known = self.corrected(plan, known, found, room)
+            light = bool(plan.modules.stays)
+            try:
+                plan = self.plan(known, light)
+            except Infeasible:
+                break
+            if best is not None and best.measured is not None and plan.step_time > _BETTER * best.measured:
+                break
+        if best is None:
+            raise Infeasible(
+                f"nothing was found that fits: on {self.main!r} {show_bytes(least)} were in use where there are "
+                f"{show_bytes(room)}; give it more",
+                self.main,
+                least - room,
+            )
+        return best
+
+    def corrected(self, plan: Plan, known: Correction, found: Tried, room: int) -> Correction:
+        """What a run of a plan says of what was thought when it was made."""
+        main = self.cluster.index_of(self.main)
+        # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts too.
+        in_use = found.peak if self.capped else found.reserved
+        beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + self._margin()
+        held = self.held(known)
+        if found.peak > room:
+            held = max(beyond, held + found.peak - room + self._margin())
+        elif not self.grows:
+            held = min(held, beyond)
+        slower, hop = known.slower, known.hop
+        if found.num_aside:
+            cpus = [number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"]
+            there = np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter
+            ops = np.flatnonzero(there)
+            thought = float(plan.problem.op_time[ops, plan.placement.device[ops]].sum())
+            ratio = found.aside_seconds / thought if thought > 0 else 1.0
+            slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
+            scaled = plan.problem.op_time.copy()
+            scaled[:, cpus] *= slower / known.slower
+            again = simulate(Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled)), plan.placement).step_time
+            hop = max(0.0, known.hop + (found.seconds - again) / found.num_aside)
+        return Correction(held, slower, hop)
+
+    @property
+    def grows(self) -> bool:
+        """Whether more is to come than the example shows: then a run of it does not say what is left free."""
+        return bool(self.reserved.get(self.main, 0))
+
+    def _margin(self) -> int:
+        return int(_MARGIN * self.cluster.devices[self.cluster.index_of(self.main)].memory)
+
+
+def _check_exact(plan: Plan, main: str) -> None:
+    """Raise `Infeasible` where something is computed elsewhere: to a search that is only very slow, no more."""
+    graph, device = plan.problem.graph, plan.placement.device
+    elsewhere = np.flatnonzero(~graph.is_parameter & (device != plan.problem.cluster.index_of(main)))
+    if len(elsewhere):
+        op = int(elsewhere[0])
+        raise Infeasible(
+            f"nothing was found that fits and computes on {main!r} alone, as exact asks: {graph.op_names[op]!r} would "
+            f"run on {plan.problem.cluster.device_names[device[op]]!r}; give {main!r} more memory, search longer or "
+            "with placer='auto', or leave out exact",
+            main,
+        )
