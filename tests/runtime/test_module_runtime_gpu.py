@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+import roost
+from roost.runtime.modules import ModulePlacement, apply, is_placed, named_tensors, remove, signature
 
 pytestmark = pytest.mark.gpu
 
@@ -88,3 +89,41 @@ def test_generate_gives_the_same_tokens(model, seed):
     given = ids.to(model.device)  # that of the first weight
     assert torch.equal(model.generate(given, attention_mask=torch.ones_like(given), **ask).cpu(), expected)
     remove(model)
+
+
+def test_what_the_next_one_reads_stays_on_the_cpu():
+    torch.manual_seed(0)
+    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 4, 3)
+    model, images = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model(images)
+    where: list[torch.device] = []
+    hook = model[2].register_forward_pre_hook(lambda module, given: where.append(given[0].device))
+    home = {"0.weight": "cpu", "0.bias": "cpu"}
+    runs_on = dict.fromkeys("012", "cpu")
+    apply(model, ModulePlacement("cuda:0", home, runs_on, model=signature(model), stays=("0", "1")))
+    for _ in range(3):
+        torch.testing.assert_close(model(images.cuda()).cpu(), expected, atol=1e-3, rtol=1e-3)
+    assert {device.type for device in where} == {"cpu"}
+    hook.remove()
+    remove(model)
+
+
+def test_a_plan_is_tried_and_stays_within_its_cap(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ids = torch.randint(0, 1000, (1, 1))
+    size = sum(tensor.nbytes for tensor in {id(t): t for t in named_tensors(model).values()}.values())
+    cap = 100 * 2**20 + size // 2
+    plan = roost.place(model, {"input_ids": ids}, memory={"cuda:0": cap}, seconds=2)
+    assert plan.modules.streamed or plan.modules.runs_on
+    assert plan.measured > 0
+    assert not is_placed(model)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        expected = model(ids).logits
+    plan.apply(model)
+    for _ in range(3):
+        torch.testing.assert_close(model(ids).logits, expected, atol=1e-3, rtol=1e-3)
+    assert torch.cuda.max_memory_allocated() - before <= cap
+    plan.remove(model)

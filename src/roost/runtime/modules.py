@@ -187,10 +187,10 @@ class Placed:
     def _run_elsewhere(self, name: str, device: torch.device) -> None:
         """A module runs on another device; where a call has many rows, its weights come to the main one instead."""
         if name in self.placement.stays:
-            self._wrap(self._modules[name], functools.partial(_elsewhere, device, True))
+            self._wrap(self._modules[name], functools.partial(_elsewhere, device, None))
             return
         if self.main.type != "cuda" or device.type != "cpu":
-            self._wrap(self._modules[name], functools.partial(_elsewhere, device, False))
+            self._wrap(self._modules[name], functools.partial(_elsewhere, device, self.main))
             return
         if self.aside is None:
             self.aside = Aside(self.main)
@@ -287,11 +287,12 @@ def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
     )
 
 
-def _elsewhere(device: torch.device, stays: bool, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    before = next(_tensors((args, kwargs)), None)
+def _elsewhere(
+    device: torch.device, back: torch.device | None, forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
     args, kwargs = moved((args, kwargs), device)
     returned = forward(*args, **kwargs)
-    return returned if before is None or stays else moved(returned, before.device)
+    return returned if back is None else moved(returned, back)
 
 
 def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
