@@ -1,6 +1,6 @@
 """A model that does not fit on the GPU: `roost.place` beside accelerate's `device_map="auto"`, in one run.
 
-    python benchmarks/gpu/offload.py run MODEL CAP [CASE ...] [--without accelerate]    rows, printed and kept
+    python benchmarks/gpu/offload.py run MODEL CAP [CASE ...] [--without accelerate] [--seconds 10]    rows, kept
     python benchmarks/gpu/offload.py page                                              the page made from them
 
 MODEL is one of those below, CAP what the GPU may hold, as 6GiB, half or quarter (of the weights). Weights are random. A
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import os
 import statistics
 import time
@@ -142,7 +143,7 @@ def keep(row: dict[str, Any]) -> None:
         file.write(json.dumps(row) + "\n")
 
 
-def run(name: str, cap: str, cases: list[str], without: list[str]) -> None:
+def run(name: str, cap: str, cases: list[str], without: list[str], seconds: float) -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -171,17 +172,19 @@ def run(name: str, cap: str, cases: list[str], without: list[str]) -> None:
     torch.cuda.empty_cache()
     if "roost" not in without:
         for case in cases:
-            with_roost(model, case, limit, about, expected[case], alone[case])
+            with_roost(model, case, limit, about, expected[case], alone[case], seconds)
     if "accelerate" not in without:
         with_accelerate(model, cases, limit, about, expected)
 
 
-def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: torch.Tensor, alone: float) -> None:
+def with_roost(
+    model: nn.Module, case: str, limit: int, about: Any, expected: torch.Tensor, alone: float, search: float
+) -> None:
     begin = time.perf_counter()
     shape = inputs_of(model, "1x1" if case == "generate" else case)
     tokens = PROMPT + GENERATED if case == "generate" else 0
     reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
-    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=10)
+    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=search)
     planned = time.perf_counter() - begin
     print(plan, flush=True)
     plan.apply(model)
@@ -198,7 +201,7 @@ def with_roost(model: nn.Module, case: str, limit: int, about: Any, expected: to
         "bound_of_streamed": max(moved / link * steps, alone),
         "difference": difference(found, expected), "bound": bound, "link": link, "planned": planned,
         "applied": applied, "fits": peak <= limit, "weights_by": plan._weights(),
-        "simulated_peak": int(plan.timeline.peak_memory[1]), "plan": str(plan),
+        "simulated_peak": int(plan.timeline.peak_memory[1]), "plan": str(plan), "tried": plan.measured,
     })  # fmt: skip
     plan.remove(model)
     gc.collect()
@@ -225,10 +228,13 @@ def main() -> None:
     parser.add_argument("part", choices=("run", "page"))
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--without", action="append", default=[])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each search")
     given = parser.parse_args()
     if given.part == "run":
         name, cap, *cases = given.rest
-        run(name, cap, cases or MODELS[name][1], given.without)
+        logging.basicConfig(level=logging.WARNING)
+        logging.getLogger("roost.plan").setLevel(logging.INFO)
+        run(name, cap, cases or MODELS[name][1], given.without, given.seconds)
     else:
         ROWS.with_suffix(".md").write_text(page())
 
