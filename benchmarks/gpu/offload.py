@@ -182,6 +182,8 @@ def with_roost(
 ) -> None:
     begin = time.perf_counter()
     shape = inputs_of(model, "1x1" if case == "generate" else case)
+    if hasattr(model, "config") and case != "generate":
+        shape["use_cache"] = False  # as it is called: keys and values would be kept beside what is returned
     tokens = PROMPT + GENERATED if case == "generate" else 0
     reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
     plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=search)

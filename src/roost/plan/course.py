@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from roost.frontends.torch import Described
+    from roost.runtime.modules import ModulePlacement
     from roost.runtime.tried import Tried
 
 log = logging.getLogger(__name__)
@@ -153,28 +154,27 @@ class Course:
     def tuned(self, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
         best: Plan | None = None
+        seen: list[ModulePlacement] = []
         least = 0  # bytes in use that are too many
         room = int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(self.main, 0)
-        for _ in range(_TRIES):
+        while plan.modules not in seen and len(seen) < _TRIES:
+            seen.append(plan.modules)
             found = tries(plan)
-            if found is None and best is None:
-                return plan
             if found is None:
-                break
-            fits, least = found.peak <= room, found.peak
+                return plan if best is None else best
             log.info(
                 "tried: %s a step, %s expected, %s in use", show_seconds(found.seconds), show_seconds(plan.step_time),
                 show_bytes(found.peak),
             )  # fmt: skip
-            if fits and (best is None or best.measured is None or found.seconds < best.measured):
+            least = found.peak
+            if found.peak <= room and (best is None or best.measured is None or found.seconds < best.measured):
                 best = replace(plan, measured=found.seconds)
             known = self.corrected(plan, known, found, room)
-            light = bool(plan.modules.stays)
             try:
-                plan = self.plan(known, light)
+                plan = self.plan(known, light=bool(plan.modules.stays))
             except Infeasible:
                 break
-            if best is not None and best.measured is not None and plan.step_time > _BETTER * best.measured:
+            if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):
                 break
         if best is None:
             raise Infeasible(
@@ -184,6 +184,11 @@ class Course:
                 least - room,
             )
         return best
+
+    def _expected(self, plan: Plan, problem: Problem) -> float:
+        """What a plan that was run takes, measured or by costs of now, whichever is more."""
+        assert plan.measured is not None
+        return max(plan.measured, simulate(problem, plan.placement).step_time)
 
     def corrected(self, plan: Plan, known: Correction, found: Tried, room: int) -> Correction:
         """What a run of a plan says of what was thought when it was made."""
@@ -197,17 +202,16 @@ class Course:
         elif not self.grows:
             held = min(held, beyond)
         slower, hop = known.slower, known.hop
-        if found.num_aside:
+        if found.num_elsewhere:
             cpus = [number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"]
-            there = np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter
-            ops = np.flatnonzero(there)
-            thought = float(plan.problem.op_time[ops, plan.placement.device[ops]].sum())
-            ratio = found.aside_seconds / thought if thought > 0 else 1.0
+            there = np.flatnonzero(np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter)
+            thought = float(plan.problem.op_time[there, plan.placement.device[there]].sum())
+            ratio = found.elsewhere_seconds / thought if thought > 0 else 1.0
             slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
             scaled = plan.problem.op_time.copy()
             scaled[:, cpus] *= slower / known.slower
             again = simulate(Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled)), plan.placement).step_time
-            hop = max(0.0, known.hop + (found.seconds - again) / found.num_aside)
+            hop = max(0.0, known.hop + (found.seconds - again) / found.num_elsewhere)
         return Correction(held, slower, hop)
 
     @property

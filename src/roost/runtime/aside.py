@@ -27,11 +27,21 @@ _HOST = torch.device("cpu")
 _SMALL = 2**20  # bytes
 
 
+class Spent:
+    """Calls of modules on the CPU so far, and their seconds from input there to output there."""
+
+    def __init__(self) -> None:
+        self.num_calls, self.seconds = 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        self.num_calls, self.seconds = self.num_calls + 1, self.seconds + seconds
+
+
 class Aside:
     """A thread that computes for one GPU; a call of a module is one tensor in, one out."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, spent: Spent | None = None) -> None:
+        self.device, self._spent = device, spent or Spent()
         self._wait = stream_wait()
         self._flags = CudaFlags()
         self._done = self._flags.new()
@@ -40,7 +50,6 @@ class Aside:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
-        self.num_calls, self.busy = 0, 0.0  # in turn, so far, and the seconds from input there to output there
         self._threads = num_threads()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
@@ -74,7 +83,10 @@ class Aside:
 
     def _at_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         args, kwargs = moved((args, kwargs), _HOST)
-        return moved(forward(*args, **kwargs), self.device)
+        begun = time.perf_counter()
+        returned = forward(*args, **kwargs)
+        self._spent.add(time.perf_counter() - begun)
+        return moved(returned, self.device)
 
     def _in_turn(self, forward: Callable[..., Any], given: Tensor, desk: _Desk) -> Tensor:
         stream = torch.cuda.current_stream(self.device)
@@ -94,7 +106,7 @@ class Aside:
                         f"{desk.gone.dtype} for the same shape before; it cannot run beside the GPU"
                     )
                 desk.gone.copy_(made)
-                self.num_calls, self.busy = self.num_calls + 1, self.busy + time.perf_counter() - begun
+                self._spent.add(time.perf_counter() - begun)
             except BaseException as error:
                 self._error = self._error or error
             finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
-from roost.runtime.aside import Aside
+from roost.runtime.aside import Aside, Spent
 from roost.runtime.moves import mapped, moved, pin, place_of, unpin
 from roost.runtime.ring import Load, Ring
 from roost.runtime.ways import CudaWay, ThreadWay
@@ -108,6 +109,7 @@ class Placed:
         self._one_at_a_time = threading.RLock()  # a model may be called by several threads
         self.ring: Ring | None = None
         self.aside: Aside | None = None  # computes on the CPU, in the order of the GPU's stream
+        self.spent = Spent()
         model.__dict__[_MARK] = self
         try:
             self._settle()
@@ -187,13 +189,13 @@ class Placed:
     def _run_elsewhere(self, name: str, device: torch.device) -> None:
         """A module runs on another device; where a call has many rows, its weights come to the main one instead."""
         if name in self.placement.stays:
-            self._wrap(self._modules[name], functools.partial(_elsewhere, device, None))
+            self._wrap(self._modules[name], functools.partial(_elsewhere, self.spent, device, None))
             return
         if self.main.type != "cuda" or device.type != "cpu":
-            self._wrap(self._modules[name], functools.partial(_elsewhere, device, self.main))
+            self._wrap(self._modules[name], functools.partial(_elsewhere, self.spent, device, self.main))
             return
         if self.aside is None:
-            self.aside = Aside(self.main)
+            self.aside = Aside(self.main, self.spent)
         few = self.placement.few_rows
         if few:
             for inside in (module for module in self._modules[name].modules() if module._parameters):
@@ -288,10 +290,17 @@ def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
 
 
 def _elsewhere(
-    device: torch.device, back: torch.device | None, forward: Callable[..., Any], *args: Any, **kwargs: Any
+    spent: Spent,
+    device: torch.device,
+    back: torch.device | None,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     args, kwargs = moved((args, kwargs), device)
+    begun = time.perf_counter()
     returned = forward(*args, **kwargs)
+    spent.add(time.perf_counter() - begun)
     return returned if back is None else moved(returned, back)
 
 
