@@ -405,7 +405,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
     # So that it pays to compute on the CPU: a slow link.
     slow = tuple(replace(link, bandwidth=2e8) for link in course.cluster.links)
     course = replace(course, cluster=replace(course.cluster, links=slow))
-    first, known = course.fitting(tries=False)
+    first, known, light = course.fitting(tries=False)
     assert first.modules.runs_on
     runs = []
 
@@ -418,7 +418,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
             plan.step_time + 7.0 * thought * (plan is first), 2**20, 2**20, 8.0 * thought, len(plan.modules.runs_on)
         )
 
-    best = course.tuned(first, known, tries)
+    best = course.tuned(first, known, light, tries)
     assert len(runs) >= 2
     assert computed_on_cpu(runs[1]) / 8.0 < computed_on_cpu(first)
     assert best.measured == min(tries(plan).seconds for plan in runs[:])
@@ -428,7 +428,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
 
 def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
     course = course_of(model)
-    first, known = course.fitting(tries=False)
+    first, known, light = course.fitting(tries=False)
     room = 112 * 2**20
     peaks = []
 
@@ -437,20 +437,23 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
         peaks.append(int(plan.timeline.peak_memory[1]) + beyond)
         return Tried(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
 
-    best = course.tuned(first, known, tries)
+    best = course.tuned(first, known, light, tries)
     assert peaks[0] > room
     assert int(best.timeline.peak_memory[1]) + 100 * 2**20 <= room
     assert best.measured == best.step_time
+    assert len(peaks) >= 2
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
-        course.tuned(first, known, hopeless)
+        course.tuned(first, known, light, hopeless)
 
 
 def test_what_a_run_leaves_free_is_used(model):
     """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the device."""
     course = course_of(model)
-    first, known = course.fitting(tries=False)
-    best = course.tuned(first, known, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0))
+    first, known, light = course.fitting(tries=False)
+    best = course.tuned(
+        first, known, light, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0)
+    )
     assert best.step_time < first.step_time
     assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
     growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
@@ -459,8 +462,8 @@ def test_what_a_run_leaves_free_is_used(model):
 
 def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
     course = course_of(model)
-    first, known = course.fitting(tries=False)
-    assert course.tuned(first, known, lambda plan: None) is first
+    first, known, light = course.fitting(tries=False)
+    assert course.tuned(first, known, light, lambda plan: None) is first
 
     class Fails(nn.Module):
         def __init__(self):

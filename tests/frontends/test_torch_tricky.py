@@ -1,5 +1,6 @@
 """What a model does to its gradients, buffers and inputs is captured as it is, or refused: never dropped."""
 
+import numpy as np
 import pytest
 import torch
 import tricky_models as tricky
@@ -9,8 +10,10 @@ import roost
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends import read
 from roost.frontends._trace import trace
-from roost.frontends.torch import capture
+from roost.frontends.torch import capture, step_of
+from roost.runtime.graph import GraphRuntime
 from roost.testing.numerics import compare_with_eager
+from roost.testing.runs import residents_of, virtual_problem
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -113,3 +116,34 @@ def test_a_program_exported_with_dynamic_shapes_is_refused(tmp_path):
 
 def test_a_preset_may_be_named_in_estimate():
     assert roost.estimate(capture(nn.Linear(8, 8), X), "k80x2").cluster.name == "k80x2"
+
+
+def test_inputs_that_are_no_tensors_are_none_of_the_step():
+    """A flag decides when the step is traced; it takes no time, and nothing has to be given for it."""
+
+    class Flagged(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x, twice=False, scale=1.0, other=None):
+            x = self.layer(x) * scale
+            return self.layer(x) if twice else x
+
+    model, x = Flagged().eval(), torch.ones(2, 4)
+    given = {"twice": True, "x": x, "scale": 2.0, "other": None}
+    step = step_of(model, given)
+    assert step.program.inputs == ("x",)
+    assert [kind for kind in step.graph.kinds if kind == "input"] == ["input"]
+    assert list(step.graph.kinds).count("addmm") == 2
+    problem = virtual_problem(step)
+    assert (
+        roost.profile(step, roost.probe(virtual=2), cache=False, seconds_each=1e-4).op_time.shape[0]
+        == step.graph.num_ops
+    )
+    with torch.no_grad():
+        expected = model(**given)
+    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)) as run:
+        assert torch.equal(run.step(**given)[0], expected)
+        assert torch.equal(run.step(given)[0], expected)
+        assert torch.equal(run.step(x)[0], expected)

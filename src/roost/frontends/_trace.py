@@ -508,7 +508,7 @@ def _program(
     module.recompile()
     output = next(node for node in module.graph.nodes if node.op == "output")
     results, gradients, mutated = output.args[0]
-    names = residents.names
+    names, inputs = residents.names, _tensor_inputs(module, exported, len(residents.names))
     specs = exported.graph_signature.output_specs
     buffers = [str(spec.target) for spec in specs if spec.kind in _CHANGES]
     found = {names[index]: node for index, node in zip(learns, gradients, strict=True) if node is not None}
@@ -524,11 +524,27 @@ def _program(
         trainable=tuple(residents.trainable),
         tied=residents.tied,
         constants=residents.constants,
-        inputs=tuple(node.name for node in _input_holders(exported)),
+        inputs=inputs,
         results=tuple(kept),
         gradients=found,
         new_values=new_values,
     )
+
+
+def _tensor_inputs(
+    module: fx.GraphModule, exported: torch.export.ExportedProgram, num_residents: int
+) -> tuple[str, ...]:
+    """The inputs that are tensors. Others, such as a flag, were looked at when the step was traced, and never again."""
+    holders = [node for node in module.graph.nodes if node.op == "placeholder"][num_residents:]
+    names = []
+    for node, holder in zip(holders, _input_holders(exported), strict=True):
+        if isinstance(holder.meta.get("val"), Tensor):
+            names.append(holder.name)
+        elif not node.users:
+            module.graph.erase_node(node)
+        else:
+            raise InputError(f"input {holder.name!r} is no tensor, and the model computes with it; make it a tensor")
+    return tuple(names)
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 # What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
 _WORKSPACE = 96 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
-_TRIES = 4  # of plans, each after the last has shown something
+_TRIES = 5  # of plans, each after the last has shown something
 _BETTER = 0.98  # what is expected of another plan, over what was measured of the best, for it to be worth a try
 _MARGIN = 0.01  # of the memory: what may differ from run to run
 _SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
@@ -44,7 +44,8 @@ _SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
 class Correction:
     """What runs have shown."""
 
-    held: int | None = None  # bytes of the main device that a step holds beyond what is simulated; None: by rule
+    held: int | None = None  # bytes of the main device left free for what is not simulated; None: by rule
+    too_few: int = 0  # with so many left free a run held more than there is
     slower: float = 1.0  # modules on the CPU, than their ops were timed
     hop: float = 0.0  # seconds more, for a tensor to go to the CPU and come back
 
@@ -134,8 +135,11 @@ class Course:
 
     # ------------------------------------------------------------------ with runs between
 
-    def fitting(self, tries: bool) -> tuple[Plan, Correction]:
-        """The first plan that fits, as strictly as need be; with `tries` what the rules leave free may shrink."""
+    def fitting(self, tries: bool) -> tuple[Plan, Correction, bool]:
+        """The first plan that fits, with what is known, and whether light modules had to leave.
+
+        With `tries` what the rules leave free may shrink.
+        """
         known = Correction()
         strict = [(known, False), (known, True)]
         if tries:
@@ -144,14 +148,14 @@ class Course:
         first: Infeasible | None = None
         for correction, light in strict:
             try:
-                return self.plan(correction, light), correction
+                return self.plan(correction, light), correction, light
             except Infeasible as error:
                 first = first or error
                 log.info("%s", error)
         assert first is not None
         raise first
 
-    def tuned(self, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
+    def tuned(self, plan: Plan, known: Correction, light: bool, tries: Callable[[Plan], Tried | None]) -> Plan:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
         best: Plan | None = None
         seen: list[ModulePlacement] = []
@@ -171,7 +175,7 @@ class Course:
                 best = replace(plan, measured=found.seconds)
             known = self.corrected(plan, known, found, room)
             try:
-                plan = self.plan(known, light=bool(plan.modules.stays))
+                plan = self.plan(known, light)
             except Infeasible:
                 break
             if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):
@@ -192,15 +196,7 @@ class Course:
 
     def corrected(self, plan: Plan, known: Correction, found: Tried, room: int) -> Correction:
         """What a run of a plan says of what was thought when it was made."""
-        main = self.cluster.index_of(self.main)
-        # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts too.
-        in_use = found.peak if self.capped else found.reserved
-        beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + self._margin()
-        held = self.held(known)
-        if found.peak > room:
-            held = max(beyond, held + found.peak - room + self._margin())
-        elif not self.grows:
-            held = min(held, beyond)
+        held, too_few = self._held_next(plan, known, found, room)
         slower, hop = known.slower, known.hop
         if found.num_elsewhere:
             cpus = [number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"]
@@ -212,7 +208,24 @@ class Course:
             scaled[:, cpus] *= slower / known.slower
             again = simulate(Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled)), plan.placement).step_time
             hop = max(0.0, known.hop + (found.seconds - again) / found.num_elsewhere)
-        return Correction(held, slower, hop)
+        return Correction(held, too_few, slower, hop)
+
+    def _held_next(self, plan: Plan, known: Correction, found: Tried, room: int) -> tuple[int, int]:
+        """How many bytes to leave free, after a run that held some; and with how many it is known to be too few.
+
+        What a run holds beyond the simulated peak is as much as is needed, or more: libraries take much for some ops,
+        and the peak may be at others. So half of what was enough is tried as well, down to what was too few.
+        """
+        held, main = self.held(known), self.cluster.index_of(self.main)
+        if found.peak > room:
+            more = min(found.peak - room + self._margin(), int(self.cluster.memory[main]) // 5)
+            return held + more, max(held, known.too_few)
+        if self.grows:
+            return held, known.too_few
+        # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts too.
+        in_use = found.peak if self.capped else found.reserved
+        beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + self._margin()
+        return max(known.too_few + self._margin(), min(beyond, (held + known.too_few) // 2)), known.too_few
 
     @property
     def grows(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 # Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3 TFLOP/s and 55 GB/s.
 _FEW = 32
+_TOO_MUCH = 2**62  # bytes: more than there are
 
 
 def place(
@@ -90,11 +92,11 @@ def place(
     )  # fmt: skip
     log.info("searching for a placement of %d ops", step.graph.num_ops)
     default = cluster is None and costs == "profiled"
-    plan, known = course.fitting(tries=default if measure is None else measure)
+    plan, known, light = course.fitting(tries=default if measure is None else measure)
     alone = not plan.modules.streamed and not plan.modules.runs_on
     if measure is False or (measure is None and (not default or alone)):
         return plan
-    return course.tuned(plan, known, lambda plan: _tried(model, plan))
+    return course.tuned(plan, known, light, lambda plan: _tried(model, plan))
 
 
 def _costs(
@@ -117,10 +119,14 @@ def _costs(
 
 def _tried(model: nn.Module, plan: Plan) -> Tried | None:
     """What a run of a plan shows; None where it cannot be run here, for which a log tells why."""
-    from roost.runtime.tried import tried
+    import torch
+
+    from roost.runtime.tried import Tried, tried
 
     try:
         return tried(model, plan.modules, plan.example_inputs)
+    except torch.OutOfMemoryError:
+        return Tried(math.inf, _TOO_MUCH, _TOO_MUCH, 0.0, 0)
     except Exception as error:  # of any model; the plan may be for other inputs than these, or for another day
         log.warning("the plan could not be tried: %s: %s", type(error).__name__, str(error).partition("\n")[0])
         return None

@@ -188,7 +188,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def flat(inputs: Any, names: tuple[str, ...]) -> list[Tensor]:
     """The tensors among the inputs, in the order the program takes them."""
-    if isinstance(inputs, Mapping) and set(inputs) == set(names):
+    if isinstance(inputs, Mapping) and set(inputs) >= set(names):
         inputs = [inputs[name] for name in names]
     return [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
 

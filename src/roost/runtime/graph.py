@@ -130,7 +130,8 @@ class GraphRuntime(Transfers):
         given: Any = named or inputs
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             given = inputs[0]
-        if isinstance(given, Mapping) and (odd := set(given) ^ set(self.program.inputs)) and named:
+        tensors = {name for name, value in named.items() if isinstance(value, Tensor)}  # flags were captured
+        if named and (odd := tensors ^ set(self.program.inputs)):
             takes = ", ".join(self.program.inputs)
             raise InputError(f"the step takes {takes}; missing, or not one of these: {', '.join(sorted(odd))}")
         self._inputs = self._checked(flat(given, self.program.inputs))
