@@ -6,7 +6,7 @@ the probabilities are refitted to the fastest tenth and mixed with equal ones.
 Differs in: `paper` has the figures that are known, and guesses for the others (12 samples a step, 60 a refit, mixed by
 a tenth). With hundreds of groups that mix alone moves dozens of them at random in every sample. So the default mixes a
 hundredth, refits to more samples and by half, begins with a prior for fast devices, and spends the end of the budget on
-annealing the best placement op by op.
+refining the best placement op by op.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ temperature 10, Adam at 0.1, gradients clipped to norm 1 (the figures of the aut
 
 Differs in: the default differs from `paper` in its rate, in advantages standardised in each batch, in the encoder's
 state fed to the decoder instead of attention, in a prior for fast devices, in telling like devices apart by their first
-use, in an entropy bonus, and in annealing the best placement op by op with the end of the budget. What fails counts the
+use, in an entropy bonus, and in refining the best placement op by op with the end of the budget. What fails counts the
 more, the more memory is missing.
 """
 
