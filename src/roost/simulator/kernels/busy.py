@@ -80,6 +80,29 @@ def cross_in_turn(busy, layout, turn_of, device, op, here, remote, extra, after,
             extra[first] += busy.receiver[pair + there]
 
 
+@inlined
+def with_ends(busy, takes, pair):
+    """Seconds of a transfer and of both of its ends together: what placers expect it to cost."""
+    if busy is None:
+        return takes
+    return takes + busy.sender[pair] + busy.receiver[pair]
+
+
+@inlined
+def with_receiver(busy, takes, pair):
+    """What an op takes, together with one tensor that it receives."""
+    if busy is None:
+        return takes
+    return takes + busy.receiver[pair]
+
+
+@inlined
+def keep_sender(busy, free, source, pair):
+    """The sender is free later, for one tensor."""
+    if busy is not None:
+        free[source] += busy.sender[pair]
+
+
 @compiled
 def crossings(busy, layout, device):
     """[ops] seconds that each op takes longer for what it is sent, and that its device is busy after it with sends."""
