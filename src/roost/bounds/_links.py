@@ -216,14 +216,9 @@ class Links:
             if early.source == late.source:
                 before = self._finish(early) <= begin[late.producer]
             else:  # finishes are compared; each of the two roundings may be off by up to a tick
-                before = self._finish(early) <= self._finish(late) + 1 + self._longer(late)
+                before = self._finish(early) <= self._finish(late) + 1
             self.cp.add(before).only_enforce_if(early.present, late.present, order)
             self.cp.add(late.begin >= early.begin + early.size).only_enforce_if(early.present, late.present, order)
-
-    def _longer(self, transfer: Transfer) -> int:
-        """By how much later than in the model an op may finish at most: it may receive all that it reads."""
-        each = float(self.cluster.receiver_busy[:, transfer.source].max())
-        return self.model.ticks(each * len(self.graph.inputs_of(transfer.producer))) + 1 if each else 0
 
     def _finish(self, transfer: Transfer) -> Any:
         time, op = self.model.relaxed.time, transfer.producer

@@ -3,7 +3,8 @@
 Times are whole ticks, rounded down. Whatever the simulator does, rounded down, satisfies every constraint here: all of
 them say that one moment is at least so much later than another, and rounding down keeps that. So the least step of
 the model is never above that of any placement, in any order and with any window. `_links.py` adds the links. For how
-long what crosses keeps both ends busy is left out: it only delays.
+long what crosses keeps both ends busy is left out: what an op takes longer for what it receives is here a later start,
+and it finishes when it does in the simulator.
 """
 
 from __future__ import annotations
