@@ -59,8 +59,8 @@ def dispatch(layout, device, urgency, begun):
         heap_pop(ready_key[low:], ready_op[low:], num_ready[here])
         num_ready[here] -= 1
         begun[turn] = op
-        end = begin + longer(layout.busy, time[op * np.uintp(num_devices) + np.uintp(here)], extra, op)
-        free[here] = busy_after(layout.busy, end, after, op)
+        end = begin + longer(time[op * np.uintp(num_devices) + np.uintp(here)], extra, op)
+        free[here] = busy_after(end, after, op)
         last = max(last, end)
         targets = ZERO
         for edge in range(next_start[op], next_start[op + np.uintp(1)]):

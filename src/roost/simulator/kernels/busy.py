@@ -1,7 +1,8 @@
 """What crosses keeps both ends busy: how much longer ops take, and how long devices are busy after them.
 
-Every function is given `layout.busy`. Where that is None it does nothing, and nothing of it is left in the machine
-code: Numba leaves out branches on an argument that is None. So what clusters without such figures run is as it was.
+Every function is given `layout.busy`, or what was made of it. Where that is None it does nothing, and nothing of it is
+left in the machine code: Numba leaves out branches on an argument that is None. So clusters without such figures do not
+pay for them.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ def nothing_yet(busy, num_ops):
 
 
 @inlined
-def longer(busy, takes, extra, op):
+def longer(takes, extra, op):
     """What an op takes, together with what it receives."""
-    if busy is None:
+    if extra is None:
         return takes
     return takes + extra[op]
 
 
 @inlined
-def busy_after(busy, free, after, op):
+def busy_after(free, after, op):
     """When the device is free again, after all that it sends for an op."""
-    if busy is None:
+    if after is None:
         return free
     return free + after[op]
 

@@ -71,10 +71,10 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                 op = tag - num_ops
                 here = np.uintp(device[op])
                 start[op] = now if now > free[here] else free[here]
-                takes = longer(layout.busy, time[np.uintp(op) * num_devices + here], extra, op)
+                takes = longer(time[np.uintp(op) * num_devices + here], extra, op)
                 finish[op] = start[op] + takes
                 rested = finish[op] + device_gap[here] if takes > 0.0 else finish[op]
-                free[here] = busy_after(layout.busy, rested, busy_for, op)
+                free[here] = busy_after(rested, busy_for, op)
                 heap_push(times, tags, size, finish[op], np.uint32(turn))
                 size += 1
                 begun[turn] = op
@@ -164,10 +164,10 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                     op = head[d]
                     head[d] = after[op]
                     start[op] = ready[op] if ready[op] > free[d] else free[d]
-                    takes = longer(layout.busy, time[np.uintp(op) * num_devices + np.uintp(d)], extra, op)
+                    takes = longer(time[np.uintp(op) * num_devices + np.uintp(d)], extra, op)
                     finish[op] = start[op] + takes
                     rested = finish[op] + device_gap[d] if takes > 0.0 else finish[op]
-                    free[d] = busy_after(layout.busy, rested, busy_for, op)
+                    free[d] = busy_after(rested, busy_for, op)
                     heap_push(times, tags, size, finish[op], np.uint32(op))
                     size += 1
                     begun[turn] = op

@@ -40,9 +40,9 @@ def fifo(layout, device, begun, start, finish, moves, record):
         heap_pop(times, tags, size)
         size -= 1
         begin = begin if begin > free[here] else free[here]
-        takes = longer(layout.busy, time[op * num_devices + here], extra, op)
+        takes = longer(time[op * num_devices + here], extra, op)
         end = begin + takes
-        free[here] = busy_after(layout.busy, end + device_gap[here] if takes > 0.0 else end, after, op)
+        free[here] = busy_after(end + device_gap[here] if takes > 0.0 else end, after, op)
         step_time = end if end > step_time else step_time
         begun[turn], start[op], finish[op] = op, begin, end
         first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
