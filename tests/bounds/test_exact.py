@@ -67,6 +67,28 @@ def test_sends_that_are_slower_than_fetches_are_within_the_longest_step():
     assert found.step_time == 22.0
 
 
+def test_ends_that_are_kept_busy_are_within_the_longest_step_and_are_not_proved():
+    builder = GraphBuilder("two")
+    builder.add("a", "op", output_bytes=100, allowed=["cpu"])
+    builder.add("b", "op", ["a"], allowed=["cuda"])
+    builder.add("c", "op", allowed=["cpu"])
+    devices = (Device("cpu", "cpu", 1000), Device("cuda:0", "cuda", 1000))
+    cluster = Cluster("busy", devices, (Link("*", "*", 100.0, sender_busy=50.0, receiver_busy=70.0),))
+    problem = Problem(builder.freeze(), cluster, np.ones((3, 2)))
+    found = solve_exactly(problem, seconds=20.0)
+    assert not found.nothing_fits
+    assert not found.optimal
+    assert found.step_time == exhaustive(problem).step_time == 73.0  # 1 + 1 + 70 + 1; c has time meanwhile
+    assert found.bound == pytest.approx(3.0)
+
+
+def test_where_ends_are_kept_busy_it_equals_or_says_that_it_is_only_a_bound():
+    problems = [tiny(seed, most_ops=6, crowded=seed % 3 == 0) for seed in range(3000, 3600)]
+    said = [check(problem, problem.graph.name) for problem in problems if problem.cluster.keeps_busy]
+    assert len(said) > 80
+    assert np.mean(said) > 0.8
+
+
 def test_a_step_that_is_known_is_not_made_worse_and_limits_the_search():
     problem = tiny(5003, most_ops=7, plain=True)
     first = solve_exactly(problem, seconds=20.0)
@@ -97,6 +119,9 @@ def test_devices_that_can_change_places():
     cluster = Cluster("pairs", devices, links)
     unlike = Problem(problem.graph, cluster, np.ones((problem.graph.num_ops, 4)) * ~problem.graph.is_parameter[:, None])
     assert alike(unlike) == [[0, 1]]
+    one_way = Link("d0", "d1", 1e9, both_ways=False, receiver_busy=1.0)
+    busy = Cluster("busy", devices, (Link("*", "*", 1e9), one_way))
+    assert alike(Problem(unlike.graph, busy, unlike.costs)) == []
 
 
 def test_exhaustive_search_sees_every_choice_of_devices():

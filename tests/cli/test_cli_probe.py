@@ -23,7 +23,7 @@ def _quick(tmp_path, monkeypatch):
 
     def measured(virtual: int) -> dict:
         names = [f"cpu:{number}" for number in range(virtual)] or ["cpu"]
-        links = [["*", "*", 5e9, 2e-5, "copied by a thread", 0.0, 0.0]] if virtual > 1 else []
+        links = [["*", "*", 5e9, 2e-5, "copied by a thread", 0.0, 0.0, 0.0, 0.0]] if virtual > 1 else []
         return {"devices": dict.fromkeys(names, figures), "links": links}
 
     monkeypatch.setattr(probing, "measured", measured)

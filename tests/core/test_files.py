@@ -297,6 +297,15 @@ BAD_CLUSTERS = {
         '[[links]]\nbetween=["a","b"]\nbandwidth=1\nlatency=2\nsend_latency=1',
         "send_latency of link 'a' to 'b', 1 s, is below its latency, 2 s",
     ),
+    "a sender that is never busy": (
+        '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a","b"]\nbandwidth=1\nsender_busy=-1',
+        r"links\[0\].sender_busy: -1",
+    ),
+    "a receiver that is busy for ever": (
+        '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
+        '[[links]]\nbetween=["a","b"]\nbandwidth=1\nreceiver_busy=1e20',
+        "receiver_busy of link 'a' to 'b' takes 1e\\+20 s; at most",
+    ),
     "one end": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a"]\nbandwidth=1',
         r"links\[0\]: give between",

@@ -11,7 +11,7 @@ import torch
 import roost
 from roost import presets
 from roost.errors import InputError, UnknownName
-from roost.presets import _kept, _machine
+from roost.presets import _figures, _kept, _machine
 from roost.presets import probe as probing
 
 GPU = pytest.mark.gpu
@@ -89,6 +89,26 @@ def test_threads_as_devices(no_gpu):
     assert cluster.memory.sum() <= _machine.available_memory() * 1.5
 
 
+def test_what_a_crossing_takes_is_shared_out_between_its_ends_and_latency():
+    up = _figures._ends(True, latency=20e-6, waits=100e-6, launching=25e-6, posting=45e-6)
+    assert up == pytest.approx({"send_latency": 30e-6, "sender_busy": 45e-6, "receiver_busy": 25e-6})
+    down = _figures._ends(False, latency=20e-6, waits=220e-6, launching=60e-6, posting=45e-6)
+    assert down == pytest.approx({"send_latency": 20e-6, "sender_busy": 60e-6, "receiver_busy": 200e-6})
+    for way in (True, False):  # no more is left than there was
+        assert _figures._ends(way, 20e-6, 15e-6, 1e-6, 1e-6)["send_latency"] == 20e-6
+    assert _figures._ends(False, 20e-6, 15e-6, 1e-6, 1e-6)["receiver_busy"] == 0.0
+
+
+def test_figures_of_both_ends_come_to_the_link():
+    found = {"bandwidth": 1e9, "latency": 2e-5, "send_bandwidth": 5e8}
+    link = probing._link(*probing._row("cpu", "cuda:0", found | _figures._ends(True, 2e-5, 0.0, 1e-6, 3e-6), "there"))
+    assert (link.send_bandwidth, link.send_latency) == (5e8, 2e-5)
+    assert (link.sender_busy, link.receiver_busy) == (3e-6, 1e-6)
+    assert "sender_busy: measured here" in link.figures_from
+    plain = probing._link(*probing._row("cuda:0", "cuda:1", {"bandwidth": 1e9, "latency": 2e-5}, "there"))
+    assert "receiver_busy: assumed" in plain.figures_from
+
+
 def test_other_hardware_is_measured_anew(given, monkeypatch):
     roost.probe()
     roost.probe()
@@ -113,7 +133,8 @@ def test_other_hardware_is_measured_anew(given, monkeypatch):
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "memory_bandwidth": -1.0}}, "links": []},
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "launch_overhead": "fast"}}, "links": []},
         {"devices": {"cpu": {**FIGURES["devices"]["cpu"], "peak": {}}}, "links": []},
-        {**FIGURES, "links": [["cpu", "cuda:7", 1.0, 1.0, "", 0.0, 0.0]]},
+        {**FIGURES, "links": [["cpu", "cuda:7", 1.0, 1.0, "", 0.0, 0.0, 0.0, 0.0]]},
+        {**FIGURES, "links": [["cpu", "cpu", 1.0, 1.0, "", 0.0, 0.0, -1.0, 0.0]]},
         {**FIGURES, "links": [3]},
     ],
 )
@@ -181,6 +202,9 @@ def test_gpus_are_found_and_measured():
     sound(cluster)
     gpu, cpu = cluster.devices[1], cluster.devices[0]
     assert gpu.kind == "cuda"
+    assert 0 < cluster.sender_busy[0, 1] < 1e-2
+    assert 0 < cluster.receiver_busy[0, 1] < 1e-2
+    assert 0 < cluster.sender_busy[1, 0] < 1e-2
     assert gpu.memory < torch.cuda.get_device_properties(0).total_memory
     assert gpu.peak["float16"] > cpu.peak["float16"]
     assert cluster.bus[0, 1] != cluster.bus[1, 0]

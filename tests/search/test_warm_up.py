@@ -52,6 +52,14 @@ def test_it_is_once_in_a_process_and_short_whatever_the_budget() -> None:
     assert 0 < left[0][1] <= 0.5
 
 
+def test_loops_for_crossings_that_keep_both_ends_busy_are_warmed_up_by_themselves() -> None:
+    seen: list[bool] = []
+    asked = Asked(lambda problem, evaluate: seen.append(problem.cluster.keeps_busy))
+    for busy in (False, True, True, False):
+        warming.warm_up(asked, busy=busy)
+    assert seen == [False, True]
+
+
 def test_the_clock_stands_still_while_something_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, left = Clock(), []
     monkeypatch.setattr(event, "timer", clock)

@@ -29,7 +29,8 @@ def _exchangeable(problem: Problem, one: int, other: int) -> bool:
     if not all(np.array_equal(rows[:, one], rows[:, other]) for rows in columns):
         return False
     rates = (cluster.seconds_per_byte, cluster.sent_seconds_per_byte)
-    tables = (cluster.latency, cluster.sent_latency, *rates, _bus_gaps(problem))
+    busy = (cluster.sender_busy, cluster.receiver_busy)
+    tables = (cluster.latency, cluster.sent_latency, *rates, *busy, _bus_gaps(problem))
     if not all(np.array_equal(table, table[np.ix_(swap, swap)]) for table in tables):
         return False
     renamed: dict[int, int] = {}  # each bus must become one bus

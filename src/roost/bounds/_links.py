@@ -2,8 +2,8 @@
 
 What one device sends is exactly as in the simulator. A parameter is fetched once for each device, either at the start,
 before anything is sent, or once an op has finished that used another fetched one, since it is the window that decides;
-what several senders share is in the order of their finish, give or take a tick. So with those the least step of the
-model may be below that of every placement, and is never above.
+what several senders share is in the order of their finish, give or take a tick. That what crosses keeps both ends busy
+is left out. So with those the least step of the model may be below that of every placement, and is never above.
 """
 
 from __future__ import annotations

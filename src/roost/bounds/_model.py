@@ -2,7 +2,9 @@
 
 Times are whole ticks, rounded down. Whatever the simulator does, rounded down, satisfies every constraint here: all of
 them say that one moment is at least so much later than another, and rounding down keeps that. So the least step of
-the model is never above that of any placement, in any order and with any window. `_links.py` adds the links.
+the model is never above that of any placement, in any order and with any window. `_links.py` adds the links. For how
+long what crosses keeps both ends busy is left out: what an op takes longer for what it receives is here a later start,
+and it finishes when it does in the simulator.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ class Model:
         size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
         fetched = self.graph.is_parameter[tensor] and not home
         per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte
-        latency = cluster.latency if fetched else cluster.sent_latency
+        latency = cluster.latency if fetched or home else cluster.sent_latency
         return float(latency[source, target] + size * per_byte[source, target])
 
     def _places(self) -> None:

@@ -179,7 +179,8 @@ def longest_step(problem: Problem) -> float:
     graph, cluster = problem.graph, problem.cluster
     ops = (np.where(problem.allowed, problem.op_time, 0.0) + cluster.device_gap).max(axis=1).sum()
     slowest = float(cluster.sent_seconds_per_byte.max(initial=0.0))  # none is fetched more slowly
-    rest = float(cluster.sent_latency.max(initial=0.0)) + float(cluster.bus_gap.max(initial=0.0))
+    each = (cluster.sent_latency, cluster.bus_gap, cluster.sender_busy, cluster.receiver_busy)
+    rest = sum(float(figure.max(initial=0.0)) for figure in each)
     transfers = 2 * (graph.num_edges * rest + graph.output_bytes[graph.input_op].sum() * slowest)
     return float(ops + transfers)
 

@@ -70,7 +70,7 @@ def _ways_home(relaxed: Relaxed) -> Array:  # [ops, devices] seconds
         if homes[parameter].all():
             continue
         # 0 on the diagonal.
-        takes = cluster.sent_latency + graph.output_bytes[parameter] * cluster.sent_seconds_per_byte
+        takes = cluster.latency + graph.output_bytes[parameter] * cluster.sent_seconds_per_byte
         nearest = np.where(homes[parameter], takes, np.inf).min(axis=1)
         found[op] = np.maximum(found[op], np.where(homes[op], nearest, 0.0))
     return found

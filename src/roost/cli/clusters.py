@@ -127,13 +127,16 @@ def _links(links: Sequence[Link]) -> RenderableType:
 
     gaps, sends = any(link.gap for link in links), any(link.send_bandwidth for link in links)
     late = any(link.send_latency for link in links)
-    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["of sends"] * late, *["gap"] * gaps]
+    busy = any(link.sender_busy or link.receiver_busy for link in links)
+    ends = ["sender busy", "receiver busy"] * busy
+    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["of sends"] * late, *ends, *["gap"] * gaps]
     rows = _console.table(["link", *numbers, "bus"], numbers)
     for link in links:
         gap = [show_seconds(link.gap)] * gaps
         send = [show_count(link.send_bandwidth or link.bandwidth, "B/s")] * sends
         wait = [show_seconds(link.latency), *[show_seconds(link.send_latency or link.latency)] * late]
-        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, *wait, *gap, link.bus)
+        kept = [show_seconds(link.sender_busy), show_seconds(link.receiver_busy)] * busy
+        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, *wait, *kept, *gap, link.bus)
     return rows
 
 

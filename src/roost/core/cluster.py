@@ -74,9 +74,13 @@ class Link:
     # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home), where that is less than
     # what residents are fetched with: it may have to be copied on the way, or be in many caches still. 0: no less.
     send_bandwidth: float = 0.0
-    # Seconds before the first byte of such a tensor, where that is more than the latency: the other side may have to
-    # wait for it, and wake up. 0: no more.
+    # Seconds before the first byte of a tensor that is sent, where that is more than the latency: the other side may
+    # have to wait for it. 0: no more.
     send_latency: float = 0.0
+    # Seconds for which a tensor keeps the two ends from computing (the overhead of LogP): the sender after the op that
+    # made it, the receiver before the first op that reads it.
+    sender_busy: float = 0.0
+    receiver_busy: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
@@ -99,6 +103,9 @@ class Link:
             both = f"{self.send_latency:g} s, is below its latency, {self.latency:g} s"
             raise InputError(f"send_latency of {where}, {both}; give the lower of them as latency")
         _check_seconds(self.send_latency, f"send_latency of {where}")
+        for what in ("sender_busy", "receiver_busy"):
+            _check(getattr(self, what), f"{what} of {where}")
+            _check_seconds(getattr(self, what), f"{what} of {where}")
 
     def joins(self, source: str, target: str) -> bool:
         forward = _matches(source, self.source) and _matches(target, self.target)
@@ -187,7 +194,7 @@ class Cluster:
         return self._matrix("latency")
 
     @cached_property
-    def sent_latency(self) -> Array:  # [devices, devices] seconds, of what an op has just made
+    def sent_latency(self) -> Array:  # [devices, devices] seconds, of what an op has just made and others read
         return _fixed(np.maximum(self.latency, self._matrix("send_latency")))
 
     @cached_property
@@ -199,6 +206,19 @@ class Cluster:
     def sent_seconds_per_byte(self) -> Array:  # [devices, devices] of what an op has just made; 0 on the diagonal
         bandwidth = self._matrix("send_bandwidth")
         return _fixed(np.divide(1.0, bandwidth, out=self.seconds_per_byte.copy(), where=bandwidth > 0))
+
+    @cached_property
+    def sender_busy(self) -> Array:  # [devices, devices] seconds of the sender for each tensor
+        return self._matrix("sender_busy")
+
+    @cached_property
+    def receiver_busy(self) -> Array:  # [devices, devices] seconds of the receiver for each tensor
+        return self._matrix("receiver_busy")
+
+    @cached_property
+    def keeps_busy(self) -> bool:
+        """Whether a tensor that crosses keeps any device from computing."""
+        return bool(self.sender_busy.any() or self.receiver_busy.any())
 
     @cached_property
     def bus_names(self) -> tuple[str, ...]:  # [buses]

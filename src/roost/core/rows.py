@@ -83,6 +83,8 @@ class LinkBlock(File):
     latency: Quantity = 0.0
     send_bandwidth: Quantity = 0.0
     send_latency: Quantity = 0.0
+    sender_busy: Quantity = 0.0
+    receiver_busy: Quantity = 0.0
     bus: str = "{source}->{target}"
     gap: Quantity = 0.0
     figures_from: str = ""
@@ -310,6 +312,8 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
             bandwidth=link.bandwidth,
             send_bandwidth=link.send_bandwidth,
             send_latency=link.send_latency,
+            sender_busy=link.sender_busy,
+            receiver_busy=link.receiver_busy,
             bus=link.bus,
             gap=link.gap,
             figures_from=link.figures_from,
@@ -378,6 +382,8 @@ def _link(block: LinkBlock, where: str) -> Link:
         figures_from=block.figures_from,
         send_bandwidth=_quantity(block.send_bandwidth, units.RATE, f"{where}.send_bandwidth"),
         send_latency=_quantity(block.send_latency, units.SECONDS, f"{where}.send_latency"),
+        sender_busy=_quantity(block.sender_busy, units.SECONDS, f"{where}.sender_busy"),
+        receiver_busy=_quantity(block.receiver_busy, units.SECONDS, f"{where}.receiver_busy"),
     )
 
 

@@ -124,6 +124,8 @@ def twins(problem: Problem, layout: Layout) -> Array:  # [devices]
                 and (cluster.latency[changed] == cluster.latency).all()
                 and (cluster.seconds_per_byte[changed] == cluster.seconds_per_byte).all()
                 and (cluster.sent_latency[changed] == cluster.sent_latency).all()
+                and (cluster.sender_busy[changed] == cluster.sender_busy).all()
+                and (cluster.receiver_busy[changed] == cluster.receiver_busy).all()
                 and (cluster.sent_seconds_per_byte[changed] == cluster.sent_seconds_per_byte).all()
                 and len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
                 and all(layout.bus_gap[a] == layout.bus_gap[b] for a, b in pairs)

@@ -107,13 +107,59 @@ def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> d
 
     with torch.cuda.device(number):
         found = _copies(source, target, lambda: torch.cuda.synchronize(number))
-        found |= {"latency": host_time([cross], _SECONDS)}
+        latency = host_time([cross], _SECONDS)
+        found |= {"latency": latency}
+        launching = host_time([_receiving(there.device) if up else _handing(there.device)], _SECONDS)
     with _machine.OwnThread(threads, cores) as thread:
+        posting = thread(lambda: host_time([_posting()], _SECONDS)) if up else 0.0
         waits = thread(lambda: _wait(there.device, up))
-        takes = thread(lambda: [_send(there.device, up, size) - found["latency"] for size in _SENT])
+        takes = thread(lambda: [_send(there.device, up, size) - latency for size in _SENT])
     rates = [size / max(seconds, 1e-9) for size, seconds in zip(_SENT, takes, strict=True)]
-    sends = min(found["bandwidth"], math.prod(rates) ** (1 / len(rates)))
-    return found | {"send_bandwidth": sends, "send_latency": max(found["latency"], waits)}
+    found |= {"send_bandwidth": min(found["bandwidth"], math.prod(rates) ** (1 / len(rates)))}
+    return found | _ends(up, latency, waits, launching, posting)
+
+
+def _ends(up: bool, latency: float, waits: float, launching: float, posting: float) -> dict[str, float]:
+    """What of a crossing keeps either end busy, and what is left of it as latency.
+
+    To a GPU one thread posts the tensor and the other launches its copy. To the CPU one thread launches the copy, and
+    what is waited for beyond it is a pool of threads that wakes up.
+    """
+    if up:
+        left = max(latency, waits - posting - launching)
+        return {"send_latency": left, "sender_busy": posting, "receiver_busy": launching}
+    return {"send_latency": latency, "sender_busy": launching, "receiver_busy": max(0.0, waits - latency)}
+
+
+def _handing(gpu: torch.device) -> Callable[[], None]:
+    """What the thread of a GPU does to send a small tensor to the host (`Cuda.handed` of the runtime)."""
+    tiny, stream = torch.ones(_SMALL // 4, device=gpu), torch.cuda.current_stream(gpu)
+
+    def hand() -> None:
+        torch.empty_like(tiny, device="cpu", pin_memory=True).copy_(tiny, non_blocking=True)
+        torch.cuda.Event().record(stream)  # type: ignore[no-untyped-call]
+
+    return hand
+
+
+def _receiving(gpu: torch.device) -> Callable[[], None]:
+    """What the thread of a GPU does to receive one (`Cuda.received`)."""
+    locked = torch.ones(_SMALL // 4, pin_memory=True)
+
+    def receive() -> None:
+        locked.to(gpu, non_blocking=True)
+
+    return receive
+
+
+def _posting() -> Callable[[], None]:
+    """What the thread of a CPU does to send one to a GPU (`Cuda.posted`)."""
+    made = torch.ones(_SMALL // 4)
+
+    def post() -> None:
+        torch.empty_like(made, device="cpu", pin_memory=True).copy_(made)
+
+    return post
 
 
 def _wait(gpu: torch.device, up: bool) -> float:

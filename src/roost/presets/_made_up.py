@@ -41,6 +41,8 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
             send_bandwidth=link.send_bandwidth * bandwidth,
             latency=link.latency * latency,
             send_latency=link.send_latency * latency,
+            sender_busy=link.sender_busy * latency,
+            receiver_busy=link.receiver_busy * latency,
         )
         for link in cluster.links
     ]

@@ -14,7 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 6  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 7  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
@@ -26,6 +26,8 @@ _LINK_FIGURES = """
 bandwidth: measured here, many MiB {way}
 send_bandwidth: {sends}
 send_latency: {waits}
+sender_busy: {sender}
+receiver_busy: {receiver}
 latency: measured here, 4 KiB {way}, from the call to the arrival
 bus: assumed, each direction is separate
 """
@@ -70,7 +72,7 @@ def measured(virtual: int) -> dict[str, Any]:
         link = _figures.between_threads() if virtual > 1 else None
         return {
             "devices": {f"cpu:{number}": found[len(share)] for number, share in enumerate(cores)},
-            "links": [["*", "*", link["bandwidth"], link["latency"], "copied by a thread", 0.0, 0.0]] if link else [],
+            "links": [_row("*", "*", link, "copied by a thread")] if link else [],
         }
     import torch
 
@@ -94,8 +96,8 @@ def measured(virtual: int) -> dict[str, Any]:
 
 
 def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
-    sends = found.get("send_bandwidth", 0.0), found.get("send_latency", 0.0)
-    return [source, target, found["bandwidth"], found["latency"], way, *sends]
+    more = (found.get(name, 0.0) for name in ("send_bandwidth", "send_latency", "sender_busy", "receiver_busy"))
+    return [source, target, found["bandwidth"], found["latency"], way, *more]
 
 
 def _names(virtual: int) -> list[str]:
@@ -135,14 +137,26 @@ def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) ->
 
 
 def _link(
-    source: str, target: str, bandwidth: float, latency: float, way: str, send_bandwidth: float, send_latency: float
+    source: str,
+    target: str,
+    bandwidth: float,
+    latency: float,
+    way: str,
+    send_bandwidth: float,
+    send_latency: float,
+    sender_busy: float,
+    receiver_busy: float,
 ) -> Link:
     sends = "measured here, 1, 4 and 16 MiB that were just made, with what the host does for it"
-    waits = "measured here, what it adds to an op on either side that the other side goes on after it"
+    waits = "measured here, what it adds to an op on either side that the other side goes on after it, less busy ends"
+    sender = "measured here, what the thread that sends 4 KiB takes for it"
+    receiver = "measured here, what the thread that receives 4 KiB takes for it, or the threads of a CPU to wake up"
     figures = _LINK_FIGURES.format(
         way=way,
         sends=sends if send_bandwidth else "assumed, no less than bandwidth",
         waits=waits if send_latency else "assumed, no more than latency",
+        sender=sender if sender_busy else "assumed, not busy",
+        receiver=receiver if receiver_busy else "assumed, not busy",
     )
     return Link(
         source,
@@ -153,6 +167,8 @@ def _link(
         figures_from=figures,
         send_bandwidth=send_bandwidth,
         send_latency=send_latency,
+        sender_busy=sender_busy,
+        receiver_busy=receiver_busy,
     )
 
 

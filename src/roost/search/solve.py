@@ -81,7 +81,7 @@ def search(
     check(problem)
     name, chosen = _placer(placer)
     seed = _seed(seed)
-    warm_up(chosen, prove)
+    warm_up(chosen, prove, problem.cluster.keeps_busy)
     source = source or Simulating(problem, workers)
     if seconds is None and trials is None:
         seconds = _SECONDS

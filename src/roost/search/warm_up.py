@@ -23,19 +23,29 @@ _SECONDS, _TRIALS = 0.5, 1000  # for each placer, compiling not counted
 _warm: set[object] = set()  # types of placers
 
 
-def warm_up(placer: Placer, prove: bool = False) -> None:
-    """Run a placer, and those that it asks, on a problem of three ops; and a proof, where one is asked for."""
-    if prove and bound not in _warm:
-        _warm.add(bound)
-        bound(small_problem(), seconds=0.1)
-    if type(placer) in _warm:
+def warm_up(placer: Placer, prove: bool = False, busy: bool = False) -> None:
+    """Run a placer, and those that it asks, on a problem of three ops; and a proof, where one is asked for.
+
+    For clusters whose crossings keep both ends `busy` the loops are compiled by themselves.
+    """
+    if prove and _is_cold(bound, busy):
+        bound(small_problem(busy), seconds=0.1)
+    if not _is_cold(type(placer), busy):
         return
-    _warm.add(type(placer))
     with contextlib.suppress(Exception):  # whatever is wrong will be told of the real problem
         for name in (*getattr(placer, "baselines", ()), *getattr(placer, "starts", ())):
-            warm_up(catalog.find("placers", name)())
+            warm_up(catalog.find("placers", name)(), busy=busy)
     with contextlib.suppress(Exception):
-        _run(placer, small_problem())
+        _run(placer, small_problem(busy))
+
+
+def _is_cold(what: object, busy: bool) -> bool:
+    """Whether it has not been warmed up so far; from now on it has."""
+    key = (what, "busy") if busy else what
+    if key in _warm:
+        return False
+    _warm.add(key)
+    return True
 
 
 def _run(placer: Placer, problem: Problem) -> None:
@@ -51,7 +61,7 @@ def _run(placer: Placer, problem: Problem) -> None:
         placer.place(problem, Evaluation(search, "warm-up"))
 
 
-def small_problem() -> Problem:
+def small_problem(busy: bool = False) -> Problem:
     """Weights that do not fit beside the ops that read them: so that what fetches them is compiled too."""
     builder = GraphBuilder("warm-up")
     last: list[str] = []
@@ -60,6 +70,7 @@ def small_problem() -> Problem:
         last = [builder.add(f"op{number}", "matmul", [weight, *last], flop=1.0, output_bytes=8)]
     host = Device("cpu:0", "cpu", 10_000)
     devices = (host, *(Device(f"cuda:{d}", "cuda", 700) for d in range(2)))
-    cluster = Cluster("warm-up", devices, (Link("*", "*", 1000.0),))
+    link = Link("*", "*", 1000.0, sender_busy=0.01 * busy, receiver_busy=0.01 * busy)
+    cluster = Cluster("warm-up", devices, (link,))
     graph = builder.freeze()
     return Problem(graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]])))

@@ -24,7 +24,7 @@ from roost.simulator import compiling as compiling  # before anything is compile
 from roost.simulator import memory
 from roost.simulator.kernels import batch as kernels
 from roost.simulator.kernels import lanes
-from roost.simulator.kernels.base import Layout
+from roost.simulator.kernels.base import Busy, Layout
 from roost.simulator.kernels.fetches import fetches_anything
 from roost.simulator.order import dispatch_order
 
@@ -322,6 +322,7 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
     user_start, user = _grouped(number[source[read]], number[target[read]], len(parameters))
     source, target = number[source[~read]], number[target[~read]]
     next_start, following = _grouped(source, target, len(order))
+    ends = Busy(cluster.sender_busy.ravel(), cluster.receiver_busy.ravel()) if cluster.keeps_busy else None
     previous_start, previous = _grouped(target, source, len(order))
     return Layout(
         num_devices=cluster.num_devices,
@@ -350,6 +351,7 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
         bus=cluster.bus.ravel().astype(np.uint32),
         bus_gap=cluster.bus_gap,
         device_gap=cluster.device_gap,
+        busy=ends,
     )
 
 

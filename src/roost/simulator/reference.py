@@ -4,9 +4,14 @@
    took any time it rests for its gap.
 2. A tensor needed on another device is sent there once, when it is produced. A bus carries one transfer at a time, in
    the order of issue, and rests for its gap after each. Transfers overlap compute. With broadcast one transfer, as
-   long as to the farthest device, serves every device. What an op has made, new values of parameters among it, goes
-   with the `send_latency` and `send_bandwidth` of its link where that has them; parameters are fetched with its
-   `latency` and `bandwidth`.
+   long as to the farthest device, serves every device. What an op has made goes with the `send_bandwidth` of its link
+   where that has one, and with its `send_latency` where others read it; parameters are fetched, and their new values go
+   home, with its `latency`.
+   What crosses keeps both ends busy. After an op, and after the rest that its gap asks for, its device is busy for the
+   `sender_busy` of the link to each device that its output is sent to, then of that to each home that it sends a new
+   value to; the transfers do not wait for that. For each tensor that a device receives, the first op there that
+   reads it, in dispatch order, takes the `receiver_busy` of the link longer, and so does the first that uses a copy
+   which was fetched. A device that others fetch from, or send new values home to, is not busy with that.
 3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
    `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
    copy used longest ago, counted in dispatch order, makes room, once the ops that used it have finished; a copy still
@@ -17,8 +22,9 @@
 5. At the start fetches are issued, in dispatch order. Then everything is issued when an op finishes: its sends in
    the order of the devices, then what goes home, then what its device fetches next. Ops that finish at the same time
    do so in dispatch order, or with `fifo` in the order they were begun; ops that become ready at the same time are
-   begun in dispatch order, after all that finish then. Times are seconds, added in the order written here. The step
-   ends with the last op or transfer; a rest after it does not count.
+   begun in dispatch order, after all that finish then. Times are seconds, added in the order written here, what an op
+   receives in the dispatch order of what made it, and then what is fetched for it; such sums are made first, and
+   added as one. The step ends with the last op or transfer; a rest after it does not count.
 """
 
 from __future__ import annotations
@@ -81,6 +87,32 @@ def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tu
     return copies, window
 
 
+def crossings(
+    problem: Problem, placement: Placement, order: list[int], copies: list[list[Copy]]
+) -> tuple[list[float], list[float]]:
+    """[ops] seconds that each op takes longer for what it receives, and that its device is busy after it."""
+    graph, device = problem.graph, placement.device.tolist()
+    inputs, consumers = graph.input_lists(), graph.consumer_lists()
+    is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
+    sender_busy, receiver_busy = problem.cluster.sender_busy.tolist(), problem.cluster.receiver_busy.tolist()
+    position = {op: number for number, op in enumerate(order)}
+    longer, after = [0.0] * graph.num_ops, [0.0] * graph.num_ops
+    for op in order:
+        d = device[op]
+        for target in sorted({device[consumer] for consumer in consumers[op]} - {d}):
+            first = min((one for one in consumers[op] if device[one] == target), key=position.__getitem__)
+            longer[first] += receiver_busy[d][target]
+            after[op] += sender_busy[d][target]
+        if is_update[op]:
+            for source in inputs[op]:
+                if is_parameter[source] and device[source] != d:
+                    after[op] += sender_busy[d][device[source]]
+    for d, row in enumerate(copies):
+        for copy in row:
+            longer[copy.users[0]] += receiver_busy[device[copy.parameter]][d]
+    return longer, after
+
+
 def simulate(problem: Problem, placement: Placement) -> Timeline:
     """The full timeline of one step."""
     placement = problem.check(placement)
@@ -100,6 +132,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     for op in order:
         queue[device[op]].append(op)
     copies, window = plan_fetches(problem, placement, order)
+    longer, after = crossings(problem, placement, order, copies)
     fetched = [0] * num_devices  # how many of each device's copies have been asked for
     fifo = placement.order == "fifo"
 
@@ -121,8 +154,9 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         nonlocal started
         d = device[op]
         start[op] = max(ready[op], device_free[d])
-        finish[op] = start[op] + op_time[op][d]
-        device_free[d] = finish[op] + device_gap[d] if op_time[op][d] > 0 else finish[op]
+        takes = op_time[op][d] + longer[op]
+        finish[op] = start[op] + takes
+        device_free[d] = (finish[op] + device_gap[d] if takes > 0 else finish[op]) + after[op]
         heapq.heappush(events, (finish[op], _FINISHED, started if fifo else position[op], op))
         started += 1
 
@@ -146,7 +180,7 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         begins = max(now, bus_free[line])
         size = output_bytes[tensor]
         per_byte = (seconds_per_byte if kind == FETCH else sent_seconds_per_byte)[source]
-        before = (latency if kind == FETCH else sent_latency)[source]
+        before = (sent_latency if kind == SEND else latency)[source]
         takes = max(before[target] + size * per_byte[target] for target in targets)
         bus_free[line] = begins + takes + bus_gap[line]
         transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)

@@ -100,9 +100,10 @@ def _windows(graph: Graph) -> list[int]:
 def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = False) -> Problem:
     """A random problem of 2 to `most_ops` ops on 1 to 3 devices, with everything that may go wrong in a bound.
 
-    Shared buses, broadcast, gaps, slow sends, remote parameters, updates, groups, allowed kinds, ties, zeros, little
-    memory.
-    `plain` leaves out shared buses, broadcast and parameters: what an exact solver can schedule without a gap.
+    Shared buses, broadcast, gaps, slow sends, ends that are kept busy, remote parameters, updates, groups, allowed
+    kinds, ties, zeros, little memory.
+    `plain` leaves out shared buses, broadcast, busy ends and parameters: what an exact solver can schedule without a
+    gap.
     `crowded` has a slow device with much memory, fast ones with little, and many parameters.
     """
     rng = np.random.default_rng(seed)
@@ -157,5 +158,8 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
     if rng.random() < 0.4:
         links = [replace(link, send_bandwidth=link.bandwidth / (1.0 + figure(8))) for link in links]
         links = [replace(link, send_latency=link.latency + figure(4)) for link in links]
+        cluster = replace(cluster, links=tuple(links))
+    if not plain and rng.random() < 0.3:
+        links = [replace(link, sender_busy=figure(3), receiver_busy=figure(3)) for link in links]
         cluster = replace(cluster, links=tuple(links))
     return Problem(graph, cluster, times)  # type: ignore[arg-type]

@@ -83,8 +83,8 @@ def nasty(seed: int) -> tuple[Problem, Placement]:
     """A small random problem and placement with everything that may go wrong in a simulator.
 
     Ties, zero-time ops, zero-byte tensors, isolated ops, lonely parameters, 1 to 16 devices, shared buses, broadcast,
-    gaps, remote parameters, updates, tiny and huge windows, every order. Most figures are small whole numbers, so that
-    many times are equal; some are not, so that sums round.
+    gaps, ends that are kept busy, remote parameters, updates, tiny and huge windows, every order. Most figures are
+    small whole numbers, so that many times are equal; some are not, so that sums round.
     """
     rng = np.random.default_rng(seed)
     whole = rng.random() < 0.7
@@ -128,6 +128,11 @@ def nasty(seed: int) -> tuple[Problem, Placement]:
         priority=figures(num_ops, 5) if order == "priority" else None,
         prefetch_bytes=rng.integers(0, 120, num_devices) if rng.random() < 0.6 else int(rng.integers(0, 3)) * 40,
     )
+    if rng.random() < 0.4:
+        busy = [figures(2, 4).tolist() for _ in cluster.links]
+        pairs = zip(cluster.links, busy, strict=True)
+        links = tuple(replace(link, sender_busy=out, receiver_busy=back) for link, (out, back) in pairs)
+        cluster = replace(cluster, links=links)
     return Problem(graph, cluster, times), placement  # type: ignore[arg-type]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.simulator.kernels.base import ONE, ZERO, compiled, new_moves, send
+from roost.simulator.kernels.busy import busy_after, crossings, longer
 from roost.simulator.kernels.heap import heap_pop, heap_push
 
 
@@ -21,6 +22,7 @@ def dispatch(layout, device, urgency, begun):
     ready = np.zeros(num_ops)
     free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
     moves = new_moves(0)
+    extra, after = crossings(layout.busy, layout, device)
     first = np.zeros(num_devices + 1, np.int64)  # heaps of device d are at first[d]:first[d + 1]
     for op in range(num_ops):
         first[device[op] + 1] += 1
@@ -57,8 +59,8 @@ def dispatch(layout, device, urgency, begun):
         heap_pop(ready_key[low:], ready_op[low:], num_ready[here])
         num_ready[here] -= 1
         begun[turn] = op
-        end = begin + time[op * np.uintp(num_devices) + np.uintp(here)]
-        free[here] = end
+        end = begin + longer(time[op * np.uintp(num_devices) + np.uintp(here)], extra, op)
+        free[here] = busy_after(end, after, op)
         last = max(last, end)
         targets = ZERO
         for edge in range(next_start[op], next_start[op + np.uintp(1)]):

@@ -14,6 +14,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.placers.kernels.room import MOMENTS, Room, clear_room, hold, peak_with
 from roost.simulator.kernels.base import ONE, ZERO, compiled, inlined, lowest_bit, new_moves
+from roost.simulator.kernels.busy import keep_sender, with_ends, with_receiver
 from roost.simulator.kernels.push import push
 
 # What a rule adds up for a device, each times a weight. The first ones are in seconds.
@@ -135,16 +136,18 @@ def book(layout, desk, op, d):
     """Run an op on a device: send it what it needs, and note when it has finished."""
     num_devices = np.uintp(layout.num_devices)
     arrives, previous, bus_free = desk.arrives, layout.previous, desk.bus_free
-    start = desk.free[d]
+    start, takes = desk.free[d], layout.time[op * num_devices + d]
     for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
         source = np.uintp(previous[edge])
         arrival = arrives[source * num_devices + d]
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
             bus = np.uintp(layout.bus[pair])
-            takes = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
-            begin = begin_on(desk, bus, desk.finish[source], takes)
-            arrival = begin + takes
+            lasts = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            begin = begin_on(desk, bus, desk.finish[source], lasts)
+            arrival = begin + lasts
+            keep_sender(layout.busy, desk.free, np.uintp(desk.device[source]), pair)
+            takes = with_receiver(layout.busy, takes, pair)
             if begin < bus_free[bus]:
                 desk.pause_start[bus] = arrival + layout.bus_gap[bus]
             else:
@@ -155,7 +158,6 @@ def book(layout, desk, op, d):
                 bus_free[bus] = arrival + layout.bus_gap[bus]
             arrives[source * num_devices + d] = arrival
         start = max(start, arrival)
-    takes = layout.time[op * num_devices + d]
     end = start + takes
     desk.free[d] = end + layout.device_gap[d] if takes > 0.0 else end
     desk.finish[op] = end
@@ -191,7 +193,9 @@ def look(layout, listing, desk, op):
             arrival = arrives[source * num_devices + d]
             if arrival < 0.0:
                 takes = latency[row + d] + nbytes * seconds_per_byte[row + d]
-                arrival = begin_on(desk, np.uintp(layout.bus[row + d]), made, takes) + takes
+                begin = begin_on(desk, np.uintp(layout.bus[row + d]), made, takes)
+                takes = with_ends(layout.busy, takes, row + d)
+                arrival = begin + takes
                 inbound[d] += takes
                 absent[d] += nbytes
             ready[d] = max(ready[d], arrival)
@@ -210,7 +214,7 @@ def look(layout, listing, desk, op):
         for d in range(num_devices):
             if d != there:
                 pair = d * num_devices + there
-                outgoing[d] += latency[pair] + nbytes * seconds_per_byte[pair]
+                outgoing[d] += with_ends(layout.busy, latency[pair] + nbytes * seconds_per_byte[pair], pair)
     return home
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit, new_moves, send
+from roost.simulator.kernels.busy import cross_in_turn, longer, nothing_yet
 
 
 @compiled
@@ -45,7 +46,8 @@ def push_in_order(layout, order, turn_of, device, ready, dying, held, peak):
     copies_count, num_devices = layout.copies_in_memory, np.uintp(layout.num_devices)
     free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
     last, last_turn = np.zeros(64, np.uint32), np.zeros(64, np.int64)
-    moves = new_moves(0)
+    busy, moves = layout.busy, new_moves(0)
+    extra = nothing_yet(busy, len(order))
     step_time = 0.0
     for d in range(num_devices):
         peak[d] = held[d]
@@ -54,7 +56,7 @@ def push_in_order(layout, order, turn_of, device, ready, dying, held, peak):
         here = np.uintp(device[op])
         begin = ready[op] if ready[op] > free[here] else free[here]
         ready[op] = 0.0
-        takes = time[op * num_devices + here]
+        takes = longer(time[op * num_devices + here], extra, op)
         end = begin + takes
         free[here] = end + device_gap[here] if takes > 0.0 else end
         step_time = end if end > step_time else step_time
@@ -80,6 +82,7 @@ def push_in_order(layout, order, turn_of, device, ready, dying, held, peak):
         held[here] -= gone
         arrives[here] = end
         if remote != ZERO:
+            cross_in_turn(busy, layout, turn_of, device, op, here, remote, extra, free, here)
             send(layout, op, here, remote, end, bus_free, arrives, moves, 0, False)
             left = remote
             while left != ZERO and copies_count:

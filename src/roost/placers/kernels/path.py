@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit
+from roost.simulator.kernels.busy import cross, longer, nothing_yet
 
 
 @compiled
@@ -17,7 +18,8 @@ def hot_units(layout, device, unit_of, hot, mark):
     time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
     latency, seconds_per_byte, bus_of = layout.sent_latency, layout.sent_seconds_per_byte, layout.bus
     ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
-    arrives = np.zeros(64)
+    busy, arrives = layout.busy, np.zeros(64)
+    extra = nothing_yet(busy, num_ops)
     after = np.full(num_ops, -1, np.int32)  # the op whose output came last
     cause = np.full(num_ops, -1, np.int32)
     late = np.full(num_ops, -1, np.int32)  # of a producer: the op whose sends kept the link busy
@@ -30,7 +32,7 @@ def hot_units(layout, device, unit_of, hot, mark):
         if free[here] > begin:
             begin = free[here]
             cause[op] = on_device[here]
-        end = begin + time[op * num_devices + here]
+        end = begin + longer(time[op * num_devices + here], extra, op)
         free[here] = end
         on_device[here] = op
         if end > latest:
@@ -40,6 +42,7 @@ def hot_units(layout, device, unit_of, hot, mark):
             targets |= ONE << np.uint64(device[next_op[edge]])
         arrives[here] = end
         left = targets & ~(ONE << np.uint64(here))
+        cross(busy, layout, device, op, here, left, extra, free, here)
         while left != ZERO:
             there = lowest_bit(left)
             left &= left - ONE

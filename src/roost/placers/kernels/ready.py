@@ -18,6 +18,7 @@ from roost.core.arrays import Array
 from roost.placers.kernels.listing import book, clear_desk, new_desk, settle, settle_rest
 from roost.placers.kernels.room import peak_with
 from roost.simulator.kernels.base import ONE, ZERO, compiled
+from roost.simulator.kernels.busy import with_ends
 from roost.simulator.kernels.heap import heap_pop, heap_push
 
 USABLE, OTHERS, ANY = range(3)  # which devices an op has been offered to
@@ -75,7 +76,7 @@ def ready_on(layout, desk, op, d):
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
             takes = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
-            arrival = desk.finish[source] + takes
+            arrival = desk.finish[source] + with_ends(layout.busy, takes, pair)
         ready = max(ready, arrival)
     return ready
 
@@ -194,9 +195,8 @@ def stay_awake(layout, listing, desk, queues, favourite, op, d):
     for other in range(num_devices):
         if other != d:
             pair = d * num_devices + other
-            nearest = min(
-                nearest, layout.sent_latency[pair] + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
-            )
+            takes = layout.sent_latency[pair] + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
+            nearest = min(nearest, with_ends(layout.busy, takes, pair))
     if nearest < np.inf:
         queues.awake[d], queues.awaited[d] = desk.finish[op] + nearest, child
 

@@ -19,6 +19,13 @@ from numba.extending import intrinsic
 from roost.core.arrays import Array
 
 
+class Busy(NamedTuple):
+    """How long a tensor that crosses keeps both ends from computing."""
+
+    sender: Array  # [devices * devices] f8 seconds
+    receiver: Array  # [devices * devices] f8 seconds
+
+
 class Layout(NamedTuple):
     """A problem under one dispatch order, as the kernels read it: ops are numbered by their position in it.
 
@@ -45,12 +52,13 @@ class Layout(NamedTuple):
     parameter_op: Array  # [parameters] u4 index in the graph
     parameter_bytes: Array  # [parameters] i8
     latency: Array  # [devices * devices] f8 seconds
-    sent_latency: Array  # [devices * devices] f8 seconds of what ops have made
+    sent_latency: Array  # [devices * devices] f8 seconds of what ops have made and others read
     seconds_per_byte: Array  # [devices * devices] f8 of residents that are fetched
     sent_seconds_per_byte: Array  # [devices * devices] f8 of what ops have made
     bus: Array  # [devices * devices] u4
     bus_gap: Array  # [buses] f8 seconds
     device_gap: Array  # [devices] f8 seconds
+    busy: Busy | None  # of another type where there is none: then Numba leaves out what has to do with it
 
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}

@@ -10,6 +10,7 @@ import numpy as np
 
 from roost.core.timeline import FETCH, HOME
 from roost.simulator.kernels.base import ONE, ZERO, compiled, note, send
+from roost.simulator.kernels.busy import add_fetches, busy_after, crossings, longer
 from roost.simulator.kernels.heap import heap_pop, heap_push
 
 
@@ -24,14 +25,16 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     # Taken out of their tuples once: inside a loop Numba would count references each time.
     next_start, next_op, sizes, time = layout.next_start, layout.next, layout.parameter_bytes, layout.time
     bus, bus_gap, device_gap, is_update = layout.bus, layout.bus_gap, layout.device_gap, layout.is_update
-    latency, sent_latency, seconds_per_byte, sent_seconds_per_byte = (
-        layout.latency, layout.sent_latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
+    latency, seconds_per_byte, sent_seconds_per_byte = (
+        layout.latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
     )  # fmt: skip
     use_start, use = layout.use_start, layout.use
     first_user, next_user, user_op, copy_of = fetches.first_user, fetches.next_user, fetches.user_op, fetches.copy_of
     next_replaced, following, fetched = fetches.next_replaced, fetches.following, fetches.parameter
     free, bus_free, arrives = np.zeros(64), np.zeros(len(bus_gap)), np.zeros(64)
     ready, waiting = np.zeros(num_ops), layout.num_inputs.copy()
+    extra, busy_for = crossings(layout.busy, layout, device)
+    add_fetches(layout.busy, layout, device, home, fetches, extra, busy_for)
     for copy in range(fetches.num_copies):
         user = first_user[copy]
         while user >= 0:
@@ -68,9 +71,10 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                 op = tag - num_ops
                 here = np.uintp(device[op])
                 start[op] = now if now > free[here] else free[here]
-                takes = time[np.uintp(op) * num_devices + here]
+                takes = longer(time[np.uintp(op) * num_devices + here], extra, op)
                 finish[op] = start[op] + takes
-                free[here] = finish[op] + device_gap[here] if takes > 0.0 else finish[op]
+                rested = finish[op] + device_gap[here] if takes > 0.0 else finish[op]
+                free[here] = busy_after(rested, busy_for, op)
                 heap_push(times, tags, size, finish[op], np.uint32(turn))
                 size += 1
                 begun[turn] = op
@@ -108,7 +112,7 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         pair = here * num_devices + there
                         line = bus[pair]
                         begin = now if now > bus_free[line] else bus_free[line]
-                        takes = sent_latency[pair] + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
+                        takes = latency[pair] + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
                         bus_free[line] = begin + takes + bus_gap[line]
                         step_time = begin + takes if begin + takes > step_time else step_time
                         if record:
@@ -160,9 +164,10 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                     op = head[d]
                     head[d] = after[op]
                     start[op] = ready[op] if ready[op] > free[d] else free[d]
-                    takes = time[np.uintp(op) * num_devices + np.uintp(d)]
+                    takes = longer(time[np.uintp(op) * num_devices + np.uintp(d)], extra, op)
                     finish[op] = start[op] + takes
-                    free[d] = finish[op] + device_gap[d] if takes > 0.0 else finish[op]
+                    rested = finish[op] + device_gap[d] if takes > 0.0 else finish[op]
+                    free[d] = busy_after(rested, busy_for, op)
                     heap_push(times, tags, size, finish[op], np.uint32(op))
                     size += 1
                     begun[turn] = op

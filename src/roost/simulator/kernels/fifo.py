@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.simulator.kernels.base import ONE, ZERO, compiled, send
+from roost.simulator.kernels.busy import busy_after, crossings, longer
 from roost.simulator.kernels.heap import heap_pop, heap_push
 
 
@@ -26,6 +27,7 @@ def fifo(layout, device, begun, start, finish, moves, record):
     waiting = layout.num_inputs.copy()
     ready = np.zeros(len(device))
     times, tags = np.empty(len(device)), np.empty(len(device), np.uint32)
+    extra, after = crossings(layout.busy, layout, device)
     size, step_time, num_transfers = 0, 0.0, 0
     for op in range(num_ops):
         if waiting[op] == 0:
@@ -38,9 +40,9 @@ def fifo(layout, device, begun, start, finish, moves, record):
         heap_pop(times, tags, size)
         size -= 1
         begin = begin if begin > free[here] else free[here]
-        takes = time[op * num_devices + here]
+        takes = longer(time[op * num_devices + here], extra, op)
         end = begin + takes
-        free[here] = end + device_gap[here] if takes > 0.0 else end
+        free[here] = busy_after(end + device_gap[here] if takes > 0.0 else end, after, op)
         step_time = end if end > step_time else step_time
         begun[turn], start[op], finish[op] = op, begin, end
         first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])

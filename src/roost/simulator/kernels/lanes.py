@@ -16,7 +16,8 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.simulator.kernels.base import ONE, ZERO, bare, compiled, inlined, lowest_bit
-from roost.simulator.kernels.vector import LANES, run_op, run_transfer, take_peak, wait_for
+from roost.simulator.kernels.busy import sending
+from roost.simulator.kernels.vector import LANES, run_busy_op, run_op, run_transfer, take_peak, wait_for
 
 WIDE = np.uintp(LANES)
 NOTHING = np.int64(2**62)  # more than all sizes of a graph together
@@ -47,6 +48,7 @@ class Lanes(NamedTuple):
     before: Array  # [devices] i8 the same before the op at hand
     most: Array  # [devices] i8 the most since the lanes last took it over
     gone: Array  # [ops] i8 bytes given back at an op, in the base, zero between runs
+    extra: Array  # [ops * lanes] f8 seconds that it takes longer, zero between runs; empty where nothing keeps busy
 
 
 @compiled
@@ -72,13 +74,14 @@ def new_lanes(layout, most_moves):
         np.zeros(most_moves * LANES, np.uint32),
         np.full(num_parameters, -1, np.int32),
         np.zeros(most_moves * LANES, np.uint32),
-        np.zeros(LANES * (3 + num_devices + most_consumers)),
+        np.zeros(LANES * (4 + num_devices + 2 * most_consumers)),
         np.zeros(64, np.uint32),
         np.zeros(64, np.uint32),
         np.zeros(64, np.int64),
         np.zeros(64, np.int64),
         np.zeros(64, np.int64),
         np.zeros(num_ops, np.int64),
+        np.zeros(num_ops * LANES if layout.busy is not None else 0),
     )
 
 
@@ -215,8 +218,9 @@ def run_lanes(layout, lanes, device, always_held):
             for d in range(num_devices):
                 before[d] = held[d]
 
-        busy = device_gap[here] if takes > 0.0 else 0.0
-        run_op(ready, op * WIDE, free, here * WIDE, arrives, here * WIDE, step, takes, busy)
+        if not _run_busy(layout.busy, layout, lanes, device, op, here, remote, takes):
+            rest = device_gap[here] if takes > 0.0 else 0.0
+            run_op(ready, op * WIDE, free, here * WIDE, arrives, here * WIDE, step, takes, rest)
         size = output[op]
         gone = gone_at[op]
         gone_at[op] = 0
@@ -264,6 +268,81 @@ def run_lanes(layout, lanes, device, always_held):
         first = beyond
     _flush(lanes, most, held, num_devices)
     return num_transfers
+
+
+@inlined
+def _run_busy(busy, layout, lanes, device, op, here, remote, takes):
+    """Run an op as in the base in every lane, where what crosses keeps both ends busy; whether it does."""
+    if busy is None:
+        return False
+    extra, pair = lanes.extra, here * np.uintp(layout.num_devices)
+    run_busy_op(
+        lanes.ready,
+        op * WIDE,
+        lanes.free,
+        here * WIDE,
+        lanes.arrives,
+        here * WIDE,
+        lanes.step,
+        takes,
+        layout.device_gap[here],
+        extra,
+        sending(busy, pair, remote),
+    )
+    if remote != ZERO:
+        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+            reader = np.uintp(layout.next[edge])
+            there = np.uintp(device[reader])
+            if (remote >> there) & ONE != ZERO:
+                remote &= ~(ONE << there)
+                for lane in range(WIDE):
+                    extra[reader * WIDE + lane] += busy.receiver[pair + there]
+    return True
+
+
+@inlined
+def _save_extra(busy, layout, lanes, op, lane, at):
+    """Keep what an op and its consumers take longer in one lane; where in `saved` to go on."""
+    if busy is None:
+        return at
+    lanes.saved[at] = lanes.extra[op * WIDE + lane]
+    at += np.uintp(1)
+    for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        lanes.saved[at] = lanes.extra[np.uintp(layout.next[edge]) * WIDE + lane]
+        at += np.uintp(1)
+    return at
+
+
+@inlined
+def _num_extra(busy, num_consumers):
+    """How many numbers that keeps."""
+    return np.uintp(0) if busy is None else num_consumers + np.uintp(1)
+
+
+@inlined
+def _put_back_extra(busy, layout, lanes, op, lane, at, takes):
+    """Put back what the consumers of an op take longer; gives what the op itself takes with what it receives."""
+    if busy is None:
+        return takes
+    takes += lanes.saved[at]
+    for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        at += np.uintp(1)
+        lanes.extra[np.uintp(layout.next[edge]) * WIDE + lane] = lanes.saved[at]
+    return takes
+
+
+@inlined
+def _cross_alone(busy, layout, lanes, device, op, here, remote, lane):
+    """The output of an op goes to the devices whose bit is set, in one lane: both ends are kept busy."""
+    if busy is not None:
+        pair = here * np.uintp(layout.num_devices)
+        lanes.free[here * WIDE + lane] += sending(busy, pair, remote)
+        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+            reader = np.uintp(layout.next[edge])
+            there = _place_in(device, lanes.slot, lanes.device, reader, lane)
+            if (remote >> there) & ONE != ZERO:
+                remote &= ~(ONE << there)
+                lanes.extra[reader * WIDE + lane] += busy.receiver[pair + there]
 
 
 @inlined
@@ -335,6 +414,7 @@ def _save(layout, lanes, device, op, here, remote, odd):
         for edge in range(np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])):
             saved[at] = ready[np.uintp(next_op[edge]) * WIDE + lane]
             at += np.uintp(1)
+        at = _save_extra(layout.busy, layout, lanes, op, lane, at)
 
 
 @inlined
@@ -356,7 +436,7 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
     while left != ZERO:
         left &= left - ONE
         num_remote += np.uintp(1)
-    at = np.uintp(number) * (np.uintp(3) + num_remote + beyond - first)
+    at = np.uintp(number) * (np.uintp(3) + num_remote + beyond - first + _num_extra(layout.busy, beyond - first))
     came = saved[at]
     free[base_here * WIDE + lane] = saved[at + np.uintp(1)]
     step[lane] = saved[at + np.uintp(2)]
@@ -382,7 +462,7 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
 
     here = _place_in(device, slot_of, moved, op, lane)
     idle = free[here * WIDE + lane]
-    takes = time[op * num_devices + here]
+    takes = _put_back_extra(layout.busy, layout, lanes, op, lane, at, time[op * num_devices + here])
     end = (came if came > idle else idle) + takes
     free[here * WIDE + lane] = end + device_gap[here] if takes > 0.0 else end
     if end > step[lane]:
@@ -393,6 +473,7 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
         targets |= ONE << there
         last[there] = next_op[edge]
     remote = targets & ~(ONE << here)
+    _cross_alone(layout.busy, layout, lanes, device, op, here, remote, lane)
 
     spot = here * WIDE + lane
     shift[spot] += size

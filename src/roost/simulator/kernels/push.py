@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit, send
+from roost.simulator.kernels.busy import cross, longer, nothing_yet
 
 
 def _build(with_memory: bool) -> Any:
@@ -26,6 +27,8 @@ def _build(with_memory: bool) -> Any:
         output, workspace = layout.output, layout.workspace
         device_gap, copies_count = layout.device_gap, layout.copies_in_memory
         num_devices = np.uintp(layout.num_devices)
+        busy = layout.busy
+        extra = nothing_yet(busy, len(device))
         step_time = 0.0
         num_transfers = 0
         for d in range(num_devices):
@@ -41,7 +44,7 @@ def _build(with_memory: bool) -> Any:
             begin, idle = ready[op], free[here]
             begin = begin if begin > idle else idle
             ready[op] = 0.0
-            takes = time[op * num_devices + here]
+            takes = longer(time[op * num_devices + here], extra, op)
             end = begin + takes
             free[here] = end + device_gap[here] if takes > 0.0 else end
             step_time = end if end > step_time else step_time
@@ -72,6 +75,7 @@ def _build(with_memory: bool) -> Any:
                         ready[consumer] = end
             else:
                 arrives[here] = end
+                cross(busy, layout, device, op, here, remote, extra, free, here)
                 num_transfers = send(layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, False)
                 left = remote
                 while left != ZERO:

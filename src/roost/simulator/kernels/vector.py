@@ -70,6 +70,46 @@ def run_op(
 
 
 @intrinsic
+def run_busy_op(
+    typing: Any,
+    ready: Any,
+    op: Any,
+    free: Any,
+    device: Any,
+    ends: Any,
+    end: Any,
+    step: Any,
+    takes: Any,
+    gap: Any,
+    extra: Any,
+    after: Any,
+) -> Any:
+    """The same for an op that takes `extra` longer in each lane, whose device is busy after it. Clear the extra."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        ready_at = _at(context, builder, signature.args[0], args[0], args[1])
+        free_at = _at(context, builder, signature.args[2], args[2], args[3])
+        end_at = _at(context, builder, signature.args[4], args[4], args[5])
+        step_at = _at(context, builder, signature.args[6], args[6], ir.Constant(args[1].type, 0))
+        extra_at = _at(context, builder, signature.args[9], args[9], args[1])
+        nothing = ir.Constant(_VECTOR, [0.0] * LANES)
+        lasts = builder.fadd(_all(builder, args[7]), _load(builder, extra_at))
+        begin = _later(builder, _load(builder, ready_at), _load(builder, free_at))
+        finish = builder.fadd(begin, lasts)
+        _store(builder, finish, end_at)
+        rest = builder.select(builder.fcmp_ordered(">", lasts, nothing), _all(builder, args[8]), nothing)
+        rested = builder.fadd(finish, rest)
+        _store(builder, builder.fadd(rested, _all(builder, args[10])), free_at)
+        _store(builder, _later(builder, finish, _load(builder, step_at)), step_at)
+        _store(builder, nothing, ready_at)
+        _store(builder, nothing, extra_at)
+        return context.get_dummy_value()
+
+    index, number = types.uintp, types.float64
+    return types.void(ready, index, free, index, ends, index, step, number, number, extra, number), generate
+
+
+@intrinsic
 def run_transfer(
     typing: Any, arrives: Any, source: Any, target: Any, bus_free: Any, bus: Any, takes: Any, gap: Any
 ) -> Any:
