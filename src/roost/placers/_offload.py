@@ -1,6 +1,7 @@
 """Where parameters do not fit beside the ops that read them: let some live elsewhere, and be fetched for each use.
 
 As ZeRO-Offload (Ren et al. 2021) keeps optimizer states and updates on the host, and weights too where that must be.
+Where not even that makes room, ops with large activations go there as well, with what they read.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from roost.placers._orders import best_of, early_updates, placement_of
 from roost.placers._units import Units
 
 _ATTEMPTS = 12
+_RELIEFS = 24  # units whose activations are moved away, at most
 _WINDOW_SHARE = (0.05, 0.2)  # of a device's memory, for fetched parameters
 
 
@@ -45,7 +47,7 @@ def _offload(
     candidates = _candidates(problem, units, with_updates)
     size = np.array([problem.graph.output_bytes[ops].sum() for ops in candidates], dtype=np.int64)
     moved = np.zeros(len(candidates), dtype=bool)
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS + _RELIEFS):
         early = placement_of(problem, device, "priority", early_updates(problem))
         tried = (replace(start, device=device), early)
         best = best_of(evaluate([replace(placement, prefetch_bytes=window) for placement in tried]))
@@ -56,7 +58,7 @@ def _offload(
         changed = False
         for crowded in np.flatnonzero(excess > 0).tolist():
             need = float(excess[crowded]) * 1.05 + 1.0
-            for number in np.flatnonzero(~moved).tolist():
+            for number in np.flatnonzero(~moved).tolist() if attempt < _ATTEMPTS else ():
                 ops = candidates[number]
                 if need <= 0:
                     break
@@ -70,9 +72,28 @@ def _offload(
                 need -= size[number]
                 moved[number] = changed = True
         if not changed:
-            yield best
-            return
+            crowded = int(excess.argmax())
+            if not _relieved(problem, units, device, crowded, excess):
+                break
     yield best
+
+
+def _relieved(problem: Problem, units: Units, device: Array, crowded: int, excess: Array) -> bool:
+    """Move the unit with the op that reads and makes most away from a device, to the fastest with room for it."""
+    graph = problem.graph
+    size = np.where(graph.is_parameter, 0, graph.output_bytes)
+    held = size.copy()
+    np.add.at(held, graph.edge_target, size[graph.input_op])
+    here = np.flatnonzero((device == crowded) & ~graph.is_parameter)
+    for op in here[np.argsort(-held[here], kind="stable")].tolist():
+        unit = int(units.unit[op])
+        ops = units.ops[units.start[unit] : units.start[unit + 1]]
+        may = problem.allowed[ops].all(axis=0) & (-excess > graph.output_bytes[ops].sum())
+        may[crowded] = False
+        if may.any():
+            device[ops] = int(np.where(may, problem.op_time[ops].sum(axis=0), np.inf).argmin())
+            return True
+    return False
 
 
 def _windows(problem: Problem, device: Array, share: float) -> Array:  # [devices] bytes
