@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import math
 import os
 import platform
 import statistics
@@ -41,6 +42,7 @@ from roost.cost_models.profiled import Profiled
 from roost.frontends._trace import trace
 from roost.frontends.torch import Described, described
 from roost.placers.annealing import Annealing
+from roost.runtime.calibrate import calibrated
 from roost.runtime.graph import GraphRuntime
 from roost.runtime.optimizers import Optimizer
 from roost.search.bench import cores_of
@@ -201,6 +203,7 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     problem = Problem(step.graph, cluster, costs.costs)
     each_alone = Profiled(step, in_step=False, **launched).profile(step.graph, cluster)
     by_itself = Problem(step.graph, cluster, each_alone.costs)
+    whole, _ = calibrated(step, problem, residents_of(model), inputs, cores_of(cluster))
     took = time.perf_counter() - begun
     every = placements(problem, given.placements, given.seed)
     missing = [each for each in every if each not in done]
@@ -218,6 +221,7 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
             row = what | {"placement": each} | _row(problem, placement, laps[each])
             row["predicted_by_itself"] = simulate(by_itself, placement).step_time
             row["predicted_loaded"] = simulate(loaded, placement).step_time
+            row["predicted_calibrated"] = simulate(whole, placement).step_time
             row |= {"load": round(os.getloadavg()[0], 2), "costs": problem.costs.source, "profiled_s": round(took, 1)}
             with rows_file().open("a") as file:
                 file.write(json.dumps(row) + "\n")
@@ -318,6 +322,8 @@ def figures(found: list[dict[str, Any]], predicted: str = OURS) -> tuple[float, 
     """Median relative error, 90th percentile of it, and rank correlation."""
     from scipy.stats import spearmanr
 
+    if not found:
+        return math.inf, math.inf, 0.0
     ours, theirs = (np.array([row[key] for row in found]) for key in (predicted, "measured"))
     error = np.abs(ours - theirs) / theirs
     return float(np.median(error)), float(np.quantile(error, 0.9)), float(spearmanr(ours, theirs).statistic)
@@ -339,8 +345,9 @@ def page() -> str:
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "
         "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of "
         "it count. Predictions are with the default costs, each op timed by itself. The last columns have the same "
-        "steps predicted from ops timed in their step, and with each device as much slower as steps that were all on "
-        "it, in the same rounds.\n",
+        "steps predicted from ops timed in their step; with these and each device as much slower as a whole step on it "
+        "was before (`roost profile --calibrate`), for all but those steps; and as much slower as in the same "
+        "rounds.\n",
     ]
     for on in dict.fromkeys(row["on"] for row in every):
         here = [row for row in every if row["on"] == on]
@@ -351,8 +358,9 @@ def page() -> str:
             f"`python benchmarks/fidelity.py run --on {on}{small} --models {names}`, load of the machine "
             f"{statistics.median(row['load'] for row in here):.1f} (median).\n",
             "| model | step | placements | measured, ms | median error | 90 % below | rank correlation | mean bias "
-            "| waited | ops timed in their step: error, rank | devices as loaded: error, rank |",
-            "|---|---|---|---|---|---|---|---|---|---|---|",
+            "| waited | ops timed in their step: error, rank | calibrated: error, rank "
+            "| devices as loaded: error, rank |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|",
         ]
         parts = [
             (
@@ -366,16 +374,24 @@ def page() -> str:
             error, most, rank = figures(some)
             bias = float(np.exp(np.mean([np.log(row[OURS] / row["measured"]) for row in some]))) - 1
             span = f"{min(r['measured'] for r in some) * 1e3:.1f} to {max(r['measured'] for r in some) * 1e3:.1f}"
-            others = [figures(some, each) for each in ("predicted", "predicted_loaded")]
+            others = [figures(*each) for each in _others(some)]
             lines.append(
                 f"| {model} | {how} | {len(some)} | {span} | {error:.1%} | {most:.1%} | {rank:.3f} | {bias:+.1%} | "
                 f"{statistics.median(row['waited'] for row in some):.0%} | "
-                + " | ".join(f"{other[0]:.1%}, {other[2]:.3f}" for other in others)
+                + " | ".join(f"{other[0]:.1%}, {other[2]:.3f}" if other[0] < math.inf else "" for other in others)
                 + " |"
             )
         lines += ["", *_by_kind(here), ""]
     lines.append(f"![predicted against measured]({rows_file().with_suffix('.svg').name})")
     return "\n".join(lines) + "\n"
+
+
+def _others(some: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Rows and the prediction of them that is held against what was measured."""
+    yield some, "predicted"
+    # Whole steps on one device are what it was calibrated with, or nearly.
+    yield [row for row in some if "predicted_calibrated" in row and _kind(row) != "one device"], "predicted_calibrated"
+    yield some, "predicted_loaded"
 
 
 def _by_kind(found: list[dict[str, Any]]) -> list[str]:

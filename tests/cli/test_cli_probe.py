@@ -8,6 +8,7 @@ import os
 import pytest
 
 import roost as package
+from roost import load
 from roost.presets import _machine
 from roost.presets import probe as probing
 
@@ -106,6 +107,18 @@ def test_threads_are_profiled_as_devices(roost, tmp_path) -> None:
     found = json.loads(result.stdout)
     assert [device["name"] for device in found["devices"]] == ["cpu:0", "cpu:1"]
     assert all(device["measured_step_time"] > 0 for device in found["devices"])
+    assert all(device["calibrated"] is None for device in found["devices"])
+
+
+def test_costs_are_held_against_whole_steps(roost, tmp_path) -> None:
+    path, problem = tmp_path / "two.toml", tmp_path / "problem.json"
+    roost("probe", "--virtual", 2, "-o", path)
+    arguments = ("profile", "gpt2", *SMALL, "--on", path, "--calibrate", "--no-measure", "-o", problem)
+    found = json.loads(roost(*arguments, "--json").stdout)
+    assert all(device["calibrated"] > 0 for device in found["devices"])
+    assert found["costs"] == "profiled, held against whole steps on cpu:0 and cpu:1"
+    assert load(problem).costs.source == found["costs"]
+    assert "calibrated by" in roost(*arguments).stdout
 
 
 def test_a_model_that_does_not_fit_is_not_run(roost, tmp_path) -> None:

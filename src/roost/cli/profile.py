@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profile
+    from roost.frontends.torch import Described
 
 _SLOWEST = 12  # kinds of ops that are shown
 
@@ -45,6 +46,12 @@ def profile(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Run the whole model on each device too, to compare.")
     ] = True,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Run the whole step on each device, and have all its ops take as much longer."
+        ),
+    ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Time each op of a model on the devices of this machine.
@@ -67,18 +74,33 @@ def profile(
         step = chosen.describe()
     with _console.progress("timing ops") as tell:
         found = Profiled(step, not alone, refresh=refresh, progress=tell).profile(step.graph, cluster)
-    problem = Problem(step.graph, cluster, found.costs)
+    problem, slower = Problem(step.graph, cluster, found.costs), dict[str, float]()
+    if calibrate:
+        with _console.working(f"running a step of {model} on each device"):
+            problem, slower = _calibrated(chosen, step, problem)
     if output is not None:
         problem.save(output)
         _console.note(f"wrote {output}")
-    facts = _facts(problem, found)
+    facts = _facts(problem, found, slower)
     if measure:
         with _console.working(f"running {model} on each device"):
             _measure(chosen, problem, facts)
     _console.show_json(facts) if as_json else _console.show(*_portrait(facts))
 
 
-def _facts(problem: Problem, found: Profile) -> dict[str, Any]:
+def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> tuple[Problem, dict[str, float]]:
+    import torch
+
+    from roost.runtime._unplaced import residents_of
+    from roost.runtime.calibrate import calibrated
+    from roost.search.bench import cores_of
+
+    torch.manual_seed(0)
+    module, inputs = model.real()
+    return calibrated(step, problem, residents_of(module), inputs, cores_of(problem.cluster))
+
+
+def _facts(problem: Problem, found: Profile, slower: dict[str, float]) -> dict[str, Any]:
     import numpy as np
 
     from roost.simulator.compiled import simulate
@@ -93,6 +115,7 @@ def _facts(problem: Problem, found: Profile) -> dict[str, Any]:
                 "op_time": float(problem.op_time[:, index].sum()),
                 "predicted_step_time": step.step_time,
                 "fits": step.feasible,
+                "calibrated": slower.get(name),
                 "measured_step_time": None,
                 "not_measured": "",
             }
@@ -173,13 +196,15 @@ def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
 def _devices(facts: dict[str, Any]) -> RenderableType:
     from roost.core.units import show_seconds
 
-    numbers = ["all ops", "predicted step", "measured step", "predicted / measured"]
+    by = ["calibrated by"] if any(device["calibrated"] for device in facts["devices"]) else []
+    numbers = ["all ops", *by, "predicted step", "measured step", "predicted / measured"]
     rows = _console.table(["device", *numbers], numbers)
     for device in facts["devices"]:
         predicted, measured = device["predicted_step_time"], device["measured_step_time"]
         rows.add_row(
             device["name"],
             show_seconds(device["op_time"]),
+            *([f"{device['calibrated']:.2f}" if device["calibrated"] else "-"] if by else []),
             show_seconds(predicted),
             show_seconds(measured) if measured else device["not_measured"] or "-",
             f"{predicted / measured:.2f}" if measured else "-",
