@@ -384,3 +384,14 @@ def test_whether_a_file_can_be_written_is_known_before(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(InputError, match=r"new\.json: cannot be written: Permission denied"):
         files.check_writable(tmp_path / "new.json")
+
+
+def test_a_field_that_is_not_known_is_told_with_the_nearest(tmp_path):
+    path = tmp_path / "cluster.toml"
+    roost.cluster("k80x2").save(path)
+    path.write_text(path.read_text().replace("\nbandwidth = ", "\nbandwith = ", 1))
+    with pytest.raises(InputError, match=r"unknown field bandwith; did you mean bandwidth\?"):
+        roost.load(path)
+    path.write_text("nothing_like_it = 1\n" + path.read_text())
+    with pytest.raises(InputError, match=r"unknown field nothing_like_it$"):
+        roost.load(path)

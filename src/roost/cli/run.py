@@ -65,6 +65,8 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     from roost.search.bench import cores_of
     from roost.simulator.compiled import simulate
 
+    if graphs and not any(device.kind == "cuda" for device in ready.problem.cluster.devices):
+        _console.note("--graphs does nothing here: no device of the cluster is a GPU")
     args = _args(ready)
     seconds: list[float] = []
     results: list[float] = []

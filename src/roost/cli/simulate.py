@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def simulate(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
-    placement: Annotated[Path | None, typer.Option(metavar="FILE", help="The placement.json to simulate.")] = None,
+    placement: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The placement.json to simulate, or its folder.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Put every op on this device instead, such as cuda:0.")
     ] = None,
@@ -93,6 +95,7 @@ def _placement(problem: Problem, path: Path | None, device: str | None) -> Place
     if path is not None and device is not None:
         raise InputError("--placement and --device exclude each other; leave one out")
     if path is not None:
+        path = path / _problem.PLACEMENT if path.is_dir() else path
         loaded: Placement = formats.load_as(Placement, path)
         try:
             return problem.check(loaded)

@@ -6,11 +6,13 @@ can run code. What is wrong with a file is said with the file, the field, and wh
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
+import re
 import tomllib
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +140,7 @@ def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: is not TOML: {error}") from None
     except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {_field_first(str(error))}") from None
+        raise InputError(f"{where}: {_field_first(str(error))}{_meant(str(error))}") from None
     except msgspec.DecodeError as error:
         raise InputError(f"{where}: is not whole JSON: {error}; save it again") from None
     except RecursionError:
@@ -175,6 +177,26 @@ def _field_first(message: str) -> str:
     field = place.strip("`").removeprefix("$").removeprefix(".")
     text = text.replace("`", "")
     return f"{field}: {text}" if field else text
+
+
+def _meant(message: str) -> str:
+    """For a field that is not known, the nearest of those that files have."""
+    odd = re.search(r"unknown field `(.+?)`", message)
+    if odd is None:
+        return ""
+    known = {name for form in FORMATS.values() for name in _names_in(msgspec.json.schema(form.file))}
+    near = difflib.get_close_matches(odd[1], sorted(known), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _names_in(schema: Any) -> Iterator[str]:
+    """The fields that a schema names, however deep."""
+    if isinstance(schema, dict):
+        yield from schema.get("properties", {})
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for part in schema:
+            yield from _names_in(part)
 
 
 def _save_costs(costs: Costs, path: Path) -> None:
