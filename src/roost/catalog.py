@@ -41,6 +41,12 @@ def class_name(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+def file_name(name: str) -> str:
+    """The file of class `BeamSearch` is `beam_search`, whether it is ours or said as `package.module:BeamSearch`."""
+    _, _, name = name.rpartition(":")
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
 def _outside(folder: str, name: str) -> type[Any]:
     try:
         found = imported(name)

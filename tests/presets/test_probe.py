@@ -281,3 +281,18 @@ def test_a_thread_that_tells_a_gpu_what_to_do_has_a_core_of_its_own(monkeypatch)
     monkeypatch.setattr(_machine, "own_cores", lambda: [0, 1])
     assert _machine.parts(["cpu", "cuda"]) == [{0, 1}, set()]  # too few
     assert _machine.parts(["cuda"]) == [set()]
+
+
+def test_a_small_product_that_took_long_is_not_the_last(monkeypatch):
+    """Threads that wait for a core made one of 256 rows take 24 ms, which is a hundredth of the rate."""
+    seconds = {256: 0.024, 512: 0.002, 1024: 0.01, 2048: 0.08, 4096: 0.5, 8192: 4.0}
+    sizes = []
+
+    def clock(call):
+        sizes.append(len(call()))
+        return seconds[sizes[-1]]
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda one, other: one)
+    rate = _figures._matmul_rate(torch.float32, torch.device("cpu"), clock, 0.02)
+    assert sizes == [256, 512, 1024, 2048]
+    assert rate == 2 * 1024**3 / 0.01

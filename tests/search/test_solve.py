@@ -547,3 +547,28 @@ def test_processes_leave_control_c_to_the_one_that_searches() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
         local._received.clear()
+
+
+def test_a_placer_draws_the_same_however_it_is_named(tmp_path, monkeypatch):
+    (tmp_path / "draws_of_mine.py").write_text(
+        "from dataclasses import dataclass\n"
+        "@dataclass(frozen=True)\n"
+        "class ByChance:\n"
+        "    def place(self, problem, evaluate):\n"
+        "        while True:\n"
+        "            evaluate([problem.placement(evaluate.rng.integers(0, 2, problem.graph.num_ops))])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    from draws_of_mine import ByChance
+
+    problem = training_like(20, 2)
+    found = [search(problem, placer, trials=5, seed=3) for placer in (ByChance(), "draws_of_mine:ByChance")]
+    assert found[0].best.placement.digest == found[1].best.placement.digest
+
+
+@pytest.mark.parametrize("count", range(20, 400, 19))
+def test_one_device_is_proved_to_be_optimal_at_once(count):
+    """Bounds are shaved; a step that is equal to what was proved has to be near enough, however sums are rounded."""
+    result = search(training_like(count, 1), "auto", trials=20_000)
+    assert result.ended == "optimal"
+    assert result.num_trials < 1000

@@ -62,8 +62,8 @@ def _memory_bandwidth(device: torch.device, clock: Clock, size: int) -> float:
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough: float) -> float:
     """The best FLOP/s of square products, larger and larger; 0 where the device has none for this type."""
-    best, size = 0.0, 256
-    while size <= _LARGEST:
+    best, size, long = 0.0, 256, 0
+    while size <= _LARGEST and long < 2:  # once is no proof: threads that wait for a core make a small one long
         try:
             one, other = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
             # Data of one value alone saves power, and is faster.
@@ -71,9 +71,7 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough:
             seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or out of memory
             break
-        best = max(best, 2.0 * size**3 / seconds)
-        if seconds > enough:
-            break
+        best, long = max(best, 2.0 * size**3 / seconds), long + (seconds > enough)
         size *= 2
     return best
 

@@ -14,7 +14,7 @@ from roost.presets import _kept, _machine
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 7  # another number where figures are taken in another way: what was kept before is no use then
+_METHOD = 8  # another number where figures are taken in another way: what was kept before is no use then
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}

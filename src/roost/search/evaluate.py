@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from roost import catalog
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads
 
 _SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
 _KEEP_SECONDS = 5.0  # between two states that are kept
-_CLOSE = 1e-9  # a step this near to the bound is as short as can be
+_CLOSE = 3e-9  # a step this near to the bound is as short as can be: bounds are a little below what is proved
 _REPEATS = 1000  # in a row, of placements that were run before: then nothing new comes any more
 _OTHERS = 4  # proposals of a round that are run, where its best were run before
 _ROUND_REPEATS = 50  # that a round of a compiled loop stands for, which takes a second or more
@@ -151,7 +152,8 @@ class Evaluation:
         self._search, self._placer = search, placer
         self._most_trials = search.budget.num_trials + min(trials, search.budget.trials_left)
         self._until = search.budget.elapsed + min(seconds, search.budget.seconds_left)
-        self.rng = np.random.default_rng([search.seed, zlib.crc32(placer.encode())])
+        # By the class, however it was named: Python and the command line draw the same.
+        self.rng = np.random.default_rng([search.seed, zlib.crc32(catalog.file_name(placer).encode())])
         self._asked = 0  # placements, by this placer
         self._kept_at = search.budget.elapsed
 

@@ -181,7 +181,7 @@ def _placer(placer: str | Placer) -> tuple[str, Placer]:
         what = placer.__name__ if isinstance(placer, type) else type(placer).__name__
         wrong = "is a class, make one of it" if isinstance(placer, type) else "has none"
         raise InputError(f"a placer has a method place(problem, evaluate); {what} {wrong}")
-    return _snake(type(placer).__name__), placer
+    return catalog.file_name(type(placer).__name__), placer
 
 
 def _settings(placer: Placer) -> str:
@@ -202,10 +202,6 @@ def named_placer(name: str) -> Placer:
     except TypeError as error:
         raise InputError(f"the placer {name!r} cannot be made without settings: {error}; give them defaults") from None
     return chosen
-
-
-def _snake(name: str) -> str:
-    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
 
 def _seed(seed: int) -> int:
