@@ -19,6 +19,7 @@ from roost.plan import kv_bytes
 from roost.plan.clusters import STORE
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.tried import Tried
+from roost.runtime.verify_modules import verify_modules
 from roost.testing.schemas import published
 
 
@@ -499,6 +500,51 @@ def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert roost.load(tmp_path / "plan.json").measured == plan.measured
     assert roost.place(model, given, costs="estimated", trials=50, seconds=None).measured is None
+
+
+class Writes(nn.Module):
+    """Writes into its input, puts another tensor in place of a buffer, and has one that it did not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(64, 64)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if not torch.compiler.is_exporting():
+            assert float(x[0, 0]) == 1.0  # each call is given what was to be given
+            x += 1
+            self.register_buffer("last", x)
+        self.calls = self.calls + 1
+        return self.inside(x)
+
+
+def test_a_try_leaves_inputs_and_buffers_that_a_model_writes_into():
+    model, given = Writes().eval(), torch.ones(3, 64)
+    calls = model.calls
+    plan = roost.place(model, given, costs="estimated", trials=50, seconds=None, measure=True)
+    assert plan.measured > 0
+    assert bool((given == 1).all())
+    assert model.calls is calls  # on the device where it was
+    assert float(calls) == 0
+    assert list(model.state_dict()) == ["calls", "inside.weight", "inside.bias"]
+
+
+def test_verifying_leaves_the_buffers_that_were_there():
+    class Replaces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return x * self.calls
+
+    model = Replaces()
+    calls = model.calls
+    assert verify_modules(model, ModulePlacement("cpu", {}), torch.ones(2)).same
+    assert model.calls is calls
+    assert float(calls) == 0
 
 
 class Images(nn.Sequential):

@@ -147,3 +147,22 @@ def test_inputs_that_are_no_tensors_are_none_of_the_step():
         assert torch.equal(run.step(**given)[0], expected)
         assert torch.equal(run.step(given)[0], expected)
         assert torch.equal(run.step(x)[0], expected)
+
+
+def test_other_flags_or_names_than_were_captured_are_refused():
+    class Flagged(nn.Module):
+        def forward(self, batch, scale, minus):
+            return (batch["x"] - batch["y"]) * scale - minus
+
+    x, y, model = torch.ones(2), torch.zeros(2), Flagged()
+    step = step_of(model, {"batch": {"x": x, "y": y}, "scale": 3, "minus": x})
+    problem = virtual_problem(step)
+    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), {}) as run:
+        assert run.step({"batch": {"y": y, "x": x}, "minus": x, "scale": 3})[0].tolist() == [2.0, 2.0]
+        for wrong in (({"x": x, "y": y}, 4, x), ({"batch": {"x": x, "y": y}, "scale": 4},)):
+            with pytest.raises(InputError, match="input 'scale' is 4; it was captured with 3: capture another"):
+                run.step(*wrong)
+        with pytest.raises(InputError, match="takes batch_x, batch_y, minus; it was not given minus"):
+            run.step({"batch": {"x": x, "y": y}, "minsu": x})
+        with pytest.raises(InputError, match=r"in order and by name \(scale\); give them all in one way"):
+            run.step({"x": x, "y": y}, x, scale=3)

@@ -496,3 +496,28 @@ def test_what_holds_itself_has_an_end():
     changed = mapped(circle, torch.neg, objects=True)
     assert changed.part.tolist() == [-1, -1]
     assert circle.part.tolist() == [1, 1]
+
+
+class Forgets(nn.Module):
+    """One that writes into what it is given; what it returns is not looked at."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.relu, self.pool = nn.Linear(8, 8), nn.ReLU(inplace=True), nn.AvgPool1d(2)
+
+    def forward(self, x):
+        x = self.layer(x)
+        self.relu(x)
+        return self.pool(x)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("stays", [(), ("relu",)])
+def test_what_a_module_elsewhere_writes_into_its_input_is_there(monkeypatch, mode, stays):
+    model, x = Forgets().eval(), torch.randn(3, 8)
+    with mode():
+        expected = model(x)
+        apply(model, ModulePlacement("cpu:0", {}, {"relu": "cpu:1"}, stays=stays))
+        monkeypatch.setattr("roost.runtime.moves._moved", lambda tensor, device: tensor.clone())  # as between devices
+        assert torch.equal(model(x), expected)
+    remove(model)

@@ -23,7 +23,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class Program:
     results: tuple[fx.Node, ...]  # what the model returns
     gradients: Mapping[str, fx.Node]  # resident -> its gradient
     new_values: Mapping[str, fx.Node]  # resident -> the value it has after the step (buffers)
+    flags: Mapping[str, Any] = field(default_factory=dict)  # inputs that are no tensors -> what they were, and are
 
     @property
     def placeholders(self) -> list[fx.Node]:
@@ -508,7 +509,8 @@ def _program(
     module.recompile()
     output = next(node for node in module.graph.nodes if node.op == "output")
     results, gradients, mutated = output.args[0]
-    names, inputs = residents.names, _tensor_inputs(module, exported, len(residents.names))
+    names = residents.names
+    inputs, flags = _inputs(module, exported, len(names))
     specs = exported.graph_signature.output_specs
     buffers = [str(spec.target) for spec in specs if spec.kind in _CHANGES]
     found = {names[index]: node for index, node in zip(learns, gradients, strict=True) if node is not None}
@@ -528,23 +530,25 @@ def _program(
         results=tuple(kept),
         gradients=found,
         new_values=new_values,
+        flags=flags,
     )
 
 
-def _tensor_inputs(
+def _inputs(
     module: fx.GraphModule, exported: torch.export.ExportedProgram, num_residents: int
-) -> tuple[str, ...]:
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The inputs that are tensors. Others, such as a flag, were looked at when the step was traced, and never again."""
     holders = [node for node in module.graph.nodes if node.op == "placeholder"][num_residents:]
-    names = []
+    names, flags = [], {}
     for node, holder in zip(holders, _input_holders(exported), strict=True):
         if isinstance(holder.meta.get("val"), Tensor):
             names.append(holder.name)
         elif not node.users:
             module.graph.erase_node(node)
+            flags[holder.name] = holder.meta.get("val")
         else:
             raise InputError(f"input {holder.name!r} is no tensor, and the model computes with it; make it a tensor")
-    return tuple(names)
+    return tuple(names), flags
 
 
 def is_getitem(node: fx.Node) -> bool:

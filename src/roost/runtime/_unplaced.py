@@ -7,7 +7,7 @@ runtime in it but what ops draw at random.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -188,9 +188,35 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 def flat(inputs: Any, names: tuple[str, ...]) -> list[Tensor]:
     """The tensors among the inputs, in the order the program takes them."""
-    if isinstance(inputs, Mapping) and set(inputs) >= set(names):
-        inputs = [inputs[name] for name in names]
+    if isinstance(inputs, Mapping):
+        found = {name: value for name, value in _by_name(inputs) if isinstance(value, Tensor)}
+        missing = [name for name in names if name not in found]
+        if not missing:
+            return [found[name] for name in names]
+        if len(missing) < len(names):
+            raise InputError(f"the step takes {', '.join(names)}; it was not given {', '.join(missing)}")
     return [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
+
+
+def _by_name(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is inside of inputs, named as exporting does."""
+    if isinstance(value, Mapping | tuple | list):
+        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _by_name(each, f"{name}_{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def check_flags(inputs: Any, flags: Mapping[str, Any]) -> None:
+    """Refuse another value of what is no tensor: the program is what came of the one that was captured."""
+    if isinstance(inputs, Mapping):
+        given = {name: value for name, value in _by_name(inputs) if name in flags}
+    else:
+        values = [value for value in tree_leaves(inputs) if not isinstance(value, Tensor)]
+        given = dict(zip(flags, values, strict=True)) if values and len(values) == len(flags) else {}
+    for name, value in given.items():
+        if value is not flags[name] and value != flags[name]:
+            raise InputError(f"input {name!r} is {value!r}; it was captured with {flags[name]!r}: capture another")
 
 
 def _loss_in(returned: Any) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from roost.presets import _machine
 from roost.runtime.flags import CudaFlags, stream_wait
 from roost.runtime.lanes import threads_kept
-from roost.runtime.moves import moved
+from roost.runtime.moves import given_back, lent, moved
 
 _HOST = torch.device("cpu")
 _SMALL = 2**20  # bytes
@@ -60,11 +60,11 @@ class Aside:
     def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What a module gives for tensors of the GPU, computed on the CPU."""
         if self._wait is None or kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
-            return self._at_once(forward, *args, **kwargs)
+            return self._at_once(forward, *args, **kwargs)[0]
         key = (id(forward), args[0].shape, args[0].dtype)
         if args[0].device != self.device or key not in self._desks:
-            returned = self._at_once(forward, *args)
-            if isinstance(returned, Tensor) and args[0].device == self.device:
+            returned, wrote = self._at_once(forward, *args)
+            if isinstance(returned, Tensor) and args[0].device == self.device and not wrote:
                 self._desks[key] = _Desk(args[0], returned)
             return returned
         return self._in_turn(forward, args[0], self._desks[key])
@@ -81,12 +81,13 @@ class Aside:
         self._work.put(None)
         self._thread.join()
 
-    def _at_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = moved((args, kwargs), _HOST)
+    def _at_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+        """What a module gives, and whether it wrote into what it was given."""
+        (args, kwargs), copies = lent((args, kwargs), _HOST)
         begun = time.perf_counter()
         returned = forward(*args, **kwargs)
         self._spent.add(time.perf_counter() - begun)
-        return moved(returned, self.device)
+        return moved(returned, self.device), given_back(copies)
 
     def _in_turn(self, forward: Callable[..., Any], given: Tensor, desk: _Desk) -> Tensor:
         stream = torch.cuda.current_stream(self.device)

@@ -20,7 +20,7 @@ from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import ExecutionError, InputError
 from roost.frontends.torch import Described
-from roost.runtime._unplaced import flat
+from roost.runtime._unplaced import check_flags, flat
 from roost.runtime.chance import Chance
 from roost.runtime.clock import Clock
 from roost.runtime.code import Code
@@ -130,10 +130,13 @@ class GraphRuntime(Transfers):
         given: Any = named or inputs
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             given = inputs[0]
-        tensors = {name for name, value in named.items() if isinstance(value, Tensor)}  # flags were captured
+        if inputs and named:
+            raise InputError(f"inputs are given in order and by name ({', '.join(named)}); give them all in one way")
+        tensors = {name for name, value in named.items() if isinstance(value, Tensor)}
         if named and (odd := tensors ^ set(self.program.inputs)):
             takes = ", ".join(self.program.inputs)
             raise InputError(f"the step takes {takes}; missing, or not one of these: {', '.join(sorted(odd))}")
+        check_flags(given, self.program.flags)
         self._inputs = self._checked(flat(given, self.program.inputs))
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it

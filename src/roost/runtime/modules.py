@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.runtime.aside import Aside, Spent
-from roost.runtime.moves import mapped, moved, pin, place_of, unpin
+from roost.runtime.moves import given_back, lent, mapped, moved, pin, place_of, unpin
 from roost.runtime.ring import Load, Ring
 from roost.runtime.ways import CudaWay, ThreadWay
 
@@ -297,10 +297,11 @@ def _elsewhere(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    args, kwargs = moved((args, kwargs), device)
+    (args, kwargs), copies = lent((args, kwargs), device)
     begun = time.perf_counter()
     returned = forward(*args, **kwargs)
     spent.add(time.perf_counter() - begun)
+    given_back(copies)
     return returned if back is None else moved(returned, back)
 
 

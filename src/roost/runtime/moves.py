@@ -37,6 +37,31 @@ def moved(value: Any, device: torch.device) -> Any:
     return mapped(value, lambda tensor: _moved(tensor, device), without=("past_key_values",))
 
 
+Lent = list[tuple[Tensor, Tensor, int]]  # tensors, their copies on another device, and versions of these
+
+
+def lent(value: Any, device: torch.device) -> tuple[Any, Lent]:
+    """The same with all its tensors on a device, and those that were copied: for a call, which may write into them."""
+    copies: Lent = []
+
+    def lend(tensor: Tensor) -> Tensor:
+        there = _moved(tensor, device)
+        if there is not tensor:
+            copies.append((tensor, there, there._version))
+        return there
+
+    with torch.inference_mode(False), torch.no_grad():  # inference mode counts no versions
+        return mapped(value, lend, without=("past_key_values",)), copies
+
+
+def given_back(copies: Lent) -> bool:
+    """What a call wrote into copies goes into the tensors themselves, as in `nn.ReLU(inplace=True)`; whether it did."""
+    written = [(tensor, there) for tensor, there, version in copies if there._version != version]
+    for tensor, there in written:
+        tensor.copy_(there)
+    return bool(written)
+
+
 def mapped(
     value: Any,
     function: Callable[[Tensor], Tensor],

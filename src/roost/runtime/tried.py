@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.runtime.modules import ModulePlacement, apply, placed, remove
-from roost.runtime.verify_modules import buffers_of, call_of, restore
+from roost.runtime.verify_modules import buffers_kept, call_of
 
 # Steps that do not count, and their seconds: in the first the order of weights is learned, in the second what comes of
 # the CPU, and memory is new in all of them.
 _WARM, _WARM_SECONDS = 3, 0.3
 _LEAST, _MOST, _ENOUGH = 3, 9, 1.0  # steps that count, and seconds after which there are enough of them
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -33,37 +34,41 @@ class Tried:
 
 def tried(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tried:
     """Place the model, call it some times, and leave it as it was. Raises whatever a call raises."""
-    args, kwargs = call_of(inputs)
-    before, main = buffers_of(model), torch.device(placement.main) if placement.main.startswith("cuda") else None
-    apply(model, placement)
-    try:
-        spent = placed(model).spent
-        if main is not None:
-            args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(main), (args, kwargs))
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(main)
-        with torch.no_grad(), torch.random.fork_rng():
-            _steps(model, args, kwargs, main, _WARM, _WARM_SECONDS)
-            calls, busy = spent.num_calls, spent.seconds
-            seconds = _steps(model, args, kwargs, main, _LEAST, _ENOUGH)
-            calls, busy = spent.num_calls - calls, spent.seconds - busy
-        peak = 0 if main is None else torch.cuda.max_memory_allocated(main)
-        reserved = 0 if main is None else torch.cuda.max_memory_reserved(main)
-    finally:
-        remove(model)
-        restore(model, before)
+    main = torch.device(placement.main) if placement.main.startswith("cuda") else None
+    with buffers_kept(model):
+        apply(model, placement)
+        try:
+            spent = placed(model).spent
+            if main is not None:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats(main)
+            with torch.no_grad(), torch.random.fork_rng():
+                _steps(model, inputs, main, _WARM, _WARM_SECONDS)
+                calls, busy = spent.num_calls, spent.seconds
+                seconds = _steps(model, inputs, main, _LEAST, _ENOUGH)
+                calls, busy = spent.num_calls - calls, spent.seconds - busy
+            twice = sum(leaf.nbytes for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.device == main)
+            peak = 0 if main is None else torch.cuda.max_memory_allocated(main) - twice
+            reserved = 0 if main is None else torch.cuda.max_memory_reserved(main) - twice
+        finally:
+            remove(model)
     return Tried(statistics.median(seconds), peak, reserved, busy / len(seconds), round(calls / len(seconds)))
 
 
-def _steps(
-    model: nn.Module, args: Any, kwargs: Any, main: torch.device | None, least: int, enough: float
-) -> list[float]:
-    """Seconds of at least so many steps, up to some more until they have taken long enough."""
+def _steps(model: nn.Module, inputs: Any, main: torch.device | None, least: int, enough: float) -> list[float]:
+    """Seconds of at least so many steps, up to some more until they have taken long enough.
+
+    Each is given inputs of its own: a model may write into them, or let a cache among them grow.
+    """
     found: list[float] = []
     while len(found) < least or (len(found) < _MOST and sum(found) < enough):
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(main or _CPU, copy=True), call_of(inputs))
+        if main is not None:
+            torch.cuda.synchronize(main)
         begun = time.perf_counter()
         model(*args, **kwargs)
         if main is not None:
             torch.cuda.synchronize(main)
         found.append(time.perf_counter() - begun)
+        del args, kwargs  # or there would be two of them
     return found

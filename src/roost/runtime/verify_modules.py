@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -35,11 +35,23 @@ def verify_modules(
     args, kwargs = call_of(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")
+    with buffers_kept(model) as before:
+        return _verified(model, placement, args, kwargs, before, steps, tolerance)
+
+
+def _verified(
+    model: nn.Module,
+    placement: ModulePlacement,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    before: dict[str, Tensor],
+    steps: int,
+    tolerance: float | None,
+) -> Verification:
     where = next((tensor.device for tensor in named_tensors(model).values()), _CPU)
-    before, names, tied = buffers_of(model), list(model.state_dict()), _tied(model)
+    names, tied = list(model.state_dict()), _tied(model)
     expected = _results(model, args, kwargs, where)
     if not expected:
-        restore(model, before)
         raise InputError(
             "the model returned no tensor that could be compared; let it return tensors, a tuple or a dict"
         )
@@ -67,7 +79,6 @@ def verify_modules(
     if verification.same:
         return verification
     module = _first(model, placement, (args, kwargs), where, notes, steps)
-    restore(model, before)
     device = placement.runs_on.get(module, placement.main)
     return Verification(notes.found, steps, devices, module, device)
 
@@ -96,6 +107,19 @@ def restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, tensor in model.named_buffers():
             tensor.copy_(buffers[name])
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Copies of the buffers; in the end they are the tensors that they were, also where a call put others there."""
+    held, before = [(module, dict(module._buffers)) for module in model.modules()], buffers_of(model)
+    try:
+        yield before
+    finally:
+        for module, buffers in held:
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        restore(model, before)
 
 
 def _plain(value: Any) -> Any:
