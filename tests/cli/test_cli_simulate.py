@@ -317,3 +317,22 @@ def test_a_model_in_place_of_a_file(roost, refused) -> None:
     graph = library.zoo.build("cifar10_cnn", train=True, batch=2)
     assert [device["num_ops"] for device in found["devices"]] == [0, 0, graph.num_ops]
     assert "did you mean 'cifar10_cnn'" in refused("simulate", "cifar11_cnn", "--on", "k80x2")
+
+
+def test_where_modules_run(roost, tmp_path: Path) -> None:
+    graph = Path(__file__).parents[2] / "examples" / "inception_v3.json.gz"
+    roost("place", graph, "--on", "k80x2", "--trials", "50", "-o", tmp_path / "out")
+    arguments = ("simulate", graph, "--on", "k80x2", "--placement", tmp_path / "out", "--modules", "1")
+    found = as_json(roost(*arguments, "--json"))
+    rows = {row["name"]: row for row in found["modules"]}
+    assert list(rows)[1:3] == ["Conv2d_1a_3x3", "Conv2d_2a_3x3"]  # in program order, after the images
+    assert sum(row["num_ops"] for row in rows.values()) == sum(device["num_ops"] for device in found["devices"])
+    for device in found["devices"]:
+        busy = sum(row["seconds"][device["name"]] for row in rows.values())
+        assert busy == pytest.approx(device["busy"])
+    deeper = as_json(roost(*arguments[:-1], "2", "--json"))["modules"]
+    assert len(deeper) > len(rows)
+    shown = roost(*arguments).stdout
+    assert "Mixed_7c" in shown
+    assert roost(*arguments[:-1], "0").exit_code == 2
+    assert "modules" not in as_json(roost(*arguments[:-2], "--json"))

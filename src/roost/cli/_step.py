@@ -119,3 +119,35 @@ def device_table(found: dict[str, Any]) -> RenderableType:
             *[Text(show_bytes(beyond) if beyond else "", "red")] * bool(over),
         )
     return rows
+
+
+def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]]:
+    """Where the ops of each module run, by so many of its names, in program order."""
+    from roost.transforms.by_module import plain
+
+    assert step.device is not None
+    graph, names = problem.graph, step.device_names
+    found: dict[str, dict[str, Any]] = {}
+    for op, (module, device) in enumerate(zip(graph.modules, step.device.tolist(), strict=True)):
+        name = ".".join(plain(module).split(".")[:depth])
+        row = found.setdefault(
+            name, {"name": name, "num_ops": 0, "weight_bytes": 0, "seconds": dict.fromkeys(names, 0.0)}
+        )
+        row["num_ops"] += 1
+        row["weight_bytes"] += int(graph.output_bytes[op]) if graph.is_parameter[op] else 0
+        row["seconds"][names[device]] += float(problem.op_time[op, device])
+    return list(found.values())
+
+
+def module_table(rows: list[dict[str, Any]]) -> RenderableType:
+    """A row for each module: how long it keeps each device busy."""
+    from roost.core.units import show_bytes, show_seconds
+
+    devices = list(rows[0]["seconds"])
+    numbers = ["ops", "weights", *devices]
+    table = _console.table(["module", *numbers], numbers)
+    for row in rows:
+        busy = [show_seconds(row["seconds"][device]) if row["seconds"][device] else "" for device in devices]
+        weights = show_bytes(row["weight_bytes"]) if row["weight_bytes"] else ""
+        table.add_row(row["name"] or "(none)", f"{row['num_ops']:,}", weights, *busy)
+    return table

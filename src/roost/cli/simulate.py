@@ -44,6 +44,10 @@ def simulate(
     costs: _problem.CostsFile = None,
     timeline: _step.TimelineFile = None,
     trace: _step.TraceFile = None,
+    modules: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="DEPTH", help="Show where modules run too, by so many parts of their names."),
+    ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Predict one step of a placement.
@@ -67,6 +71,8 @@ def simulate(
         step = run(problem, chosen, full=True)
     _step.write(step, problem.graph, timeline, trace)
     found = _step.summary(problem, chosen, step)
+    if modules is not None:
+        found["modules"] = _step.modules(problem, step, modules)
     if as_json:
         _console.show_json(found)
     else:
@@ -134,4 +140,5 @@ def _report(found: dict[str, Any]) -> list[RenderableType]:
         f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
         f"{found['order']} order, costs: {found['costs']}"
     )
-    return [head, Text(about, "dim"), "", _step.device_table(found)]
+    more = ["", _step.module_table(found["modules"])] if "modules" in found else []
+    return [head, Text(about, "dim"), "", _step.device_table(found), *more]
