@@ -16,7 +16,7 @@ from torch.nn import functional
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.plan import kv_bytes
-from roost.plan.clusters import STORE
+from roost.plan.clusters import STORE, cluster_of
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.tried import Tried
 from roost.runtime.verify_modules import verify_modules
@@ -500,6 +500,22 @@ def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert roost.load(tmp_path / "plan.json").measured == plan.measured
     assert roost.place(model, given, costs="estimated", trials=50, seconds=None).measured is None
+
+
+def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough(model, monkeypatch):
+    little = {"cuda:0": "110MiB", "cpu:0": "1KiB"}  # 23 MiB of weights, and 96 MiB by rule
+    more = {"memory": little, "costs": "estimated", "trials": 200, "seconds": None}
+    with pytest.raises(Infeasible):
+        roost.place(model, IDS, "h200", measure=True, **more)  # it cannot be run here
+    runs = []
+    cluster = roost.presets.cluster("h200")
+    monkeypatch.setattr("roost.plan.placing.cluster_of", lambda name, memory: cluster_of(cluster, memory))
+    monkeypatch.setattr("roost.plan.placing._costs", lambda step, where, *_: roost.estimate(step.graph, where).costs)
+    monkeypatch.setattr("roost.plan.placing._tried", lambda _, plan: runs.append(plan) or Tried(1.0, 2**20, 0, 0.0, 0))
+    plan = roost.place(model, IDS, memory=little, trials=200, seconds=None)
+    assert len(runs) == 1
+    assert not plan.modules.streamed
+    assert plan.measured == 1.0
 
 
 class Writes(nn.Module):
