@@ -17,6 +17,7 @@ import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
+from roost.plan.placing import _tried
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.tried import Tried
 from roost.runtime.verify_modules import verify_modules
@@ -427,7 +428,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
     assert "measured, " in str(best)
 
 
-def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
+def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
     course = course_of(model)
     first, known, light = course.fitting(tries=False)
     room = 112 * 2**20
@@ -446,6 +447,13 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
         course.tuned(first, known, light, hopeless)
+    monkeypatch.setattr("roost.runtime.tried.tried", raises_out_of_memory)
+    with pytest.raises(Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"):
+        course.tuned(first, known, light, lambda plan: _tried(model, plan))
+
+
+def raises_out_of_memory(*_):
+    raise torch.OutOfMemoryError
 
 
 def test_what_a_run_leaves_free_is_used(model):
