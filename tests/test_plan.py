@@ -15,10 +15,12 @@ from torch.nn import functional
 
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
+from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
 from roost.plan.placing import _tried
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.rounding import by_modules
 from roost.runtime.tried import Tried
 from roost.runtime.verify_modules import verify_modules
 from roost.testing.schemas import published
@@ -524,6 +526,26 @@ def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough
     assert len(runs) == 1
     assert not plan.modules.streamed
     assert plan.measured == 1.0
+
+
+def test_what_only_holds_modules_and_is_never_called_runs_nowhere():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Listed().eval()
+    step = step_of(model, torch.ones(1, 512))
+    problem = roost.estimate(step.graph, roost.presets.cluster("h200"))
+    everywhere = problem.placement(np.zeros(step.graph.num_ops, int))  # on the CPU, beside a GPU with nothing to do
+    modules, _ = by_modules(problem, everywhere, model)
+    assert modules.main == "cuda:0"
+    assert dict(modules.runs_on) == {f"layers.{number}": "cpu:0" for number in range(3)}
 
 
 class Writes(nn.Module):
