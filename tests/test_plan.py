@@ -15,9 +15,12 @@ from torch.nn import functional
 
 import roost
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
+from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
-from roost.plan.clusters import STORE
+from roost.plan.clusters import STORE, cluster_of
+from roost.plan.placing import _tried
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.rounding import by_modules
 from roost.runtime.tried import Tried
 from roost.runtime.verify_modules import verify_modules
 from roost.testing.schemas import published
@@ -427,7 +430,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
     assert "measured, " in str(best)
 
 
-def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
+def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
     course = course_of(model)
     first, known, light = course.fitting(tries=False)
     room = 112 * 2**20
@@ -446,6 +449,13 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model):
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
         course.tuned(first, known, light, hopeless)
+    monkeypatch.setattr("roost.runtime.tried.tried", raises_out_of_memory)
+    with pytest.raises(Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"):
+        course.tuned(first, known, light, lambda plan: _tried(model, plan))
+
+
+def raises_out_of_memory(*_):
+    raise torch.OutOfMemoryError
 
 
 def test_what_a_run_leaves_free_is_used(model):
@@ -500,6 +510,42 @@ def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert roost.load(tmp_path / "plan.json").measured == plan.measured
     assert roost.place(model, given, costs="estimated", trials=50, seconds=None).measured is None
+
+
+def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough(model, monkeypatch):
+    little = {"cuda:0": "110MiB", "cpu:0": "1KiB"}  # 23 MiB of weights, and 96 MiB by rule
+    more = {"memory": little, "costs": "estimated", "trials": 200, "seconds": None}
+    with pytest.raises(Infeasible):
+        roost.place(model, IDS, "h200", measure=True, **more)  # it cannot be run here
+    runs = []
+    cluster = roost.presets.cluster("h200")
+    monkeypatch.setattr("roost.plan.placing.cluster_of", lambda name, memory: cluster_of(cluster, memory))
+    monkeypatch.setattr("roost.plan.placing._costs", lambda step, where, *_: roost.estimate(step.graph, where).costs)
+    monkeypatch.setattr("roost.plan.placing._tried", lambda _, plan: runs.append(plan) or Tried(1.0, 2**20, 0, 0.0, 0))
+    plan = roost.place(model, IDS, memory=little, trials=200, seconds=None)
+    assert len(runs) == 1
+    assert not plan.modules.streamed
+    assert plan.measured == 1.0
+
+
+def test_what_only_holds_modules_and_is_never_called_runs_nowhere():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(512, 512) for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Listed().eval()
+    step = step_of(model, torch.ones(1, 512))
+    problem = roost.estimate(step.graph, roost.presets.cluster("h200"))
+    everywhere = problem.placement(np.zeros(step.graph.num_ops, int))  # on the CPU, beside a GPU with nothing to do
+    modules, _ = by_modules(problem, everywhere, model)
+    assert modules.main == "cuda:0"
+    assert dict(modules.runs_on) == {f"layers.{number}": "cpu:0" for number in range(3)}
 
 
 class Writes(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -159,18 +160,20 @@ class Course:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
         best: Plan | None = None
         seen: list[ModulePlacement] = []
-        least = 0  # bytes in use that are too many
+        least, ended = 0, True  # bytes in use that are too many; whether the run came to its end
         room = int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(self.main, 0)
         while plan.modules not in seen and len(seen) < _TRIES:
             seen.append(plan.modules)
             found = tries(plan)
             if found is None:
+                if best is None and self.held(known) < self.held(Correction()):
+                    return self.fitting(tries=False)[0]  # no run says that less than by rule is enough
                 return plan if best is None else best
             log.info(
                 "tried: %s a step, %s expected, %s in use", show_seconds(found.seconds), show_seconds(plan.step_time),
                 show_bytes(found.peak),
             )  # fmt: skip
-            least = found.peak
+            least, ended = found.peak, math.isfinite(found.seconds)
             if found.peak <= room and (best is None or best.measured is None or found.seconds < best.measured):
                 best = replace(plan, measured=found.seconds)
             known = self.corrected(plan, known, found, room)
@@ -180,6 +183,12 @@ class Course:
                 break
             if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):
                 break
+        if best is None and not ended:  # how much it would have been, nobody knows
+            raise Infeasible(
+                f"nothing was found that fits: no plan could be run in the {show_bytes(room)} of {self.main!r}; give "
+                "it more",
+                self.main,
+            )
         if best is None:
             raise Infeasible(
                 f"nothing was found that fits: on {self.main!r} {show_bytes(least)} were in use where there are "

@@ -93,7 +93,8 @@ def place(
     log.info("searching for a placement of %d ops", step.graph.num_ops)
     default = cluster is None and costs == "profiled"
     plan, known, light = course.fitting(tries=default if measure is None else measure)
-    alone = not plan.modules.streamed and not plan.modules.runs_on
+    # What fits only where less is left free than by rule is to be tried, wherever it runs.
+    alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
     if measure is False or (measure is None and (not default or alone)):
         return plan
     return course.tuned(plan, known, light, lambda plan: _tried(model, plan))

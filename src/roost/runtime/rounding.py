@@ -37,16 +37,24 @@ def by_modules(
     `problem` is of the graph as captured, without limits on where ops may run; `tied` has other names of parameters.
     `light`: modules without weights may run elsewhere as well (`ByModule.light`).
     """
-    work = _Rounding(problem, placement, tied or {}, light)
+    work = _Rounding(problem, placement, tied or {}, light, _never_called(model))
     work.place_modules()
     work.place_parameters()
     return work.for_model(model), work.for_simulator()
 
 
+def _never_called(model: nn.Module) -> set[str]:
+    """Modules that only hold others, as `nn.ModuleList`: nothing can be put around a call of them."""
+    named = model.named_modules(remove_duplicate=False)
+    return {name for name, module in named if getattr(module.forward, "__func__", None) is nn.Module.forward}
+
+
 class _Rounding:
-    def __init__(self, problem: Problem, placement: Placement, tied: Mapping[str, str], light: bool) -> None:
+    def __init__(
+        self, problem: Problem, placement: Placement, tied: Mapping[str, str], light: bool, never_called: set[str]
+    ) -> None:
         self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
-        self.names, self.light = problem.cluster.device_names, light
+        self.names, self.light, self.never_called = problem.cluster.device_names, light, never_called
         self.device = np.array(self.placement.device)
         self.main = self._main()
         kinds = [one.kind for one in problem.cluster.devices]
@@ -183,6 +191,8 @@ class _Rounding:
         parts = module.split(".")
         for count in range(1, len(parts)):
             around = ".".join(parts[:count])
+            if around in self.never_called:
+                continue
             units = self._within(around, self.runs)
             between = [op for name in self._within(around, self.ops) if name not in self.runs for op in self.ops[name]]
             cheap = all(class_of(self.graph.kinds[op]) == "other" for op in between)
