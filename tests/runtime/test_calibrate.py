@@ -22,7 +22,7 @@ def case():
     return model, x, step, virtual_problem(step)
 
 
-def test_all_on_one_device_takes_what_was_measured(case, monkeypatch):
+def test_all_on_one_device_takes_what_was_measured(case, monkeypatch, caplog):
     model, x, step, problem = case
     taken = iter((0.5, 0.02))
     monkeypatch.setattr(calibrate, "_step_time", lambda run, inputs, seconds: next(taken))
@@ -34,6 +34,7 @@ def test_all_on_one_device_takes_what_was_measured(case, monkeypatch):
         assert slower[f"cpu:{number}"] == pytest.approx(seconds / before)
     assert found.costs.source.endswith("held against whole steps on cpu:0 and cpu:1")
     assert found.graph is problem.graph
+    assert "a whole step on cpu:0 takes 1.2e+02 times what its ops take" in caplog.text
 
 
 def test_a_device_that_it_does_not_fit_on_keeps_its_costs(case):

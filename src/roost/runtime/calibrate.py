@@ -27,6 +27,7 @@ from roost.simulator.compiled import simulate
 log = logging.getLogger(__name__)
 
 _WARM, _LEAST, _MOST = 2, 5, 30  # steps
+_ODD = 5.0  # times: something else was going on
 
 
 def calibrated(
@@ -49,7 +50,8 @@ def calibrated(
         alone = problem.placement(np.full(problem.graph.num_ops, number))
         expected = simulate(problem, alone)
         if not expected.feasible or expected.step_time <= 0:
-            log.info("the whole step does not fit on %s: its costs stay as they are", name)
+            why = "takes no time" if expected.feasible else "does not fit"
+            log.info("the whole step %s on %s: its costs stay as they are", why, name)
             continue
         try:
             with GraphRuntime(step, problem, alone, residents, Optimizer(rate=0.0), cores) as run:
@@ -58,6 +60,12 @@ def calibrated(
             log.warning("the whole step could not be run on %s: %s", name, str(error).partition("\n")[0])
             continue
         slower[name] = measured / expected.step_time
+        if not 1 / _ODD < slower[name] < _ODD:
+            log.warning(
+                "a whole step on %s takes %.2g times what its ops take: time them anew, with nothing else at work",
+                name,
+                slower[name],
+            )
         op_time[:, number] *= slower[name]
     source = f"{problem.costs.source}, held against whole steps on {' and '.join(slower)}" if slower else ""
     return Problem(problem.graph, problem.cluster, Costs(op_time, source or problem.costs.source)), slower
