@@ -510,6 +510,8 @@ def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
     plan.save(tmp_path / "plan.json")
     assert roost.load(tmp_path / "plan.json").measured == plan.measured
     assert roost.place(model, given, costs="estimated", trials=50, seconds=None).measured is None
+    with pytest.raises(InputError, match="measure is 'no'; it must be True, False or None"):
+        roost.place(model, given, measure="no")
 
 
 def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough(model, monkeypatch):

@@ -198,7 +198,11 @@ def _problems(family: str, count: int, clusters: list[str], output: Path, num_ma
     if kept.exists() and not kept.is_dir():
         raise InputError(f"{kept}: is a file; graphs are kept in a folder of that name: move it away")
     kept.mkdir(exist_ok=True)
-    graphs = [_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz") for number in range(count)]
+    graphs = []
+    with _console.progress(f"capturing graphs of {family}") as tell:
+        for number in range(count):
+            graphs.append(_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz"))
+            tell(number + 1, count)
     found = []
     for number, graph in enumerate(graphs):
         machines = [cluster(name) for name in clusters]
@@ -217,8 +221,7 @@ def _graph(family: str, number: int, path: Path) -> Graph:
     if path.exists():
         found: Graph = formats.load_as(Graph, path)
         return found
-    with _console.working(f"capturing {path.name.partition('.')[0]}"):
-        graph = zoo.member(family, number, 0)
+    graph = zoo.member(family, number, 0)
     graph.save(path)
     return graph
 

@@ -71,6 +71,8 @@ def place(
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     if is_placed(model):
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
+    if measure not in (None, True, False):
+        raise InputError(f"measure is {measure!r}; it must be True, False or None")
     if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
         raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
     where = cluster_of(cluster, memory or {})
