@@ -90,7 +90,7 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, batch 16, no entropy bonus": (replace(VARIED, batch=16, entropy=0.0), 5_000, 3, False),
     "spotlight, target 0.03": (replace(VARIED, target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
-    "spotlight, paper": (Spotlight.paper(), 5_000, 2, False),
+    "spotlight, paper": (Spotlight.paper(), 5_000, 3, False),
     "seq2seq, paper": (Seq2seq.paper(), 5_000, 3, False),
 }
 SEARCHES = ("descent, random start", "descent", "annealing", "genetic", "auto")
@@ -419,7 +419,7 @@ def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], floa
     lines = [
         "## What matters (k80x4, three seeds)\n",
         "Medians before refining over the best ever seen here. `paper` settings of the two networks have 5,000 trials, "
-        "`seq2seq` with three seeds and `spotlight` with two (a core makes 7 to 42 trials a second with them), all of "
+        "three seeds each (a core makes 7 to 42 trials a second with them), all of "
         "which they learn from; below them all four after 1,000. With the papers' figures `seq2seq` hardly learns: "
         "Adam at 0.1 drives the tanh of its logits to its end. On RNNLM (seed 0) the gradient is 5e-8 after 200 trials "
         "and 0 after 264, and the policy draws one of two devices for every group from then on (entropy 0.694). What "
