@@ -18,6 +18,7 @@ from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
+from roost.plan.course import Correction
 from roost.plan.placing import _tried
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.rounding import by_modules
@@ -63,9 +64,10 @@ def model():
     return Tower().eval()
 
 
-def planned(model, cap="112MiB", **more):
+def planned(model, cap="112MiB", inputs=IDS, **more):
     """For a GPU that has room for little more than half of the weights, beside what libraries take."""
-    return roost.place(model, IDS, "h200", memory={"cuda:0": cap}, costs="estimated", trials=3000, seconds=None, **more)
+    more = {"memory": {"cuda:0": cap}, "costs": "estimated", "trials": 3000, "seconds": None, **more}
+    return roost.place(model, inputs, "h200", **more)
 
 
 @pytest.fixture(scope="module")
@@ -390,13 +392,13 @@ def test_what_is_no_model_is_told():
 # ---------------------------------------------------------------------- plans that were run
 
 
-def course_of(model, cap="112MiB", **more):
+def course_of(model, cap="112MiB", inputs=IDS, **more):
     """What `place` makes of its arguments, before it searches."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roost.plan.course.Course, "fitting", lambda self, tries: found.append(self) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            planned(model, cap, **more)
+            planned(model, cap, inputs, **more)
     return found[0]
 
 
@@ -620,3 +622,31 @@ def test_modules_without_weights_leave_where_activations_do_not_fit():
     remove(model)
     with pytest.raises(InputError, match="what module '1' gives is to stay elsewhere, but it runs on cuda:0"):
         replace(where, runs_on={})
+
+
+def test_light_modules_may_leave_where_that_is_faster_than_leaving_them():
+    """With 21 MiB the ReLU's 16 fit, but not beside the weights of 8 that would be streamed past them."""
+    torch.manual_seed(0)
+    course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
+    bare, roomy = Correction(held=96 * 2**20), Correction(held=80 * 2**20)
+    assert course._crowded(bare)
+    assert not course._crowded(roomy)
+    both = [course.plan(bare, light).step_time for light in (False, True)]
+    assert both[1] < both[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(course), "held", lambda self, known: 96 * 2**20)
+        plan, _, light = course.fitting(tries=False)
+    assert light
+    assert plan.step_time == both[1]
+
+
+def test_what_ops_hold_for_themselves_counts_where_it_is_known():
+    torch.manual_seed(0)
+    course = course_of(Images().eval(), (96 + 40) * 2**20, torch.randn(8, 3, 128, 128))
+    graph = course.step.graph
+    space = np.where(np.array(graph.kinds) == "convolution", 36 * 2**20, 0)
+    known = replace(course, spaces=space)
+    assert known.held(Correction()) == course.held(Correction()) - 56 * 2**20
+    first, there = course.plan(Correction(held=96 * 2**20)), known.plan(Correction(held=96 * 2**20), light=True)
+    assert "0" not in first.modules.runs_on
+    assert "0" in there.modules.runs_on  # 8 MiB come of it, and it would need 36 more

@@ -1,5 +1,7 @@
 """What does not fit on the fastest device, moved to where there is room."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from roost.core.cluster import Cluster, Device, Link
@@ -47,6 +49,34 @@ def test_where_that_is_too_little_ops_with_large_activations_leave_too():
     assert best.feasible
     assert "op1" in away
     assert away.isdisjoint({"op3", "op4", "op5"})
+
+
+def test_what_an_op_holds_for_itself_counts():
+    """Its last op needs 500 bytes for itself: it leaves, and nothing that does not have to."""
+    problem = wide_at_the_start(600)
+    graph = problem.graph
+    space = np.where(np.array(graph.op_names) == "op5", 500, 0)
+    best, away = moved(Problem(replace(graph, workspace_bytes=space), problem.cluster, problem.costs))
+    assert best.feasible
+    assert away == {"op1", "op5"}
+
+
+def test_weights_go_where_they_come_from_fastest_and_with_ops_that_leave():
+    """Memory from which a CPU cannot read, as plans have it: weights lie there for the GPU, and with the CPU for it."""
+    problem = wide_at_the_start(400)
+    graph, devices = problem.graph, problem.cluster.devices
+    names = ("cpu", "cuda:0", "memory")
+    rates = {("memory", "cuda:0"): 1e4, ("cpu", "cuda:0"): 1e3, ("cuda:0", "cpu"): 1e4}
+    links = [Link(a, b, rates.get((a, b), 1e-3), both_ways=False) for a in names for b in names if a != b]
+    cluster = Cluster("store", (*devices, Device("memory", "memory", 10_000)), tuple(links))
+    long = np.where(graph.is_parameter, 0.0, 1e6)[:, None]
+    best, away = moved(Problem(graph, cluster, Costs(np.hstack([problem.op_time, long]))))
+    assert best.feasible
+    assert best.step_time < 10
+    home = dict(zip(graph.op_names, best.placement.device.tolist(), strict=True))
+    assert "op0" in away
+    assert home["weight0"] == 0
+    assert {home[f"weight{number}"] for number in (3, 4, 5)} <= {1, 2}
 
 
 def test_what_no_device_has_room_for_stays():

@@ -49,6 +49,13 @@ def test_modules_are_groups_and_large_weights_are_free():
     assert {"pair.up.weight", "pair.down.weight", "other.3.weight"} <= free
 
 
+def test_where_activations_do_not_fit_each_module_is_a_decision_of_its_own():
+    done = ByModule(light=True).apply(tower()).graph
+    groups = together(done)
+    assert not any({"up", "down"} <= group for group in groups)
+    assert allowed(done)["up"] == allowed(done)["down"] == ("cuda", "cpu")
+
+
 def test_what_is_between_modules_runs_on_the_main_device():
     where = allowed(ByModule("gpu", ("cpu", "dsp")).apply(tower()).graph)
     assert where["add"] == where["ids"] == ("gpu",)

@@ -64,7 +64,7 @@ def _offload(
                     break
                 if device[ops[0]] != crowded:
                     continue
-                target = _roomiest(problem, excess, ops, crowded, int(size[number]))
+                target = _nearest(problem, excess, ops, crowded, int(size[number]))
                 if target is None:
                     continue
                 device[ops] = target
@@ -79,10 +79,10 @@ def _offload(
 
 
 def _relieved(problem: Problem, units: Units, device: Array, crowded: int, excess: Array) -> bool:
-    """Move the unit with the op that reads and makes most away from a device, to the fastest with room for it."""
+    """Move the unit with the op that holds most while it runs away from a device, to the fastest with room for it."""
     graph = problem.graph
     size = np.where(graph.is_parameter, 0, graph.output_bytes)
-    held = size.copy()
+    held = size + graph.workspace_bytes
     np.add.at(held, graph.edge_target, size[graph.input_op])
     here = np.flatnonzero((device == crowded) & ~graph.is_parameter)
     for op in here[np.argsort(-held[here], kind="stable")].tolist():
@@ -92,8 +92,19 @@ def _relieved(problem: Problem, units: Units, device: Array, crowded: int, exces
         may[crowded] = False
         if may.any():
             device[ops] = int(np.where(may, problem.op_time[ops].sum(axis=0), np.inf).argmin())
+            _follow(problem, device, ops)
             return True
     return False
+
+
+def _follow(problem: Problem, device: Array, ops: Array) -> None:
+    """Parameters that live elsewhere go with the ops that read them, if these are all there are."""
+    graph, target = problem.graph, device[ops[0]]
+    consumers = graph.consumer_lists()
+    read = {int(tensor) for op in ops.tolist() for tensor in graph.inputs_of(op)}
+    for parameter in (tensor for tensor in sorted(read) if graph.is_parameter[tensor] and graph.group[tensor] < 0):
+        if problem.allowed[parameter, target] and (device[consumers[parameter]] == target).all():
+            device[parameter] = target
 
 
 def _windows(problem: Problem, device: Array, share: float) -> Array:  # [devices] bytes
@@ -118,16 +129,15 @@ def _candidates(problem: Problem, units: Units, with_updates: bool) -> list[Arra
     return [ops for _, _, ops in sorted(found, key=lambda row: row[:2])]
 
 
-def _roomiest(problem: Problem, excess: Array, ops: Array, crowded: int, size: int) -> int | None:
-    """The device with most room, hosts first; None where there is none."""
-    allowed = np.array(problem.allowed[ops].all(axis=0))
+def _nearest(problem: Problem, excess: Array, ops: Array, crowded: int, size: int) -> int | None:
+    """The nearest device with room for it, the one with most where several are as near, hosts first; or None."""
+    cluster = problem.cluster
+    allowed = np.array(problem.allowed[ops].all(axis=0)) & (-excess > size)
     allowed[crowded] = False
-    room = np.where(allowed, -excess.astype(np.float64), -np.inf)
-    hosts = np.array([device.kind in ("cpu", MEMORY) for device in problem.cluster.devices])
-    for among in (hosts, ~hosts):
-        best = int(np.argmax(np.where(among, room, -np.inf)))
-        if among[best] and room[best] > size:
-            return best
+    hosts = np.array([device.kind in ("cpu", MEMORY) for device in cluster.devices])
+    for among in (hosts & allowed, ~hosts & allowed):
+        if among.any():
+            return min(np.flatnonzero(among).tolist(), key=lambda d: (cluster.seconds_per_byte[d, crowded], excess[d]))
     return None
 
 

@@ -75,11 +75,12 @@ def kept_longer(problem: Problem, main: str) -> int:
     return int(_LONGER * max(0, int(peak) - weights))
 
 
-def with_store(problem: Problem, main: str, hop: float) -> Problem:
+def with_store(problem: Problem, main: str, hop: float, large: bool = False) -> Problem:
     """The problem with the memory of the CPU as one more device, from which weights are streamed.
 
     So they queue for the link by themselves: what a CPU has computed goes to the GPU past them (see `aside.py`).
-    `hop` is what it takes for a tensor to go to the CPU and come back.
+    `hop` is what it takes for a tensor to go to the CPU and come back. `large`: what is computed there may be large, and
+    takes as long as it does; else its way is so slow that no weights go there, beside those that queue.
     """
     cluster = problem.cluster
     host = next((device for device in cluster.devices if device.kind == "cpu"), None)
@@ -90,13 +91,13 @@ def with_store(problem: Problem, main: str, hop: float) -> Problem:
     # Copies of weights wait for no thread, nor does the GPU for what the CPU has made: that is within the hop.
     forth, back = min(float(cluster.latency[one, other]), _COPY), float(cluster.latency[other, one])
     rate = [1 / float(cluster.seconds_per_byte[pair]) for pair in ((one, other), (other, one))]
+    made = 1 / float(cluster.sent_seconds_per_byte[one, other]) if large else rate[0] / _NARROW
     ways = {  # from, to: bytes/s, latency, bus
         (STORE, "*"): (rate[0], forth, "weights to {target}"),
         ("*", STORE): (rate[1], back, "weights from {source}"),
         (STORE, host.name): (_NEVER, 0.0, "no need of it"),
         (main, host.name): (rate[1], hop - forth if hop > forth else back, f"{main} to {host.name}"),
-        # Slow enough that no weights go this way, beside those that queue; what is computed is small.
-        (host.name, main): (rate[0] / _NARROW, forth, f"{host.name} to {main}"),
+        (host.name, main): (made, forth, f"{host.name} to {main}"),
     }
     links = [
         Link(source, target, bandwidth, latency, both_ways=False, bus=bus, figures_from=_OURS)

@@ -6,17 +6,20 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
+from roost.core.graph import Graph
 from roost.core.problem import Problem
 from roost.core.units import show_bytes, show_seconds
 from roost.errors import Infeasible
 from roost.placers import Placer
-from roost.plan.clusters import hop_of, kept_longer, only_on, with_less, with_share, with_store
+from roost.plan.clusters import STORE, hop_of, kept_longer, only_on, with_less, with_share, with_store
 from roost.plan.plan import Plan
 from roost.search.evaluate import Progress
 from roost.search.solve import solve
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What libraries take for themselves, and rounding of the allocator: no op's, and not in any graph.
-_WORKSPACE = 96 * 2**20
+# What libraries take for themselves and the allocator rounds up, in no graph: with what ops hold while they run, and
+# where that was measured without (cuBLAS keeps 32 MiB on an H200).
+_WORKSPACE, _KEPT = 96 * 2**20, 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
 _TRIES = 5  # of plans, each after the last has shown something
 _BETTER = 0.98  # what is expected of another plan, over what was measured of the best, for it to be worth a try
@@ -58,6 +62,7 @@ class Course:
     model: nn.Module
     example_inputs: Any
     step: Described
+    spaces: Array | None  # [ops] bytes that ops hold for themselves on the main device; None: not known
     cluster: Cluster  # with the memory that there is, or may be used
     capped: bool  # whether it is less than there is, on the main device
     main: str
@@ -78,9 +83,9 @@ class Course:
 
         `light`: modules with little weight may leave the main device as well, so that their activations do.
         """
-        problem, where = self._problem(known), self.cluster
+        problem, where = self._problem(known, light), self.cluster
         main = where.index_of(self.main)
-        whole = ByModule(where.devices[main].kind, tied=self.step.program.tied, light=light).apply(self.step.graph)
+        whole = ByModule(where.devices[main].kind, tied=self.step.program.tied, light=light).apply(self._graph)
         share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
         for _ in range(_ATTEMPTS):
             shared = with_share(problem, share)
@@ -111,17 +116,24 @@ class Course:
         if known.held is not None:
             return known.held
         problem = Problem(self.step.graph, self.cluster, self.costs)
-        return (_WORKSPACE if self.main.startswith("cuda") else 0) + kept_longer(problem, self.main)
+        workspace = _WORKSPACE if self.spaces is None else _KEPT
+        return (workspace if self.main.startswith("cuda") else 0) + kept_longer(problem, self.main)
 
-    def _problem(self, known: Correction) -> Problem:
-        where, graph = self.cluster, self.step.graph
+    @cached_property
+    def _graph(self) -> Graph:
+        """As captured, with what ops hold for themselves."""
+        graph = self.step.graph
+        return graph if self.spaces is None else replace(graph, workspace_bytes=graph.workspace_bytes + self.spaces)
+
+    def _problem(self, known: Correction, light: bool) -> Problem:
+        where, graph = self.cluster, self._graph
         slower = [known.slower if one.kind == "cpu" and one.name != self.main else 1.0 for one in where.devices]
         costs = Costs(self.costs.op_time * np.array(slower), self.costs.source) if max(slower) != 1.0 else self.costs
         if self.exact:
             costs = only_on(self.main, graph, where, costs)
         room = {**self.reserved, self.main: self.reserved.get(self.main, 0) + self.held(known)}
         problem = Problem(graph, with_less(where, room), costs)
-        return with_store(problem, self.main, hop_of(self.main) + known.hop)
+        return with_store(problem, self.main, hop_of(self.main) + known.hop, large=light)
 
     def _searched(self, problem: Problem, whole: Any, light: bool) -> Plan:
         from roost.runtime.rounding import by_modules
@@ -141,20 +153,31 @@ class Course:
 
         With `tries` what the rules leave free may shrink.
         """
-        known = Correction()
-        strict = [(known, False), (known, True)]
-        if tries:
-            bare = Correction(held=self._margin())
-            strict += [(bare, False), (bare, True)]
         first: Infeasible | None = None
-        for correction, light in strict:
-            try:
-                return self.plan(correction, light), correction, light
-            except Infeasible as error:
-                first = first or error
-                log.info("%s", error)
+        for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
+            found: list[tuple[Plan, Correction, bool]] = []
+            for light in (False, True):
+                if light and found and not self._crowded(known):
+                    continue
+                try:
+                    found.append((self.plan(known, light), known, light))
+                except Infeasible as error:
+                    first = first or error
+                    log.info("%s", error)
+            if found:
+                return min(found, key=lambda each: each[0].step_time)
         assert first is not None
         raise first
+
+    def _crowded(self, known: Correction) -> bool:
+        """Whether activations do not fit beside the weights that an op needs, wherever all others are."""
+        problem = self._problem(known, True)
+        graph, names = problem.graph, problem.cluster.device_names
+        if STORE not in names:
+            return False
+        away = np.where(graph.is_parameter, names.index(STORE), names.index(self.main))
+        window = int(graph.output_bytes[graph.is_parameter].max(initial=0))
+        return not simulate(problem, problem.placement(away, prefetch_bytes=window)).feasible
 
     def tuned(self, plan: Plan, known: Correction, light: bool, tries: Callable[[Plan], Tried | None]) -> Plan:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""

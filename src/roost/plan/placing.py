@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.problem import Problem
@@ -22,6 +23,7 @@ from roost.search.evaluate import Progress
 if TYPE_CHECKING:
     from torch import nn
 
+    from roost.frontends.torch import Described
     from roost.runtime.tried import Tried
 
 log = logging.getLogger(__name__)
@@ -87,17 +89,18 @@ def place(
     with_less(where, room)  # or it is known already that nothing fits
     found = _costs(step, where, main, costs, progress)
     Problem(step.graph, where, found)  # which checks costs that were given
+    here = cluster is None and costs == "profiled"
+    spaces = _spaces(step, main) if here else None
     capped, few = main in (memory or {}), max(_FEW, 2 * _rows(example_inputs))
     course = Course(
-        model, example_inputs, step, where, capped, main, room, found, exact, few,
+        model, example_inputs, step, spaces, where, capped, main, room, found, exact, few,
         placer, seconds, trials, seed, on_trial,
     )  # fmt: skip
     log.info("searching for a placement of %d ops", step.graph.num_ops)
-    default = cluster is None and costs == "profiled"
-    plan, known, light = course.fitting(tries=default if measure is None else measure)
+    plan, known, light = course.fitting(tries=here if measure is None else measure)
     # What fits only where less is left free than by rule is to be tried, wherever it runs.
     alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
-    if measure is False or (measure is None and (not default or alone)):
+    if measure is False or (measure is None and (not here or alone)):
         return plan
     return course.tuned(plan, known, light, lambda plan: _tried(model, plan))
 
@@ -118,6 +121,15 @@ def _costs(
     fits = weights <= where.devices[where.index_of(main)].memory
     with _threads_beside(main):
         return profile(step, where, launches=fits, progress=progress)
+
+
+def _spaces(step: Described, main: str) -> Array | None:
+    """What ops hold for themselves on a GPU, [ops] bytes; None where there is none to tell."""
+    import torch
+
+    from roost.cost_models._spaces import spaces
+
+    return spaces(step, torch.device(main)) if main.startswith("cuda") and torch.cuda.is_available() else None
 
 
 def _tried(model: nn.Module, plan: Plan) -> Tried | None:

@@ -7,7 +7,8 @@ of a few such, with little else in it, is one group: a pair of layers with an ac
 
 What runs elsewhere costs a way there and back for each call, in which the main device waits. So a module with little
 weight stays on the main device, and so does one that takes or gives several tensors, for which its caller would wait.
-With `light` modules of any weight may leave, and those of none: it is for models whose activations do not fit.
+With `light` modules of any weight may leave, and those of none, each for itself: it is for models whose activations do
+not fit.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class ByModule:
     others: tuple[str, ...] = ("cpu",)  # kinds on which modules with weights may run too
     small_bytes: int = 2**20  # a parameter with less than this lives where its module runs
     tied: Mapping[str, str] = field(default_factory=dict)  # other names of parameters -> their name in the graph
-    light: bool = False  # modules with little weight or none may run on other devices too
+    light: bool = False  # modules with little weight or none may run on other devices too, and all by themselves
 
     def apply(self, graph: Graph) -> Transformed:
         readers = readers_of(graph)
         units = {module for modules in readers.values() for module in modules if module}
         if self.light:
             units |= set(weightless(graph))
-        together = self._together(graph, units, readers)
+        together = {} if self.light else self._together(graph, units, readers)
         movable = self._movable(graph, {module: together.get(module, module) for module in {*units, *together}})
         kinds = tuple(dict.fromkeys((self.main, *self.others)))
         allowed = [
