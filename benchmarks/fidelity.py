@@ -203,7 +203,8 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     problem = Problem(step.graph, cluster, costs.costs)
     each_alone = Profiled(step, in_step=False, **launched).profile(step.graph, cluster)
     by_itself = Problem(step.graph, cluster, each_alone.costs)
-    whole, _ = calibrated(step, problem, residents_of(model), inputs, cores_of(cluster))
+    whole = calibrated(step, problem, residents_of(model), inputs, cores_of(cluster))
+    print(whole.slower, whole.crossings, flush=True)
     took = time.perf_counter() - begun
     every = placements(problem, given.placements, given.seed)
     missing = [each for each in every if each not in done]
@@ -221,7 +222,7 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
             row = what | {"placement": each} | _row(problem, placement, laps[each])
             row["predicted_by_itself"] = simulate(by_itself, placement).step_time
             row["predicted_loaded"] = simulate(loaded, placement).step_time
-            row["predicted_calibrated"] = simulate(whole, placement).step_time
+            row["predicted_calibrated"] = simulate(whole.problem, placement).step_time
             row |= {"load": round(os.getloadavg()[0], 2), "costs": problem.costs.source, "profiled_s": round(took, 1)}
             with rows_file().open("a") as file:
                 file.write(json.dumps(row) + "\n")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profile
     from roost.frontends.torch import Described
+    from roost.runtime.calibrate import Calibrated
 
 _SLOWEST = 12  # kinds of ops that are shown
 
@@ -49,7 +50,9 @@ def profile(
     calibrate: Annotated[
         bool,
         typer.Option(
-            "--calibrate", help="Run the whole step on each device, and have all its ops take as much longer."
+            "--calibrate",
+            help="Time ops in their step, run whole steps on each device and in pieces on all, and hold the costs "
+            "against them.",
         ),
     ] = False,
     as_json: _console.AsJson = False,
@@ -73,22 +76,24 @@ def profile(
     with _console.working(f"capturing {model}"):
         step = chosen.describe()
     with _console.progress("timing ops") as tell:
-        found = Profiled(step, not alone, refresh=refresh, progress=tell).profile(step.graph, cluster)
-    problem, slower = Problem(step.graph, cluster, found.costs), dict[str, float]()
+        settings = Profiled(step, not alone, in_step=calibrate, refresh=refresh, progress=tell)
+        found = settings.profile(step.graph, cluster)
+    problem, whole = Problem(step.graph, cluster, found.costs), None
     if calibrate:
-        with _console.working(f"running a step of {model} on each device"):
-            problem, slower = _calibrated(chosen, step, problem)
+        with _console.working(f"running steps of {model}"):
+            whole = _calibrated(chosen, step, problem)
+            problem = whole.problem
     if output is not None:
         problem.save(output)
         _console.note(f"wrote {output}")
-    facts = _facts(problem, found, slower)
+    facts = _facts(problem, found, whole)
     if measure:
         with _console.working(f"running {model} on each device"):
             _measure(chosen, problem, facts)
     _console.show_json(facts) if as_json else _console.show(*_portrait(facts))
 
 
-def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> tuple[Problem, dict[str, float]]:
+def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> Calibrated:
     import torch
 
     from roost.runtime._unplaced import residents_of
@@ -100,7 +105,7 @@ def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> tup
     return calibrated(step, problem, residents_of(module), inputs, cores_of(problem.cluster))
 
 
-def _facts(problem: Problem, found: Profile, slower: dict[str, float]) -> dict[str, Any]:
+def _facts(problem: Problem, found: Profile, whole: Calibrated | None) -> dict[str, Any]:
     import numpy as np
 
     from roost.simulator.compiled import simulate
@@ -115,7 +120,7 @@ def _facts(problem: Problem, found: Profile, slower: dict[str, float]) -> dict[s
                 "op_time": float(problem.op_time[:, index].sum()),
                 "predicted_step_time": step.step_time,
                 "fits": step.feasible,
-                "calibrated": slower.get(name),
+                "calibrated": whole.slower.get(name) if whole else None,
                 "measured_step_time": None,
                 "not_measured": "",
             }
@@ -142,6 +147,7 @@ def _facts(problem: Problem, found: Profile, slower: dict[str, float]) -> dict[s
         "fallen_back": [asdict(each) for each in found.fallen_back],
         "kinds": [rows[row] for row in order if share[row] > 0],
         "devices": devices,
+        "crossings": whole.crossings._asdict() if whole else None,
     }
 
 
@@ -191,6 +197,9 @@ def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
     yield rows
     yield ""
     yield _devices(facts)
+    if facts["crossings"] not in (None, {"times": 1.0, "more": 0.0}):
+        more = f", and {show_seconds(facts['crossings']['more'])} of the sender" if facts["crossings"]["more"] else ""
+        yield f"\nWhat crosses costs {facts['crossings']['times']:g} times what was probed{more}"
 
 
 def _devices(facts: dict[str, Any]) -> RenderableType:

@@ -79,8 +79,8 @@ def with_store(problem: Problem, main: str, hop: float, large: bool = False) -> 
     """The problem with the memory of the CPU as one more device, from which weights are streamed.
 
     So they queue for the link by themselves: what a CPU has computed goes to the GPU past them (see `aside.py`).
-    `hop` is what it takes for a tensor to go to the CPU and come back. `large`: what is computed there may be large, and
-    takes as long as it does; else its way is so slow that no weights go there, beside those that queue.
+    `hop` is what it takes for a tensor to go to the CPU and come back. `large`: what is computed there may be large,
+    and takes as long as it does; else its way is so slow that no weights go there, beside those that queue.
     """
     cluster = problem.cluster
     host = next((device for device in cluster.devices if device.kind == "cpu"), None)
