@@ -18,8 +18,9 @@ from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
-from roost.plan.course import Correction
+from roost.plan.course import Correction, Relief
 from roost.plan.placing import _tried
+from roost.plan.spots import loads_of, on_the_spot
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.rounding import by_modules
 from roost.runtime.tried import Tried
@@ -624,20 +625,61 @@ def test_modules_without_weights_leave_where_activations_do_not_fit():
         replace(where, runs_on={})
 
 
-def test_light_modules_may_leave_where_that_is_faster_than_leaving_them():
-    """With 21 MiB the ReLU's 16 fit, but not beside the weights of 8 that would be streamed past them."""
+def test_where_activations_need_room_light_modules_leave_or_weights_come_in_their_calls():
+    """With 21 MiB the ReLU's 16 fit, but not beside a window of 8 for the weights: what is fastest is taken."""
     torch.manual_seed(0)
     course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
     bare, roomy = Correction(held=96 * 2**20), Correction(held=80 * 2**20)
-    assert course._crowded(bare)
-    assert not course._crowded(roomy)
-    both = [course.plan(bare, light).step_time for light in (False, True)]
-    assert both[1] < both[0]
+    assert course._spots(roomy) == ()
+    assert course._spots(bare) == ("4",)
+    assert course._spots(Correction(held=102 * 2**20)) is None  # 15 MiB are less than a ReLU needs
+    plans = [course.plan(bare, each) for each in (Relief(), Relief(light=True), Relief(spots=("4",)))]
+    brought = plans[2]
+    assert brought.modules.on_the_spot == ("4",)
+    assert brought.modules.runs_on == {}
+    assert brought.modules.window < 2**20
+    assert "copied from host memory in each call    8.0 MiB of weights" in str(brought)
+    fastest = min(plans, key=lambda each: each.step_time)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(course), "held", lambda self, known: 96 * 2**20)
-        plan, _, light = course.fitting(tries=False)
-    assert light
-    assert plan.step_time == both[1]
+        found, _, crowded = course.fitting(tries=False)
+    assert crowded
+    assert found.modules == fastest.modules
+    assert found.step_time == fastest.step_time
+
+
+def test_weights_that_come_in_their_calls(tmp_path):
+    torch.manual_seed(0)
+    model, images = Images().eval(), torch.randn(8, 3, 128, 128)
+    course = course_of(model, (96 + 21) * 2**20, images)
+    plan = course.plan(Correction(held=96 * 2**20), Relief(spots=("4",)))
+    assert int(plan.timeline.peak_memory[1]) <= 21 * 2**20
+    assert plan.timeline.feasible
+    plan.save(tmp_path / "plan.json")
+    again = roost.load(tmp_path / "plan.json")
+    assert again.modules == plan.modules
+    assert again.step_time == plan.step_time
+    assert str(again) == str(plan)
+    with torch.no_grad():
+        expected = model(images)
+    weight = model[4].weight
+    apply(model, on_threads(plan))
+    for _ in range(2):
+        assert torch.equal(model(images), expected)
+        assert model[4].weight is weight
+    with torch.no_grad():
+        weight.mul_(2)  # of the next call it is part
+    assert not torch.equal(model(images), expected)
+    with torch.no_grad():
+        weight.mul_(0.5)
+    model[4].weight = nn.Parameter(weight.detach().clone())
+    with pytest.raises(InputError, match="a weight of module '4' is another tensor than when the plan was applied"):
+        model(images)
+    model[4].weight = weight
+    remove(model)
+    assert torch.equal(model(images), expected)
+    with pytest.raises(InputError, match="weights of module '1' are to come on the spot, but none of it are streamed"):
+        replace(plan.modules, on_the_spot=("1",))
 
 
 def test_what_ops_hold_for_themselves_counts_where_it_is_known():
@@ -647,6 +689,36 @@ def test_what_ops_hold_for_themselves_counts_where_it_is_known():
     space = np.where(np.array(graph.kinds) == "convolution", 36 * 2**20, 0)
     known = replace(course, spaces=space)
     assert known.held(Correction()) == course.held(Correction()) - 56 * 2**20
-    first, there = course.plan(Correction(held=96 * 2**20)), known.plan(Correction(held=96 * 2**20), light=True)
+    first, there = course.plan(Correction(held=96 * 2**20)), known.plan(Correction(held=96 * 2**20), Relief(light=True))
     assert "0" not in first.modules.runs_on
     assert "0" in there.modules.runs_on  # 8 MiB come of it, and it would need 36 more
+
+
+def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
+    """A module that is called twice gets its weights twice; no window is needed for them."""
+    builder = roost.GraphBuilder("calls")
+    big, small = builder.parameter("big.weight", 2**21), builder.parameter("small.weight", 2**20)
+    x = builder.add("x", "input", phase="input", output_bytes=100)
+    for call in range(2):
+        x = builder.add(f"big{call}", "mm", [x, big], module=f"big@{call}", output_bytes=100, workspace_bytes=7)
+        x = builder.add(f"act{call}", "relu", [x], module=f"big@{call}", output_bytes=100)
+    builder.add("small", "mm", [x, small], module="small", output_bytes=100)
+    devices = (roost.Device("cpu", "cpu", 2**30), roost.Device("cuda:0", "cuda", 2**30))
+    cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
+    graph = builder.freeze()
+    problem = roost.Problem(graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1))
+    assert {name: len(own) for name, own in loads_of(graph).items()} == {"big": 1, "small": 1}
+    brought = on_the_spot(problem, "cuda:0", ("big",))
+    where = {name: op for op, name in enumerate(graph.op_names)}
+    for call in range(2):
+        op = where[f"big{call}"]
+        assert brought.graph.workspace_bytes[op] == 2**21 + 7
+        assert brought.op_time[op].tolist() == pytest.approx([1e-3, 1e-3 + 1e-5 + 2**21 / 1e9])
+        assert where["big.weight"] not in brought.graph.inputs_of(op)
+    assert brought.op_time[where["act0"], 1] == 1e-3
+    assert where["small.weight"] in brought.graph.inputs_of(where["small"])
+    away = np.where(graph.is_parameter, 0, 1)
+    held = [roost.simulate(each, each.placement(away)).peak_memory.tolist() for each in (problem, brought)]
+    assert held[0] == [2**21 + 2**20, 2**21 + 200 + 7]
+    assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]  # a window for the small one alone, and the call's own
+    assert on_the_spot(problem, "cuda:0", ()) is problem

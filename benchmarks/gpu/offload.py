@@ -279,13 +279,13 @@ def page() -> str:
     lines = [
         "# Models that do not fit on the GPU\n",
         "`python benchmarks/gpu/offload.py run MODEL CAP`, then `page`; accelerate 1.15 in the same run, "
-        "`infer_auto_device_map` and `dispatch_model` with the same cap, which it takes for weights alone; where "
-        "it then holds more, it was run again with as much less (`within the cap`). Seconds are medians. `bound` is "
-        "the larger of the weights that do not fit under the cap over the measured link, and what the unplaced model takes on the "
-        "whole GPU; `of what it streams` is against the bytes that this plan brings, which are more where activations "
-        "and the window need room, and fewer where the CPU computes. "
-        "`peak` is `max_memory_allocated` over the cap. `difference` is the largest of logits over the largest logit, "
-        "against the unplaced model on the same GPU; for `generate` the share of tokens that differ.\n",
+        "`infer_auto_device_map` and `dispatch_model` with the same cap, which it takes for weights alone; where it "
+        "then holds more, it was run again with as much less (`within the cap`). Seconds are medians. `bound` is the "
+        "larger of the weights that do not fit under the cap over the measured link, and what the unplaced model takes "
+        "on the whole GPU; `of what it streams` is against the bytes that this plan brings, which are more where "
+        "activations and the window need room, and fewer where the CPU computes. `peak` is `max_memory_allocated` over "
+        "the cap. `difference` is the largest of logits over the largest logit, against the unplaced model on the same "
+        "GPU; for `generate` the share of tokens that differ.\n",
     ]
     notes = ROWS.with_suffix(".notes")
     if notes.exists():

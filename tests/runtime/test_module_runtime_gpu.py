@@ -51,6 +51,19 @@ def test_streaming_does_not_change_a_bit(model, seed):
     assert not any(tensor.is_pinned() for tensor in named_tensors(model).values())
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_that_come_in_their_calls_do_not_change_a_bit(model, seed):
+    ids = torch.randint(0, 1000, (2, 17))
+    with torch.no_grad():
+        expected = model.cuda()(ids.cuda()).logits.cpu()
+    model.cpu()
+    where = placement(model, seed)
+    apply(model, replace(where, on_the_spot=tuple(where.streamed)[::2]))
+    for _ in range(5):
+        assert torch.equal(model(ids).logits, expected)
+    remove(model)
+
+
 @pytest.mark.parametrize("few_rows", [0, 5, 100])
 @pytest.mark.parametrize("seed", range(3))
 def test_modules_that_run_on_the_cpu(model, seed, few_rows):
@@ -113,7 +126,7 @@ def test_a_plan_is_tried_and_stays_within_its_cap(model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ids = torch.randint(0, 1000, (1, 1))
     size = sum(tensor.nbytes for tensor in {id(t): t for t in named_tensors(model).values()}.values())
-    cap = 100 * 2**20 + size // 2
+    cap = 48 * 2**20 + size // 2  # 40 MiB are left for what libraries keep
     plan = roost.place(model, {"input_ids": ids}, memory={"cuda:0": cap}, seconds=2)
     assert plan.modules.streamed or plan.modules.runs_on
     assert plan.measured > 0

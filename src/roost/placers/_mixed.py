@@ -45,7 +45,8 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
         return []
     host, main = max(hosts, key=lambda d: int(cluster.memory[d])), max(mains, key=lambda d: int(cluster.memory[d]))
     store = kinds.index(MEMORY) if MEMORY in kinds else host
-    start = np.where(problem.allowed[:, main], main, host).astype(np.int32)
+    somewhere = np.where(problem.allowed[:, host], host, problem.allowed.argmax(axis=1))
+    start = np.where(problem.allowed[:, main], main, somewhere).astype(np.int32)
     parts = _parts(problem, start, main, host)
     if not parts:
         return []

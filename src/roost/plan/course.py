@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from roost.core.units import show_bytes, show_seconds
 from roost.errors import Infeasible
 from roost.placers import Placer
 from roost.plan.clusters import STORE, hop_of, kept_longer, only_on, with_less, with_share, with_store
-from roost.plan.plan import Plan
+from roost.plan.plan import Plan, simulated
+from roost.plan.spots import loads_of, on_the_spot
 from roost.search.evaluate import Progress
 from roost.search.solve import solve
 from roost.simulator.compiled import simulate
@@ -55,6 +56,16 @@ class Correction:
     hop: float = 0.0  # seconds more, for a tensor to go to the CPU and come back
 
 
+class Relief(NamedTuple):
+    """What is done where activations do not fit beside the weights that are on their way."""
+
+    light: bool = False  # modules with little weight may leave the main device as well, so that their activations do
+    spots: tuple[str, ...] = ()  # modules whose weights come in their calls, and not through a window
+
+
+_NO_RELIEF = Relief()
+
+
 @dataclass(frozen=True, eq=False)
 class Course:
     """All that a search for a plan is given."""
@@ -78,21 +89,16 @@ class Course:
 
     # ------------------------------------------------------------------ one search
 
-    def plan(self, known: Correction = Correction(), light: bool = False) -> Plan:
-        """What a search finds; raises `Infeasible` where it finds nothing that fits.
-
-        `light`: modules with little weight may leave the main device as well, so that their activations do.
-        """
-        problem, where = self._problem(known, light), self.cluster
-        main = where.index_of(self.main)
-        whole = ByModule(where.devices[main].kind, tied=self.step.program.tied, light=light).apply(self._graph)
+    def plan(self, known: Correction = Correction(), relief: Relief = _NO_RELIEF) -> Plan:
+        """What a search finds; raises `Infeasible` where it finds nothing that fits."""
+        problem, main = self._problem(known, relief.light), self.cluster.index_of(self.main)
         share, less = 1.0, 0  # of the host's memory for streamed weights, and as much for the others: it is one memory
         for _ in range(_ATTEMPTS):
             shared = with_share(problem, share)
             if less:
                 shared = Problem(shared.graph, with_less(shared.cluster, {self.main: less}), shared.costs)
-            plan = self._searched(shared, whole, light)
-            real = simulate(*plan.on_real_devices())
+            plan = self._searched(shared, relief)
+            real = simulated(*plan.on_real_devices(), plan.modules)
             if real.feasible and plan.timeline.feasible:
                 if self.exact:
                     _check_exact(plan, self.main)
@@ -135,51 +141,80 @@ class Course:
         problem = Problem(graph, with_less(where, room), costs)
         return with_store(problem, self.main, hop_of(self.main) + known.hop, large=light)
 
-    def _searched(self, problem: Problem, whole: Any, light: bool) -> Plan:
+    def _searched(self, problem: Problem, relief: Relief) -> Plan:
         from roost.runtime.rounding import by_modules
 
-        found = solve(whole.problem(problem), self.placer, self.seconds, self.trials, self.seed, self.on_trial)
-        placement = whole.expand(found.best.placement)
-        modules, rounded = by_modules(problem, placement, self.model, self.step.program.tied, light)
+        kind, tied = self.cluster.devices[self.cluster.index_of(self.main)].kind, self.step.program.tied
+        brought = on_the_spot(problem, self.main, relief.spots)
+        whole = ByModule(kind, tied=tied, light=relief.light).apply(brought.graph)
+        found = solve(whole.problem(brought), self.placer, self.seconds, self.trials, self.seed, self.on_trial)
+        placement = replace(whole.expand(found.best.placement), graph=problem.graph.digest)
+        modules, rounded = by_modules(problem, placement, self.model, tied, relief.light, relief.spots)
         # What left the main device for its activations has many rows, and is not to come back for that.
-        modules = replace(modules, few_rows=0 if light else self.few_rows)
-        timeline = simulate(problem, rounded)
+        modules = replace(modules, few_rows=0 if relief.light else self.few_rows)
+        timeline = simulated(problem, rounded, modules)
         return Plan(problem, found, modules, rounded, timeline, step=self.step, example_inputs=self.example_inputs)
 
     # ------------------------------------------------------------------ with runs between
 
     def fitting(self, tries: bool) -> tuple[Plan, Correction, bool]:
-        """The first plan that fits, with what is known, and whether light modules had to leave.
+        """The first plan that fits, with what is known, and whether it was activations that there was no room for.
 
         With `tries` what the rules leave free may shrink.
         """
         first: Infeasible | None = None
         for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
-            found: list[tuple[Plan, Correction, bool]] = []
-            for light in (False, True):
-                if light and found and not self._crowded(known):
+            for crowded in (False, True):
+                if not crowded and self._spots(known) != ():
                     continue
                 try:
-                    found.append((self.plan(known, light), known, light))
+                    return self.roomy(known, crowded), known, crowded
                 except Infeasible as error:
                     first = first or error
                     log.info("%s", error)
-            if found:
-                return min(found, key=lambda each: each[0].step_time)
         assert first is not None
         raise first
 
-    def _crowded(self, known: Correction) -> bool:
-        """Whether activations do not fit beside the weights that an op needs, wherever all others are."""
-        problem = self._problem(known, True)
-        graph, names = problem.graph, problem.cluster.device_names
-        if STORE not in names:
-            return False
-        away = np.where(graph.is_parameter, names.index(STORE), names.index(self.main))
-        window = int(graph.output_bytes[graph.is_parameter].max(initial=0))
-        return not simulate(problem, problem.placement(away, prefetch_bytes=window)).feasible
+    def roomy(self, known: Correction, crowded: bool) -> Plan:
+        """The plan, or the fastest of several where activations need room."""
+        if not crowded:
+            return self.plan(known)
+        found: list[Plan] = []
+        first: Infeasible | None = None
+        spots = self._spots(known)
+        reliefs = [Relief(light=True)]
+        if spots != ():
+            reliefs += [_NO_RELIEF, *([Relief(spots=spots)] if spots else [])]
+        for relief in reliefs:
+            try:
+                found.append(self.plan(known, relief))
+            except Infeasible as error:
+                first = first or error
+                log.info("%s", error)
+        if not found:
+            assert first is not None
+            raise first
+        return min(found, key=lambda plan: plan.step_time)
 
-    def tuned(self, plan: Plan, known: Correction, light: bool, tries: Callable[[Plan], Tried | None]) -> Plan:
+    def _spots(self, known: Correction) -> tuple[str, ...] | None:
+        """Modules whose weights must come in their calls for all activations to fit on the main device.
+
+        As few as will do, the largest. None where that is not enough.
+        """
+        problem = self._problem(known, light=False)
+        names = problem.cluster.device_names
+        if STORE not in names:
+            return ()
+        size = {m: int(problem.graph.output_bytes[own].sum()) for m, own in loads_of(problem.graph).items()}
+        for largest in sorted({0, *size.values()}, reverse=True):
+            spots = tuple(module for module in size if size[module] > largest)
+            brought = on_the_spot(problem, self.main, spots)
+            away = np.where(brought.graph.is_parameter, names.index(STORE), names.index(self.main))
+            if simulate(brought, brought.placement(away, prefetch_bytes=largest)).feasible:
+                return spots
+        return None
+
+    def tuned(self, plan: Plan, known: Correction, crowded: bool, tries: Callable[[Plan], Tried | None]) -> Plan:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
         best: Plan | None = None
         seen: list[ModulePlacement] = []
@@ -201,7 +236,7 @@ class Course:
                 best = replace(plan, measured=found.seconds)
             known = self.corrected(plan, known, found, room)
             try:
-                plan = self.plan(known, light)
+                plan = self.roomy(known, crowded)
             except Infeasible:
                 break
             if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):
@@ -224,7 +259,7 @@ class Course:
     def _expected(self, plan: Plan, problem: Problem) -> float:
         """What a plan that was run takes, measured or by costs of now, whichever is more."""
         assert plan.measured is not None
-        return max(plan.measured, simulate(problem, plan.placement).step_time)
+        return max(plan.measured, simulated(problem, plan.placement, plan.modules).step_time)
 
     def corrected(self, plan: Plan, known: Correction, found: Tried, room: int) -> Correction:
         """What a run of a plan says of what was thought when it was made."""
@@ -238,7 +273,8 @@ class Course:
             slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
             scaled = plan.problem.op_time.copy()
             scaled[:, cpus] *= slower / known.slower
-            again = simulate(Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled)), plan.placement).step_time
+            other = Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled))
+            again = simulated(other, plan.placement, plan.modules).step_time
             hop = max(0.0, known.hop + (found.seconds - again) / found.num_elsewhere)
         return Correction(held, too_few, slower, hop)
 

@@ -11,9 +11,8 @@ from roost.core import formats, rows
 from roost.core.cluster import MEMORY, Cluster
 from roost.errors import InputError
 from roost.plan.clusters import check_store
-from roost.plan.plan import Plan
+from roost.plan.plan import Plan, simulated
 from roost.runtime.modules import ModulePlacement
-from roost.simulator.compiled import simulate
 
 
 class ModulesBlock(rows.File):
@@ -27,6 +26,7 @@ class ModulesBlock(rows.File):
     window: rows.Count = 0
     few_rows: rows.Count = 0
     stays: list[str] = msgspec.field(default_factory=list)
+    on_the_spot: list[str] = msgspec.field(default_factory=list)
 
 
 class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
@@ -53,6 +53,7 @@ def plan_file(plan: Plan) -> PlanFile:
             window=where.window,
             few_rows=where.few_rows,
             stays=list(where.stays),
+            on_the_spot=list(where.on_the_spot),
         ),
         placement=rows.placement_file(plan.placement),
         problem=rows.problem_file(plan.problem),
@@ -71,7 +72,8 @@ def plan_from(file: PlanFile) -> Plan:
     with _named("problem"):
         check_store(problem.cluster)
     modules = _modules(file.modules, problem.cluster)
-    return Plan(problem, result, modules, placement, simulate(problem, placement), file.measured)
+    timeline = simulated(problem, placement, modules)
+    return Plan(problem, result, modules, placement, timeline, file.measured)
 
 
 def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
@@ -99,6 +101,7 @@ def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
             model=block.model,
             few_rows=block.few_rows,
             stays=tuple(block.stays),
+            on_the_spot=tuple(block.on_the_spot),
         )
 
 

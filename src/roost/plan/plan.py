@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from roost.core.trial import Result
 from roost.core.units import show_bytes, show_seconds
 from roost.errors import InputError
 from roost.plan.clusters import without_store
+from roost.plan.spots import on_the_spot
 from roost.simulator.compiled import simulate
 
 if TYPE_CHECKING:
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from roost.report.exports import DeviceMap
     from roost.runtime.modules import ModulePlacement
     from roost.runtime.verify import Verification
+
+
+def simulated(problem: Problem, placement: Placement, modules: ModulePlacement) -> Timeline:
+    """What a placement takes with weights brought as the modules have it."""
+    there = on_the_spot(problem, modules.main, modules.on_the_spot)
+    return simulate(there, replace(placement, graph=there.graph.digest))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,22 +107,20 @@ class Plan:
         main, weights = self.modules.main, self._weights()
         total = max(1, sum(weights.values()))
         lines = [
-            f"{kind:34} {show_bytes(size):>10} of weights, {size / total:4.0%}"
+            f"{kind:36} {show_bytes(size):>10} of weights, {size / total:4.0%}"
             for kind, size in weights.items()
             if size
         ]
         if not self.modules.streamed and not self.modules.runs_on:
             lines.append(f"one device is best: everything runs on {main}")
-        if self.modules.streamed:
-            lines.append(f"{'window for weights on their way':34} {show_bytes(self.modules.window):>10} on {main}")
-        real = simulate(*self.on_real_devices())
+        if len(self.modules.streamed) > len(self.modules.on_the_spot):
+            lines.append(f"{'window for weights on their way':36} {show_bytes(self.modules.window):>10} on {main}")
+        real = simulated(*self.on_real_devices(), self.modules)
         sizes = zip(real.device_names, real.peak_memory.tolist(), strict=True)
         peak = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes if size)
-        bound = (
-            f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
-            if self.result.bound
-            else ""
-        )
+        bound = ""
+        if self.result.bound and not self.modules.on_the_spot:  # else what was proved is of weights that come so
+            bound = f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
         measured = f"{show_seconds(self.measured)} measured, " if self.measured is not None else ""
         lines.append(f"step: {measured}{show_seconds(self.step_time)} expected{bound}")
         lines.append(f"memory: {peak}")
@@ -125,11 +130,14 @@ class Plan:
         """Bytes of weights by what is done with them."""
         graph, names = self.problem.graph, self.problem.cluster.device_names
         streamed = {name for brought in self.modules.streamed.values() for name in brought}
+        in_calls = {name for module in self.modules.on_the_spot for name in self.modules.streamed[module]}
         found: Counter[str] = Counter()
         for op in np.flatnonzero(graph.is_parameter & (np.diff(graph.consumer_start) > 0)).tolist():
             home = names[self.placement.device[op]]
             if home == self.modules.main:
                 kind = f"kept on {home}"
+            elif graph.op_names[op] in in_calls:
+                kind = f"copied from {home} in each call"
             elif graph.op_names[op] in streamed:
                 kind = f"streamed from {home} to {self.modules.main}"
             elif self.problem.cluster.devices[self.placement.device[op]].kind == "cpu":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.runtime.aside import Aside, Spent
 from roost.runtime.moves import given_back, lent, mapped, moved, pin, place_of, unpin
-from roost.runtime.ring import Load, Ring
+from roost.runtime.ring import Load, Ring, alike
 from roost.runtime.ways import CudaWay, ThreadWay
 
 _MARK = "_roost_placed"
@@ -44,11 +44,15 @@ class ModulePlacement:
     model: str = ""  # signature of the model that it is for; "" is any
     few_rows: int = 0  # with more rows than this in a tensor, what runs elsewhere runs on the main device; 0: never
     stays: tuple[str, ...] = ()  # of those that run elsewhere: what they give is read there, and stays
+    on_the_spot: tuple[str, ...] = ()  # of those with weights brought: in the call itself, not through the window
 
     def __post_init__(self) -> None:
         for module in self.stays:
             if module not in self.runs_on:
                 raise InputError(f"what module {module!r} gives is to stay elsewhere, but it runs on {self.main}")
+        for module in self.on_the_spot:
+            if module not in self.streamed:
+                raise InputError(f"weights of module {module!r} are to come on the spot, but none of it are streamed")
         for module, names in self.streamed.items():
             if module in self.runs_on:
                 raise InputError(
@@ -170,14 +174,19 @@ class Placed:
             for tensor in {id(tensors[name]): tensors[name] for name in sorted(brought)}.values():
                 if pin(tensor):
                     self._pinned.append(tensor)
-        way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
-        loads = {
-            module: Load(module, [tensors[name] for name in names]) for module, names in self.placement.streamed.items()
+        slots = {
+            module: [self._slots(tensors[name], module) for name in names]
+            for module, names in self.placement.streamed.items()
         }
+        for module in self.placement.on_the_spot:
+            self._wrap(self._modules[module], functools.partial(_on_the_spot, self.main, module, slots.pop(module)))
+        if not slots:
+            return
+        loads = {module: Load(module, [tensor for tensor, _ in own]) for module, own in slots.items()}
+        way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
         self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
-        for module, names in self.placement.streamed.items():
-            slots = [self._slots(tensors[name], module) for name in names]
-            self._wrap(self._modules[module], functools.partial(_streamed, self.ring, loads[module], slots))
+        for module, own in slots.items():
+            self._wrap(self._modules[module], functools.partial(_streamed, self.ring, loads[module], own))
 
     def _slots(self, tensor: Tensor, module: str) -> Slots:
         """Where a module, or what is inside it, holds a tensor."""
@@ -251,29 +260,54 @@ def _streamed(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
+    _check_slots(load.name, slots)
+    visit = window.enter(load)
+    try:
+        return _apart(_with(load.name, slots, visit.views, forward, *args, **kwargs), window)
+    finally:
+        window.leave(visit)
+
+
+def _on_the_spot(
+    main: torch.device, name: str, slots: list[Slots], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Weights come in the order of what is computed, and go when it is done: they need no window."""
+    _check_slots(name, slots)
+    here = []
+    with torch.inference_mode(False), torch.no_grad():
+        for tensor, _ in slots:
+            here.append(alike(tensor.detach().to(main, non_blocking=True, copy=True), tensor))
+    return _with(name, slots, here, forward, *args, **kwargs)
+
+
+def _check_slots(name: str, slots: list[Slots]) -> None:
     for tensor, places in slots:
         if any(table[key] is not tensor for table, key in places):
             raise InputError(
-                f"a weight of module {load.name!r} is another tensor than when the plan was applied; take the plan off "
+                f"a weight of module {name!r} is another tensor than when the plan was applied; take the plan off "
                 "before, and apply it again, or write into the tensor that is there"
             )
-    visit = window.enter(load)
+
+
+def _with(
+    name: str, slots: list[Slots], here: Sequence[Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """A call of a module with other tensors in the place of its weights."""
     brought = []
-    for (tensor, places), here in zip(slots, visit.views, strict=True):
-        brought.append((tensor, here, here._version, places))
+    for (tensor, places), other in zip(slots, here, strict=True):
+        brought.append((tensor, other, other._version, places))
         for table, key in places:
-            table[key] = here
+            table[key] = other
     try:
         returned = forward(*args, **kwargs)
-        if any(here._version != version for _, here, version, _ in brought):
-            raise InputError(f"module {load.name!r} writes into its own weights; it cannot be streamed, keep them")
-        return _apart(returned, window)
+        if any(other._version != version for _, other, version, _ in brought):
+            raise InputError(f"module {name!r} writes into its own weights; it cannot be streamed, keep them")
+        return returned
     finally:
-        for tensor, here, _, places in brought:
+        for tensor, other, _, places in brought:
             for table, key in places:
-                if table[key] is here:
+                if table[key] is other:
                     table[key] = tensor
-        window.leave(visit)
 
 
 def _apart(returned: Any, window: Ring) -> Any:

@@ -155,7 +155,7 @@ class Ring:
     def _outside(self, load: Load) -> Visit:
         """There is no room: a module with weights runs inside another whose weights fill the window."""
         copies = (tensor.to(self._device, copy=True) for tensor in load.tensors)
-        views = [_alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
+        views = [alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
         return Visit(load, 0, views, None, begun=True)
 
     def _fetch_ahead(self) -> None:
@@ -196,11 +196,11 @@ class Ring:
         for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
             own = self._memory[begin + offset : begin + offset + tensor.numel() * tensor.element_size()]
             layout = torch.empty_like(tensor, device="meta").stride()  # its own, where that leaves no gaps
-            found.append(_alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
+            found.append(alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
         return found
 
 
-def _alike(tensor: Tensor, holder: Tensor) -> Tensor:
+def alike(tensor: Tensor, holder: Tensor) -> Tensor:
     """A parameter where the holder is one. Its versions are counted by themselves, not with all that is around it."""
     own = tensor.data
     return nn.Parameter(own, requires_grad=False) if isinstance(holder, nn.Parameter) else own

@@ -6,7 +6,7 @@ to that: a module runs where most of its time is spent. Cheap ops between module
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -31,13 +31,15 @@ def by_modules(
     model: nn.Module,
     tied: Mapping[str, str] | None = None,
     light: bool = False,
+    on_the_spot: Collection[str] = (),
 ) -> tuple[ModulePlacement, Placement]:
     """The placement for a model that stays Python, and the same as a placement of all ops, to be simulated.
 
     `problem` is of the graph as captured, without limits on where ops may run; `tied` has other names of parameters.
-    `light`: modules without weights may run elsewhere as well (`ByModule.light`).
+    `light`: modules without weights may run elsewhere as well (`ByModule.light`). `on_the_spot`: modules whose weights,
+    if they have to be brought, come in their calls, and not through the window.
     """
-    work = _Rounding(problem, placement, tied or {}, light, _never_called(model))
+    work = _Rounding(problem, placement, tied or {}, light, _never_called(model), on_the_spot)
     work.place_modules()
     work.place_parameters()
     return work.for_model(model), work.for_simulator()
@@ -51,10 +53,17 @@ def _never_called(model: nn.Module) -> set[str]:
 
 class _Rounding:
     def __init__(
-        self, problem: Problem, placement: Placement, tied: Mapping[str, str], light: bool, never_called: set[str]
+        self,
+        problem: Problem,
+        placement: Placement,
+        tied: Mapping[str, str],
+        light: bool,
+        never_called: set[str],
+        on_the_spot: Collection[str],
     ) -> None:
         self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
         self.names, self.light, self.never_called = problem.cluster.device_names, light, never_called
+        self.on_the_spot = set(on_the_spot)
         self.device = np.array(self.placement.device)
         self.main = self._main()
         kinds = [one.kind for one in problem.cluster.devices]
@@ -121,7 +130,11 @@ class _Rounding:
             if module and module not in streamed and host != self.names[self.main]:
                 home[name], streamed[module] = host, (name,)
         runs_on = {module: self.names[device] for module, device in self.tops.items()}
-        loads = [sum(aligned(tensors[name].nbytes) for name in names) for names in streamed.values()]
+        loads = [
+            sum(aligned(tensors[name].nbytes) for name in names)
+            for module, names in streamed.items()
+            if module not in self.on_the_spot
+        ]
         window = max([int(self._windows()[self.main]), *loads])
         return ModulePlacement(
             self.names[self.main],
@@ -131,6 +144,7 @@ class _Rounding:
             window,
             signature(model),
             stays=self._staying() if self.light else (),
+            on_the_spot=tuple(module for module in streamed if module in self.on_the_spot),
         )
 
     def _staying(self) -> tuple[str, ...]:
@@ -157,7 +171,8 @@ class _Rounding:
         number = {name: op for op, names in self.known.items() for name in names}
         loads = [
             sum(aligned(int(self.graph.output_bytes[number[name]])) for name in names)
-            for names in self.streamed.values()
+            for module, names in self.streamed.items()
+            if module not in self.on_the_spot
         ]
         windows[self.main] = max([int(windows[self.main]), *loads])
         return windows
