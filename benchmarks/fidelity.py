@@ -346,9 +346,9 @@ def page() -> str:
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "
         "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of "
         "it count. Predictions are with the default costs, each op timed by itself. The last columns have the same "
-        "steps predicted from ops timed in their step; with these and each device as much slower as a whole step on it "
-        "was before (`roost profile --calibrate`), for all but those steps; and as much slower as in the same "
-        "rounds.\n",
+        "steps predicted from ops timed in their step; with these and devices and crossings as whole steps before it "
+        "had them (`roost profile --calibrate`), for all but steps on one device; and with devices as much slower as "
+        "in the same rounds.\n",
     ]
     for on in dict.fromkeys(row["on"] for row in every):
         here = [row for row in every if row["on"] == on]
