@@ -295,13 +295,17 @@ def timed(
         gc.disable()
         for _ in range(given.rounds):
             for each in chance.permutation(sorted(chunk)).tolist():
+                # Read once for all of them: to read what each thread waited takes as long as a short step.
+                before, begun, took = waited(), time.perf_counter(), []
                 for _ in range(given.settle):  # what ran before has left the caches full of its own
                     running[each].step(*inputs)
                 for _ in range(given.steps):
-                    before, begun = waited(), time.perf_counter()
+                    start = time.perf_counter()
                     running[each].step(*inputs)
-                    took = time.perf_counter() - begun
-                    laps[each].append((took, (waited() - before) / took))
+                    took.append(time.perf_counter() - start)
+                whole = time.perf_counter() - begun
+                share = (waited() - before) / whole
+                laps[each] += [(seconds, share) for seconds in took]
     finally:
         gc.enable()
         for run in running.values():
@@ -317,6 +321,7 @@ def timed(
 
 
 OURS = "predicted_by_itself"  # with costs as they are by default: each op timed by itself
+CALIBRATED = "predicted_calibrated"  # rings in the scatter
 
 
 def figures(found: list[dict[str, Any]], predicted: str = OURS) -> tuple[float, float, float]:
@@ -391,7 +396,7 @@ def _others(some: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], 
     """Rows and the prediction of them that is held against what was measured."""
     yield some, "predicted"
     # Whole steps on one device are what it was calibrated with, or nearly.
-    yield [row for row in some if "predicted_calibrated" in row and _kind(row) != "one device"], "predicted_calibrated"
+    yield [row for row in some if CALIBRATED in row and _kind(row) != "one device"], CALIBRATED
     yield some, "predicted_loaded"
 
 
@@ -424,12 +429,17 @@ def plot(path: Path) -> None:
         for model, train in _kinds(here):
             some = [row for row in here if (row["model"], row["train"]) == (model, train)]
             x, y = ([row[key] * 1e3 for row in some] for key in ("measured", OURS))
-            panel.scatter(x, y, s=14, marker="o" if train else "x", label=f"{model}, {HOW[train]}")
+            dots = panel.scatter(x, y, s=14, marker="o" if train else "x", label=f"{model}, {HOW[train]}")
+            held = [(r["measured"] * 1e3, r[CALIBRATED] * 1e3) for r in some if CALIBRATED in r and train]
+            if held:
+                colour = dots.get_facecolor()
+                panel.scatter(*zip(*held, strict=True), s=22, marker="o", facecolors="none", edgecolors=colour)
         ends = [f(row[key] * 1e3 for row in here for key in ("measured", OURS)) for f in (min, max)]
         panel.plot(ends, ends, "k-", linewidth=0.8)
         for factor in (0.9, 1.1):
             panel.plot(ends, [end * factor for end in ends], "k:", linewidth=0.6)
-        panel.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms", title=on)
+        rings = " (rings: calibrated)" if any(CALIBRATED in row for row in here) else ""
+        panel.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel=f"predicted, ms{rings}", title=on)
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     figure.tight_layout()
