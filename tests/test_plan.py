@@ -722,3 +722,13 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
     assert held[0] == [2**21 + 2**20, 2**21 + 200 + 7]
     assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]  # a window for the small one alone, and the call's own
     assert on_the_spot(problem, "cuda:0", ()) is problem
+
+
+def test_a_cap_below_what_is_left_free_by_rule_is_tried_with_less():
+    course = course_of(Images().eval(), 80 * 2**20, torch.randn(8, 3, 128, 128))
+    assert course.held(Correction()) > 80 * 2**20
+    with pytest.raises(Infeasible, match="nothing fits: of the 80"):
+        course.fitting(tries=False)
+    plan, known, _ = course.fitting(tries=True)
+    assert plan.timeline.feasible
+    assert known.held == course._margin()

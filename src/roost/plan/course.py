@@ -165,9 +165,9 @@ class Course:
         first: Infeasible | None = None
         for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
             for crowded in (False, True):
-                if not crowded and self._spots(known) != ():
-                    continue
                 try:
+                    if not crowded and self._spots(known) != ():
+                        continue
                     return self.roomy(known, crowded), known, crowded
                 except Infeasible as error:
                     first = first or error
