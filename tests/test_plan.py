@@ -732,3 +732,24 @@ def test_a_cap_below_what_is_left_free_by_rule_is_tried_with_less():
     plan, known, _ = course.fitting(tries=True)
     assert plan.timeline.feasible
     assert known.held == course._margin()
+
+
+def test_weights_that_come_in_a_call_are_there_until_it_is_over():
+    """With all that is computed in it, by the module and by those inside."""
+    builder = roost.GraphBuilder("calls")
+    weight = builder.parameter("big.weight", 2**21)
+    x = builder.add("x", "input", phase="input", output_bytes=100)
+    before = builder.add("before", "relu", [x], module="big.inside", output_bytes=100)
+    x = builder.add("mm", "mm", [before, weight], module="big", output_bytes=100)
+    x = builder.add("wide", "repeat", [x], module="big.inside@1", output_bytes=2**22)
+    x = builder.add("sum", "sum", [x], module="big", output_bytes=100)
+    builder.add("after", "relu", [x], module="bigger", output_bytes=100)
+    devices = (roost.Device("cpu", "cpu", 2**30), roost.Device("cuda:0", "cuda", 2**30))
+    cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
+    graph = builder.freeze()
+    problem = roost.Problem(graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1))
+    brought = on_the_spot(problem, "cuda:0", ("big",))
+    assert brought.graph.workspace_bytes.tolist() == [0, 0, 2**21, 2**21, 2**21, 2**21, 0]
+    assert brought.op_time[:, 1].argmax() == graph.op_names.index("mm")
+    timeline = roost.simulate(brought, brought.placement(np.where(graph.is_parameter, 0, 1)))
+    assert timeline.peak_memory[1] == 2**21 + 2**22 + 100

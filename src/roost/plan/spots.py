@@ -38,14 +38,18 @@ def on_the_spot(problem: Problem, main: str, modules: Collection[str]) -> Proble
     there = STORE if STORE in cluster.device_names else next(one.name for one in cluster.devices if one.kind == "cpu")
     way = cluster.index_of(there), cluster.index_of(main)
     space, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
+    size = {module: int(graph.output_bytes[parameters].sum()) for module, parameters in loads.items()}
+    held = {  # while a module is called: its own, and those of modules around it
+        module: sum(size[around] for around in loads if f"{module}.".startswith(f"{around}."))
+        for module in {plain(module) for module in graph.modules}
+    }
     first: dict[str, int] = {}  # of each call
     for op in np.flatnonzero(~graph.is_parameter).tolist():
+        space[op] += held[plain(graph.modules[op])]
         if plain(graph.modules[op]) in loads:
             first.setdefault(graph.modules[op], op)
     for call, op in first.items():
-        size = int(graph.output_bytes[loads[plain(call)]].sum())
-        space[op] += size
-        op_time[op, way[1]] += cluster.latency[way] + size * cluster.seconds_per_byte[way]
+        op_time[op, way[1]] += cluster.latency[way] + size[plain(call)] * cluster.seconds_per_byte[way]
     brought = np.zeros(graph.num_ops, dtype=bool)
     brought[[parameter for parameters in loads.values() for parameter in parameters]] = True
     kept = ~brought[graph.input_op]
