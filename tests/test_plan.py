@@ -753,3 +753,37 @@ def test_weights_that_come_in_a_call_are_there_until_it_is_over():
     assert brought.op_time[:, 1].argmax() == graph.op_names.index("mm")
     timeline = roost.simulate(brought, brought.placement(np.where(graph.is_parameter, 0, 1)))
     assert timeline.peak_memory[1] == 2**21 + 2**22 + 100
+
+
+class Borrowing(nn.Module):
+    """Reads a weight of its own, and one of a module beside it that is never called."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.weight, self.beside = nn.Parameter(torch.randn(512, 512)), [other]
+
+    def forward(self, x):
+        return (x @ self.weight) @ self.beside[0].weight
+
+
+class Borrower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(512, 512, bias=False)
+        self.reads = Borrowing(self.other)
+
+    def forward(self, x):
+        return self.reads(x)
+
+
+def test_a_weight_that_its_reader_does_not_hold_does_not_come_in_calls():
+    torch.manual_seed(0)
+    model, x = Borrower().eval(), torch.randn(4, 512)
+    course = course_of(model, "112MiB", x)
+    graph = course.step.graph
+    assert {module: [graph.op_names[op] for op in own] for module, own in loads_of(graph).items()} == {
+        "reads": ["reads.weight"]
+    }
+    plan = course.plan(relief=Relief(spots=("reads",)))
+    assert plan.modules.streamed == {"reads": ("reads.weight",)}
+    assert plan.modules.home["other.weight"] == "cuda:0"

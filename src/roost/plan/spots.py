@@ -21,10 +21,11 @@ from roost.transforms.by_module import ByModule, plain, readers_of
 
 
 def loads_of(graph: Graph) -> dict[str, list[int]]:
-    """The parameters that could be brought for each module: its own, and large."""
+    """The parameters that could be brought for each module: its own, or of one inside it, and large."""
     found: dict[str, list[int]] = {}
     for parameter, modules in readers_of(graph).items():
-        if len(modules) == 1 and modules[0] and graph.output_bytes[parameter] >= ByModule.small_bytes:
+        own = len(modules) == 1 and modules[0] and graph.op_names[parameter].startswith(f"{modules[0]}.")
+        if own and graph.output_bytes[parameter] >= ByModule.small_bytes:
             found.setdefault(modules[0], []).append(parameter)
     return found
 
