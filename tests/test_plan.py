@@ -787,3 +787,11 @@ def test_a_weight_that_its_reader_does_not_hold_does_not_come_in_calls():
     plan = course.plan(relief=Relief(spots=("reads",)))
     assert plan.modules.streamed == {"reads": ("reads.weight",)}
     assert plan.modules.home["other.weight"] == "cuda:0"
+
+
+def test_a_host_that_not_all_weights_fit_in_says_nothing_of_activations(model):
+    course = course_of(model, memory={"cuda:0": "112MiB", "cpu:0": "20MiB"})
+    assert course._spots(Correction()) == ()
+    plan, _, crowded = course.fitting(tries=False)
+    assert not crowded
+    assert plan.timeline.feasible
