@@ -795,3 +795,20 @@ def test_a_host_that_not_all_weights_fit_in_says_nothing_of_activations(model):
     plan, _, crowded = course.fitting(tries=False)
     assert not crowded
     assert plan.timeline.feasible
+
+
+def test_a_file_with_weights_that_cannot_come_on_the_spot_is_refused(tmp_path):
+    course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
+    plan = course.plan(Correction(held=96 * 2**20), Relief(spots=("4",)))
+    with pytest.raises(InputError, match="a module is named twice"):
+        replace(plan.modules, on_the_spot=("4", "4"))
+    device = np.array(plan.placement.device)
+    device[plan.problem.graph.op_names.index("4.weight")] = 1
+    replace(plan, placement=replace(plan.placement, device=device)).save(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"modules.on_the_spot: op '4.weight' may only run on memory"):
+        roost.load(tmp_path / "plan.json")
+    devices = (roost.Device("cuda:0", "cuda", 2**30), roost.Device("cuda:1", "cuda", 2**30))
+    cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
+    graph = plan.problem.graph
+    with pytest.raises(InputError, match="no device is a CPU that they could come from"):
+        on_the_spot(roost.Problem(graph, cluster, np.zeros((graph.num_ops, 2))), "cuda:0", ("4",))

@@ -16,6 +16,7 @@ from roost.core.cluster import MEMORY
 from roost.core.costs import Costs
 from roost.core.graph import Graph
 from roost.core.problem import Problem
+from roost.errors import InputError
 from roost.plan.clusters import STORE
 from roost.transforms.by_module import ByModule, plain, readers_of
 
@@ -36,7 +37,10 @@ def on_the_spot(problem: Problem, main: str, modules: Collection[str]) -> Proble
         return problem
     graph, cluster = problem.graph, problem.cluster
     loads = {module: parameters for module, parameters in loads_of(graph).items() if module in modules}
-    there = STORE if STORE in cluster.device_names else next(one.name for one in cluster.devices if one.kind == "cpu")
+    hosts = [one.name for one in cluster.devices if one.name == STORE or one.kind == "cpu"]
+    if not hosts:
+        raise InputError("weights are to come on the spot, but no device is a CPU that they could come from")
+    there = STORE if STORE in hosts else hosts[0]
     way = cluster.index_of(there), cluster.index_of(main)
     space, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
     size = {module: int(graph.output_bytes[parameters].sum()) for module, parameters in loads.items()}
