@@ -722,3 +722,93 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
     assert held[0] == [2**21 + 2**20, 2**21 + 200 + 7]
     assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]  # a window for the small one alone, and the call's own
     assert on_the_spot(problem, "cuda:0", ()) is problem
+
+
+def test_a_cap_below_what_is_left_free_by_rule_is_tried_with_less():
+    course = course_of(Images().eval(), 80 * 2**20, torch.randn(8, 3, 128, 128))
+    assert course.held(Correction()) > 80 * 2**20
+    with pytest.raises(Infeasible, match="nothing fits: of the 80"):
+        course.fitting(tries=False)
+    plan, known, _ = course.fitting(tries=True)
+    assert plan.timeline.feasible
+    assert known.held == course._margin()
+
+
+def test_weights_that_come_in_a_call_are_there_until_it_is_over():
+    """With all that is computed in it, by the module and by those inside."""
+    builder = roost.GraphBuilder("calls")
+    weight = builder.parameter("big.weight", 2**21)
+    x = builder.add("x", "input", phase="input", output_bytes=100)
+    before = builder.add("before", "relu", [x], module="big.inside", output_bytes=100)
+    x = builder.add("mm", "mm", [before, weight], module="big", output_bytes=100)
+    x = builder.add("wide", "repeat", [x], module="big.inside@1", output_bytes=2**22)
+    x = builder.add("sum", "sum", [x], module="big", output_bytes=100)
+    builder.add("after", "relu", [x], module="bigger", output_bytes=100)
+    devices = (roost.Device("cpu", "cpu", 2**30), roost.Device("cuda:0", "cuda", 2**30))
+    cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
+    graph = builder.freeze()
+    problem = roost.Problem(graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1))
+    brought = on_the_spot(problem, "cuda:0", ("big",))
+    assert brought.graph.workspace_bytes.tolist() == [0, 0, 2**21, 2**21, 2**21, 2**21, 0]
+    assert brought.op_time[:, 1].argmax() == graph.op_names.index("mm")
+    timeline = roost.simulate(brought, brought.placement(np.where(graph.is_parameter, 0, 1)))
+    assert timeline.peak_memory[1] == 2**21 + 2**22 + 100
+
+
+class Borrowing(nn.Module):
+    """Reads a weight of its own, and one of a module beside it that is never called."""
+
+    def __init__(self, other):
+        super().__init__()
+        self.weight, self.beside = nn.Parameter(torch.randn(512, 512)), [other]
+
+    def forward(self, x):
+        return (x @ self.weight) @ self.beside[0].weight
+
+
+class Borrower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(512, 512, bias=False)
+        self.reads = Borrowing(self.other)
+
+    def forward(self, x):
+        return self.reads(x)
+
+
+def test_a_weight_that_its_reader_does_not_hold_does_not_come_in_calls():
+    torch.manual_seed(0)
+    model, x = Borrower().eval(), torch.randn(4, 512)
+    course = course_of(model, "112MiB", x)
+    graph = course.step.graph
+    assert {module: [graph.op_names[op] for op in own] for module, own in loads_of(graph).items()} == {
+        "reads": ["reads.weight"]
+    }
+    plan = course.plan(relief=Relief(spots=("reads",)))
+    assert plan.modules.streamed == {"reads": ("reads.weight",)}
+    assert plan.modules.home["other.weight"] == "cuda:0"
+
+
+def test_a_host_that_not_all_weights_fit_in_says_nothing_of_activations(model):
+    course = course_of(model, memory={"cuda:0": "112MiB", "cpu:0": "20MiB"})
+    assert course._spots(Correction()) == ()
+    plan, _, crowded = course.fitting(tries=False)
+    assert not crowded
+    assert plan.timeline.feasible
+
+
+def test_a_file_with_weights_that_cannot_come_on_the_spot_is_refused(tmp_path):
+    course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
+    plan = course.plan(Correction(held=96 * 2**20), Relief(spots=("4",)))
+    with pytest.raises(InputError, match="a module is named twice"):
+        replace(plan.modules, on_the_spot=("4", "4"))
+    device = np.array(plan.placement.device)
+    device[plan.problem.graph.op_names.index("4.weight")] = 1
+    replace(plan, placement=replace(plan.placement, device=device)).save(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"modules.on_the_spot: op '4.weight' may only run on memory"):
+        roost.load(tmp_path / "plan.json")
+    devices = (roost.Device("cuda:0", "cuda", 2**30), roost.Device("cuda:1", "cuda", 2**30))
+    cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
+    graph = plan.problem.graph
+    with pytest.raises(InputError, match="no device is a CPU that they could come from"):
+        on_the_spot(roost.Problem(graph, cluster, np.zeros((graph.num_ops, 2))), "cuda:0", ("4",))

@@ -49,6 +49,8 @@ def test_what_cannot_be_run_holds_nothing_as_far_as_is_known(step, monkeypatch):
 
     monkeypatch.setattr(_spaces, "held", fails)
     assert _spaces.spaces(step, CPU).sum() == 0
+    monkeypatch.setattr(_spaces, "held", lambda work, device: 7)  # there is room again: what failed was not kept
+    assert _spaces.spaces(step, CPU)[of_kind(step, "convolution")].tolist() == [7, 7, 7]
 
 
 def test_a_damaged_size_is_measured_anew(step, monkeypatch):

@@ -32,12 +32,14 @@ def spaces(step: Described, device: torch.device, cache: bool = True) -> Array: 
     key = {name: value for name, value in _machine.hardware().items() if name != "threads"} | {"method": _METHOD}
     known = {name: size for name, size in _kept.read("spaces", key).items() if _is_size(size)} if cache else {}
     found = np.zeros(step.graph.num_ops, dtype=np.int64)
-    before = len(known)
+    before, failed = len(known), set[str]()  # another time they may do, with more room: that is not kept
     try:
         for task in tasks(step):
-            if task.work.signature not in known:
-                known[task.work.signature] = _tried(task.work, device)
-            found[task.op] = known[task.work.signature]
+            name = task.work.signature
+            if name not in known and name not in failed:
+                size = _tried(task.work, device)
+                failed.add(name) if size is None else known.update({name: size})
+            found[task.op] = known.get(name, 0)
     finally:
         forget()
         if cache and len(known) > before:
@@ -45,12 +47,12 @@ def spaces(step: Described, device: torch.device, cache: bool = True) -> Array: 
     return found
 
 
-def _tried(work: Work, device: torch.device) -> int:
+def _tried(work: Work, device: torch.device) -> int | None:
     try:
         return held(work, device)
     except Exception as error:  # of any op: no room for it, no such kernel
         _log.debug("what %s holds is not known: %s", work.signature, error)
-        return 0
+        return None
 
 
 def held(work: Work, device: torch.device) -> int:

@@ -165,9 +165,9 @@ class Course:
         first: Infeasible | None = None
         for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
             for crowded in (False, True):
-                if not crowded and self._spots(known) != ():
-                    continue
                 try:
+                    if not crowded and self._spots(known) != ():
+                        continue
                     return self.roomy(known, crowded), known, crowded
                 except Infeasible as error:
                     first = first or error
@@ -210,7 +210,9 @@ class Course:
             spots = tuple(module for module in size if size[module] > largest)
             brought = on_the_spot(problem, self.main, spots)
             away = np.where(brought.graph.is_parameter, names.index(STORE), names.index(self.main))
-            if simulate(brought, brought.placement(away, prefetch_bytes=largest)).feasible:
+            # Of the host's memory nothing is said: where it is too small for all weights, some stay on the main device.
+            needed = simulate(brought, brought.placement(away, prefetch_bytes=largest)).peak_memory
+            if needed[names.index(self.main)] <= problem.cluster.memory[names.index(self.main)]:
                 return spots
         return None
 

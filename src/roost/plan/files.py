@@ -72,7 +72,8 @@ def plan_from(file: PlanFile) -> Plan:
     with _named("problem"):
         check_store(problem.cluster)
     modules = _modules(file.modules, problem.cluster)
-    timeline = simulated(problem, placement, modules)
+    with _named("modules.on_the_spot"):
+        timeline = simulated(problem, placement, modules)
     return Plan(problem, result, modules, placement, timeline, file.measured)
 
 

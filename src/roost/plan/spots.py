@@ -16,15 +16,17 @@ from roost.core.cluster import MEMORY
 from roost.core.costs import Costs
 from roost.core.graph import Graph
 from roost.core.problem import Problem
+from roost.errors import InputError
 from roost.plan.clusters import STORE
 from roost.transforms.by_module import ByModule, plain, readers_of
 
 
 def loads_of(graph: Graph) -> dict[str, list[int]]:
-    """The parameters that could be brought for each module: its own, and large."""
+    """The parameters that could be brought for each module: its own, or of one inside it, and large."""
     found: dict[str, list[int]] = {}
     for parameter, modules in readers_of(graph).items():
-        if len(modules) == 1 and modules[0] and graph.output_bytes[parameter] >= ByModule.small_bytes:
+        own = len(modules) == 1 and modules[0] and graph.op_names[parameter].startswith(f"{modules[0]}.")
+        if own and graph.output_bytes[parameter] >= ByModule.small_bytes:
             found.setdefault(modules[0], []).append(parameter)
     return found
 
@@ -35,17 +37,24 @@ def on_the_spot(problem: Problem, main: str, modules: Collection[str]) -> Proble
         return problem
     graph, cluster = problem.graph, problem.cluster
     loads = {module: parameters for module, parameters in loads_of(graph).items() if module in modules}
-    there = STORE if STORE in cluster.device_names else next(one.name for one in cluster.devices if one.kind == "cpu")
+    hosts = [one.name for one in cluster.devices if one.name == STORE or one.kind == "cpu"]
+    if not hosts:
+        raise InputError("weights are to come on the spot, but no device is a CPU that they could come from")
+    there = STORE if STORE in hosts else hosts[0]
     way = cluster.index_of(there), cluster.index_of(main)
     space, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
+    size = {module: int(graph.output_bytes[parameters].sum()) for module, parameters in loads.items()}
+    held = {  # while a module is called: its own, and those of modules around it
+        module: sum(size[around] for around in loads if f"{module}.".startswith(f"{around}."))
+        for module in {plain(module) for module in graph.modules}
+    }
     first: dict[str, int] = {}  # of each call
     for op in np.flatnonzero(~graph.is_parameter).tolist():
+        space[op] += held[plain(graph.modules[op])]
         if plain(graph.modules[op]) in loads:
             first.setdefault(graph.modules[op], op)
     for call, op in first.items():
-        size = int(graph.output_bytes[loads[plain(call)]].sum())
-        space[op] += size
-        op_time[op, way[1]] += cluster.latency[way] + size * cluster.seconds_per_byte[way]
+        op_time[op, way[1]] += cluster.latency[way] + size[plain(call)] * cluster.seconds_per_byte[way]
     brought = np.zeros(graph.num_ops, dtype=bool)
     brought[[parameter for parameters in loads.values() for parameter in parameters]] = True
     kept = ~brought[graph.input_op]

@@ -50,6 +50,8 @@ class ModulePlacement:
         for module in self.stays:
             if module not in self.runs_on:
                 raise InputError(f"what module {module!r} gives is to stay elsewhere, but it runs on {self.main}")
+        if len(set(self.on_the_spot)) < len(self.on_the_spot):
+            raise InputError("a module is named twice of those whose weights are to come on the spot")
         for module in self.on_the_spot:
             if module not in self.streamed:
                 raise InputError(f"weights of module {module!r} are to come on the spot, but none of it are streamed")
