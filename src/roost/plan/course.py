@@ -127,9 +127,15 @@ class Course:
 
     @cached_property
     def _graph(self) -> Graph:
-        """As captured, with what ops hold for themselves."""
+        """As captured, with what ops hold for themselves; buffers are not brought, and have no home in memory alone."""
         graph = self.step.graph
-        return graph if self.spaces is None else replace(graph, workspace_bytes=graph.workspace_bytes + self.spaces)
+        buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
+        real = tuple(dict.fromkeys(device.kind for device in self.cluster.devices))
+        allowed = [
+            real if name in buffers else kinds for name, kinds in zip(graph.op_names, graph.allowed, strict=True)
+        ]
+        space = 0 if self.spaces is None else self.spaces
+        return replace(graph, allowed=tuple(allowed), workspace_bytes=graph.workspace_bytes + space)
 
     def _problem(self, known: Correction, light: bool) -> Problem:
         where, graph = self.cluster, self._graph
@@ -157,35 +163,29 @@ class Course:
 
     # ------------------------------------------------------------------ with runs between
 
-    def fitting(self, tries: bool) -> tuple[Plan, Correction, bool]:
-        """The first plan that fits, with what is known, and whether it was activations that there was no room for.
-
-        With `tries` what the rules leave free may shrink.
-        """
+    def fitting(self, tries: bool) -> tuple[Plan, Correction]:
+        """The first plan that fits, with what is known. With `tries` what the rules leave free may shrink."""
         first: Infeasible | None = None
         for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
-            for crowded in (False, True):
-                try:
-                    if not crowded and self._spots(known) != ():
-                        continue
-                    return self.roomy(known, crowded), known, crowded
-                except Infeasible as error:
-                    first = first or error
-                    log.info("%s", error)
+            try:
+                return self.roomy(known), known
+            except Infeasible as error:
+                first = first or error
         assert first is not None
         raise first
 
-    def roomy(self, known: Correction, crowded: bool) -> Plan:
-        """The plan, or the fastest of several where activations need room."""
-        if not crowded:
-            return self.plan(known)
+    def roomy(self, known: Correction) -> Plan:
+        """The plan; where activations do not fit beside weights on their way, the fastest of several.
+
+        Where they do and yet nothing is found, light modules may leave.
+        """
+        spots = self._spots(known)
+        brought = [Relief(spots=spots)] if spots else []
         found: list[Plan] = []
         first: Infeasible | None = None
-        spots = self._spots(known)
-        reliefs = [Relief(light=True)]
-        if spots != ():
-            reliefs += [_NO_RELIEF, *([Relief(spots=spots)] if spots else [])]
-        for relief in reliefs:
+        for relief in (_NO_RELIEF, *brought, Relief(light=True)):
+            if found and spots == ():
+                break
             try:
                 found.append(self.plan(known, relief))
             except Infeasible as error:
@@ -194,7 +194,9 @@ class Course:
         if not found:
             assert first is not None
             raise first
-        return min(found, key=lambda plan: plan.step_time)
+        # With links of the same kind for all: where light modules leave, what they send takes as long as it takes.
+        alike = self._problem(known, light=True)
+        return min(found, key=lambda plan: simulated(alike, plan.placement, plan.modules).step_time)
 
     def _spots(self, known: Correction) -> tuple[str, ...] | None:
         """Modules whose weights must come in their calls for all activations to fit on the main device.
@@ -209,14 +211,15 @@ class Course:
         for largest in sorted({0, *size.values()}, reverse=True):
             spots = tuple(module for module in size if size[module] > largest)
             brought = on_the_spot(problem, self.main, spots)
-            away = np.where(brought.graph.is_parameter, names.index(STORE), names.index(self.main))
+            free = brought.graph.is_parameter & brought.allowed[:, names.index(STORE)]
+            away = np.where(free, names.index(STORE), names.index(self.main))
             # Of the host's memory nothing is said: where it is too small for all weights, some stay on the main device.
             needed = simulate(brought, brought.placement(away, prefetch_bytes=largest)).peak_memory
             if needed[names.index(self.main)] <= problem.cluster.memory[names.index(self.main)]:
                 return spots
         return None
 
-    def tuned(self, plan: Plan, known: Correction, crowded: bool, tries: Callable[[Plan], Tried | None]) -> Plan:
+    def tuned(self, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
         """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
         best: Plan | None = None
         seen: list[ModulePlacement] = []
@@ -238,7 +241,7 @@ class Course:
                 best = replace(plan, measured=found.seconds)
             known = self.corrected(plan, known, found, room)
             try:
-                plan = self.roomy(known, crowded)
+                plan = self.roomy(known)
             except Infeasible:
                 break
             if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):

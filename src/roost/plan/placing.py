@@ -97,12 +97,12 @@ def place(
         placer, seconds, trials, seed, on_trial,
     )  # fmt: skip
     log.info("searching for a placement of %d ops", step.graph.num_ops)
-    plan, known, crowded = course.fitting(tries=here if measure is None else measure)
+    plan, known = course.fitting(tries=here if measure is None else measure)
     # What fits only where less is left free than by rule is to be tried, wherever it runs.
     alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
     if measure is False or (measure is None and (not here or alone)):
         return plan
-    return course.tuned(plan, known, crowded, lambda plan: _tried(model, plan))
+    return course.tuned(plan, known, lambda plan: _tried(model, plan))
 
 
 def _costs(

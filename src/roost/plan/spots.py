@@ -18,7 +18,7 @@ from roost.core.graph import Graph
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.plan.clusters import STORE
-from roost.transforms.by_module import ByModule, plain, readers_of
+from roost.transforms.by_module import ByModule, may_be_brought, plain, readers_of
 
 
 def loads_of(graph: Graph) -> dict[str, list[int]]:
@@ -26,7 +26,7 @@ def loads_of(graph: Graph) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for parameter, modules in readers_of(graph).items():
         own = len(modules) == 1 and modules[0] and graph.op_names[parameter].startswith(f"{modules[0]}.")
-        if own and graph.output_bytes[parameter] >= ByModule.small_bytes:
+        if own and graph.output_bytes[parameter] >= ByModule.small_bytes and may_be_brought(graph, parameter):
             found.setdefault(modules[0], []).append(parameter)
     return found
 

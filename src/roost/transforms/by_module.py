@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from roost.core.cluster import MEMORY
 from roost.core.graph import Graph
 from roost.core.kinds import class_of
 from roost.transforms._transformed import Transformed
@@ -52,7 +53,8 @@ class ByModule:
         for other, name in self.tied.items():
             names.setdefault(name, []).append(other)
         for parameter, modules in readers.items():
-            if not all(_may_hold(module, names[graph.op_names[parameter]]) for module in modules):
+            brought = all(_may_hold(module, names[graph.op_names[parameter]]) for module in modules)
+            if not brought or (len(modules) > 1 and not may_be_brought(graph, parameter)):
                 allowed[parameter] = self._on_main(allowed[parameter])
         for members in _groups(graph):
             if not _common(allowed[op] for op in members):  # what must be together and cannot be so: as it was
@@ -129,7 +131,8 @@ class ByModule:
             if not parameter and plain(module) in units:
                 sets.join(head.setdefault(units[plain(module)], op), op)
         for parameter, modules in readers.items():
-            if len(modules) == 1 and modules[0] and graph.output_bytes[parameter] < self.small_bytes:
+            small = graph.output_bytes[parameter] < self.small_bytes or not may_be_brought(graph, parameter)
+            if len(modules) == 1 and modules[0] and small:
                 sets.join(head[units[modules[0]]], parameter)
         return sets
 
@@ -159,6 +162,11 @@ def readers_of(graph: Graph) -> dict[int, list[str]]:
         op: list(dict.fromkeys(plain(graph.modules[reader]) for reader in consumers[op]))
         for op in np.flatnonzero(graph.is_parameter).tolist()
     }
+
+
+def may_be_brought(graph: Graph, parameter: int) -> bool:
+    """Whether a parameter may lie in memory from which it is streamed; as a buffer it lives where its module runs."""
+    return not graph.allowed[parameter] or MEMORY in graph.allowed[parameter]
 
 
 def weightless(graph: Graph) -> list[str]:
