@@ -840,3 +840,41 @@ def test_large_buffers_live_where_their_module_runs(exact):
     apply(model, on_threads(plan))
     assert torch.equal(model(x), expected)
     remove(model)
+
+
+class Around(nn.Module):
+    """A large weight of its own, before or after a layer inside."""
+
+    def __init__(self, size, first):
+        super().__init__()
+        self.first = first
+        self.weight = nn.Parameter(torch.randn(size, size) / size**0.5)
+        self.inside = nn.Linear(size, size)
+
+    def forward(self, x):
+        return self.inside(x @ self.weight) if self.first else self.inside(x) @ self.weight
+
+
+@pytest.mark.parametrize("there", [("",), ("", ".inside"), (".inside",)])
+@pytest.mark.parametrize("first", [False, True])
+def test_what_is_inside_a_module_that_runs_elsewhere_runs_there_too(first, there):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(512, 512), Around(512, first)).eval(), torch.randn(4, 512)
+    step = step_of(model, x)
+    problem = roost.estimate(step.graph, "h200")
+    elsewhere = [module in {f"1{part}" for part in there} for module in step.graph.modules]
+    placement = problem.placement(np.where(np.array(elsewhere) | step.graph.is_parameter, 0, 1))
+    where, rounded = by_modules(problem, placement, model)
+    assert where.runs_on == {"1" if "" in there else "1.inside": "cpu:0"}
+    assert "1.inside" not in where.streamed
+    ran = {problem.cluster.device_names[rounded.device[op]] for op in np.flatnonzero(elsewhere)}
+    assert ran == {"cpu:0"}
+    with torch.no_grad():
+        expected = model(x)
+    names = {"cuda:0": "cpu:0", "cpu:0": "cpu:1"}
+    apply(model, replace(
+        where, main="cpu:0", home={name: names[home] for name, home in where.home.items()},
+        runs_on=dict.fromkeys(where.runs_on, "cpu:1"),
+    ))  # fmt: skip
+    assert torch.equal(model(x), expected)
+    remove(model)

@@ -90,13 +90,16 @@ class _Rounding:
 
     def place_modules(self) -> None:
         self.device[~self.graph.is_parameter] = self.main
-        for module, device in self.runs.items():
+        for module in self.runs:
+            device = self.runs[module]  # which may be that of a module around it by now
             self.device[self.ops[module]] = device
-            if device != self.main:
+            if device != self.main and not any(module.startswith(f"{top}.") for top in self.tops):
                 top = self._top(module, device)
+                self.tops = {each: where for each, where in self.tops.items() if not each.startswith(f"{top}.")}
                 self.tops[top] = device
                 for inside in self._within(top, self.ops):
                     self.device[self.ops[inside]] = device
+                self.runs |= dict.fromkeys(self._within(top, self.runs), device)
 
     def place_parameters(self) -> None:
         """Weights of a module that runs elsewhere live there; others where they were placed, if they can be brought."""
