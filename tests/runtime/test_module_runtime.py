@@ -521,3 +521,37 @@ def test_what_a_module_elsewhere_writes_into_its_input_is_there(monkeypatch, mod
         monkeypatch.setattr("roost.runtime.moves._moved", lambda tensor, device: tensor.clone())  # as between devices
         assert torch.equal(model(x), expected)
     remove(model)
+
+
+class Named(nn.Module):
+    """Its parts are called by names that are ours as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+        self.part.forward = self._of_part
+
+    def _of_part(self, *, name, window, slots, load, here, main, device, spent, back, few_rows, own, module):
+        return nn.functional.linear(name, self.part.weight, self.part.bias)
+
+    def forward(self, forward):
+        names = ("window", "slots", "load", "here", "main", "device", "spent", "back", "few_rows", "own", "module")
+        return self.part(name=forward, **dict.fromkeys(names))
+
+
+@pytest.mark.parametrize("how", ["streamed", "on the spot", "elsewhere"])
+def test_arguments_may_have_any_name(how):
+    torch.manual_seed(0)
+    model, x = Named().eval(), torch.randn(2, 4)
+    with torch.no_grad():
+        expected = model(forward=x)
+    names = ("part.weight", "part.bias")
+    streamed = {} if how == "elsewhere" else {"part": names}
+    placement = ModulePlacement(
+        "cpu:0", dict.fromkeys(names, "cpu:1"), {"part": "cpu:1"} if how == "elsewhere" else {}, streamed,
+        on_the_spot=("part",) if how == "on the spot" else (),
+    )  # fmt: skip
+    apply(model, placement)
+    assert torch.equal(model(forward=x), expected)
+    remove(model)
+    assert torch.equal(model(forward=x), expected)

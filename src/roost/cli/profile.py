@@ -198,7 +198,7 @@ def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
     yield ""
     yield _devices(facts)
     if facts["crossings"] not in (None, {"times": 1.0, "more": 0.0}):
-        more = f", and {show_seconds(facts['crossings']['more'])} of the sender" if facts["crossings"]["more"] else ""
+        more = f", and {show_seconds(facts['crossings']['more'])} more" if facts["crossings"]["more"] else ""
         yield f"\nWhat crosses costs {facts['crossings']['times']:g} times what was probed{more}"
 
 

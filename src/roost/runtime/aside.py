@@ -57,7 +57,7 @@ class Aside:
             self._thread.start()
             self._ready.wait()
 
-    def __call__(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """What a module gives for tensors of the GPU, computed on the CPU."""
         if self._wait is None or kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
             return self._at_once(forward, *args, **kwargs)[0]
@@ -81,7 +81,7 @@ class Aside:
         self._work.put(None)
         self._thread.join()
 
-    def _at_once(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    def _at_once(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
         """What a module gives, and whether it wrote into what it was given."""
         (args, kwargs), copies = lent((args, kwargs), _HOST)
         begun = time.perf_counter()

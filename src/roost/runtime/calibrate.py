@@ -36,7 +36,7 @@ _WARM, _LEAST, _MOST = 2, 5, 30  # steps
 _ODD = 5.0  # times: something else was going on
 _PIECES = (3, 8, 20, 50)  # that a step is cut into
 _TIMES, _MORE = (
-    (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0),
+    (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0),
     (0.0, 2e-5, 5e-5, 1e-4, 2e-4, 4e-4),
 )  # what is tried for crossings
 _BETTER = 0.9  # of the error, for a link to be otherwise than probed
@@ -46,7 +46,7 @@ class Crossings(NamedTuple):
     """What tensors that cross cost, than was probed."""
 
     times: float = 1.0  # what keeps either end busy, and what is waited for
-    more: float = 0.0  # seconds of whoever sends
+    more: float = 0.0  # seconds: of whoever sends, or of the way where crossings keep nobody busy
 
 
 _AS_PROBED = Crossings()

@@ -215,7 +215,7 @@ class Placed:
                 self._wrap(inside, functools.partial(_brought, self.main, inside._parameters), alone=False)
         self._wrap(self._modules[name], functools.partial(_aside, self.aside, few))
 
-    def _run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
         before = next(_tensors((args, kwargs)), None)
         with torch.no_grad():
@@ -259,6 +259,7 @@ def _streamed(
     load: Load,
     slots: list[Slots],
     forward: Callable[..., Any],
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -271,7 +272,7 @@ def _streamed(
 
 
 def _on_the_spot(
-    main: torch.device, name: str, slots: list[Slots], forward: Callable[..., Any], *args: Any, **kwargs: Any
+    main: torch.device, name: str, slots: list[Slots], forward: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """Weights come in the order of what is computed, and go when it is done: they need no window."""
     _check_slots(name, slots)
@@ -292,7 +293,7 @@ def _check_slots(name: str, slots: list[Slots]) -> None:
 
 
 def _with(
-    name: str, slots: list[Slots], here: Sequence[Tensor], forward: Callable[..., Any], *args: Any, **kwargs: Any
+    name: str, slots: list[Slots], here: Sequence[Tensor], forward: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """A call of a module with other tensors in the place of its weights."""
     brought = []
@@ -330,6 +331,7 @@ def _elsewhere(
     device: torch.device,
     back: torch.device | None,
     forward: Callable[..., Any],
+    /,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -341,7 +343,7 @@ def _elsewhere(
     return returned if back is None else moved(returned, back)
 
 
-def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     if few_rows:
         given = next(_tensors((args, kwargs)), None)
         if given is not None and given.device == aside.device and given.shape[:-1].numel() > few_rows:
@@ -349,7 +351,7 @@ def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], *args: Any,
     return aside(forward, *args, **kwargs)
 
 
-def _brought(main: torch.device, own: dict[str, Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _brought(main: torch.device, own: dict[str, Any], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """A module that runs on the CPU, unless it is given a tensor of the main device."""
     given = next(_tensors((args, kwargs)), None)
     if given is None or given.device != main:
