@@ -878,3 +878,30 @@ def test_what_is_inside_a_module_that_runs_elsewhere_runs_there_too(first, there
     ))  # fmt: skip
     assert torch.equal(model(x), expected)
     remove(model)
+
+
+class Two(nn.Module):
+    """Two large weights, which are brought together, though one op reads each."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.one, self.other = (nn.Parameter(torch.randn(size, size) / size**0.5) for _ in range(2))
+
+    def forward(self, x):
+        return (x @ self.one) @ self.other
+
+
+@pytest.mark.parametrize("cap", [97, 98, 99, 100, 101, 103])
+def test_weights_of_a_module_need_a_window_for_all_of_them(cap):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Two(512), nn.Linear(512, 512), Two(512)).eval(), torch.randn(4, 512)
+    course = course_of(model, cap * 2**20, x)
+    first = course._graph.inputs_of(course._graph.op_names.index("mm"))
+    assert {"0.one", "0.other"} <= {course._graph.op_names[op] for op in first}
+    plan = course.plan()
+    assert plan.timeline.feasible
+    with torch.no_grad():
+        expected = model(x)
+    apply(model, on_threads(plan))
+    assert torch.equal(model(x), expected)
+    remove(model)

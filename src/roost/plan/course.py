@@ -21,7 +21,7 @@ from roost.errors import Infeasible
 from roost.placers import Placer
 from roost.plan.clusters import STORE, hop_of, kept_longer, only_on, with_less, with_share, with_store
 from roost.plan.plan import Plan, simulated
-from roost.plan.spots import loads_of, on_the_spot
+from roost.plan.spots import at_once, loads_of, on_the_spot
 from roost.search.evaluate import Progress
 from roost.search.solve import solve
 from roost.simulator.compiled import simulate
@@ -127,7 +127,10 @@ class Course:
 
     @cached_property
     def _graph(self) -> Graph:
-        """As captured, with what ops hold for themselves; buffers are not brought, and have no home in memory alone."""
+        """As captured, with what ops hold for themselves, and weights of a module that come together.
+
+        Buffers are not brought, and have no home in memory alone.
+        """
         graph = self.step.graph
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         real = tuple(dict.fromkeys(device.kind for device in self.cluster.devices))
@@ -135,7 +138,7 @@ class Course:
             real if name in buffers else kinds for name, kinds in zip(graph.op_names, graph.allowed, strict=True)
         ]
         space = 0 if self.spaces is None else self.spaces
-        return replace(graph, allowed=tuple(allowed), workspace_bytes=graph.workspace_bytes + space)
+        return at_once(replace(graph, allowed=tuple(allowed), workspace_bytes=graph.workspace_bytes + space))
 
     def _problem(self, known: Correction, light: bool) -> Problem:
         where, graph = self.cluster, self._graph

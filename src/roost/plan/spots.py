@@ -31,6 +31,21 @@ def loads_of(graph: Graph) -> dict[str, list[int]]:
     return found
 
 
+def at_once(graph: Graph) -> Graph:
+    """The graph in which the first op of a call reads all weights that are brought for it: they come together."""
+    several = {module: own for module, own in loads_of(graph).items() if len(own) > 1}
+    inputs, seen = [list(each) for each in graph.input_lists()], set[str]()
+    for op in np.flatnonzero(~graph.is_parameter).tolist():
+        call = graph.modules[op]
+        if plain(call) in several and call not in seen:
+            seen.add(call)
+            inputs[op] += [weight for weight in several[plain(call)] if weight < op and weight not in inputs[op]]
+    if not seen:
+        return graph
+    starts = np.concatenate([[0], np.cumsum([len(each) for each in inputs])])
+    return replace(graph, input_start=starts, input_op=np.concatenate(inputs))
+
+
 def on_the_spot(problem: Problem, main: str, modules: Collection[str]) -> Problem:
     """The problem as it is where the weights of these modules are copied to the main device in their calls."""
     if not modules:
