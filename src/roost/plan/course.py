@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 # What libraries take for themselves and the allocator rounds up, in no graph: with what ops hold while they run, and
-# where that was measured without (cuBLAS keeps 32 MiB on an H200).
+# where that was measured without (PyTorch has cuBLAS keep 32 MiB on a Hopper GPU).
 _WORKSPACE, _KEPT = 96 * 2**20, 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
 _TRIES = 5  # of plans, each after the last has shown something
@@ -148,7 +148,12 @@ class Course:
             costs = only_on(self.main, graph, where, costs)
         room = {**self.reserved, self.main: self.reserved.get(self.main, 0) + self.held(known)}
         problem = Problem(graph, with_less(where, room), costs)
-        return with_store(problem, self.main, hop_of(self.main) + known.hop, large=light)
+        return with_store(problem, self.main, self._hop + known.hop, large=light)
+
+    @cached_property
+    def _hop(self) -> float:
+        """Measured once: plans are compared by it."""
+        return hop_of(self.main)
 
     def _searched(self, problem: Problem, relief: Relief) -> Plan:
         from roost.runtime.rounding import by_modules
@@ -197,6 +202,8 @@ class Course:
         if not found:
             assert first is not None
             raise first
+        if len(found) == 1:
+            return found[0]
         # With links of the same kind for all: where light modules leave, what they send takes as long as it takes.
         alike = self._problem(known, light=True)
         return min(found, key=lambda plan: simulated(alike, plan.placement, plan.modules).step_time)

@@ -35,10 +35,9 @@ log = logging.getLogger(__name__)
 _WARM, _LEAST, _MOST = 2, 5, 30  # steps
 _ODD = 5.0  # times: something else was going on
 _PIECES = (3, 8, 20, 50)  # that a step is cut into
-_TIMES, _MORE = (
-    (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0),
-    (0.0, 2e-5, 5e-5, 1e-4, 2e-4, 4e-4),
-)  # what is tried for crossings
+# What is tried for crossings: times what was probed, and seconds more.
+_TIMES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+_MORE = (0.0, 2e-5, 5e-5, 1e-4, 2e-4, 4e-4)
 _BETTER = 0.9  # of the error, for a link to be otherwise than probed
 
 
