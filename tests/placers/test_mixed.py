@@ -61,6 +61,14 @@ def test_link_and_host_work_at_the_same_time(store):
     assert set(device[ops - 1][away]) == ({2} if store else {0})
 
 
+def test_the_link_never_waits_for_long():
+    """Both work all along, but for a weight on its way at the beginning and one on the host at the end."""
+    found = best(chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=True))
+    together = 1 / (1 / 1.0 + 1 / 1.5)  # seconds for a weight where link and host share the work
+    away = COUNT * SIZE - (SIZE * COUNT * 6 // 10 - found.placement.prefetch_bytes[1])
+    assert found.step_time <= together * away / SIZE + 2.5
+
+
 def test_a_slow_host_computes_nothing():
     found = best(chain(room=SIZE * COUNT // 2, host_seconds=100.0, store=True))
     assert (found.placement.device[1::2] == 1).all()

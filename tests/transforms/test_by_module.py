@@ -6,7 +6,7 @@ from roost.transforms.by_module import ByModule
 BIG = 2**21
 
 
-def tower():
+def tower(handed_on=BIG // 8):
     """Two layers in a pair, an activation between, attention on top; a norm with a small weight; a tied head."""
     builder = GraphBuilder()
     for name in ("pair.up.weight", "pair.down.weight", "attend.inner.weight", "embed.weight"):
@@ -18,7 +18,7 @@ def tower():
     builder.add("ids", "input", phase="input")
     builder.add("gather", "embedding", ["ids", "embed.weight"], module="embed")
     builder.add("scale", "mul", ["gather", "norm.weight"], module="norm")
-    builder.add("up", "mm", ["scale", "pair.up.weight"], flop=1e6, module="pair.up")
+    builder.add("up", "mm", ["scale", "pair.up.weight"], flop=1e6, output_bytes=handed_on, module="pair.up")
     builder.add("act", "relu", ["up"], flop=10, module="pair")
     builder.add("down", "mm", ["act", "pair.down.weight"], flop=1e6, module="pair.down")
     builder.add("scores", "attention", ["down", "attend.inner.weight"], module="attend")
@@ -47,6 +47,13 @@ def test_modules_are_groups_and_large_weights_are_free():
     assert {"norm.weight", "scale"} in together(done)
     free = {name for name, group in zip(done.op_names, done.group, strict=True) if group < 0}
     assert {"pair.up.weight", "pair.down.weight", "other.3.weight"} <= free
+
+
+def test_where_little_is_handed_on_each_module_is_a_decision_of_its_own():
+    done = ByModule().apply(tower(handed_on=BIG // 1000)).graph
+    assert not any({"up", "down"} <= group for group in together(done))
+    assert allowed(done)["up"] == allowed(done)["down"] == ("cuda", "cpu")
+    assert allowed(done)["act"] == ("cuda",)
 
 
 def test_where_activations_do_not_fit_each_module_is_a_decision_of_its_own():

@@ -1,7 +1,9 @@
-"""Weights that do not fit, for inference: some kept, some streamed, some used where they lie, evenly over the program.
+"""Weights that do not fit, for inference: some kept, some streamed, some used where they lie.
 
 A link that brings weights and a host that computes beside it work at the same time when both have something to do all
-along: so each part of the program gets its share of the three. Which shares are best is found by trying.
+along. So the program is gone through once, with a clock: where the link is ahead a weight is streamed, and where the
+main device would have to wait for it the host computes, and meanwhile the link gets ahead. Kept is what the host would
+take longest for, for its size. How much it is worth to be ahead, and how far that may be, is found by trying.
 """
 
 from __future__ import annotations
@@ -18,9 +20,9 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate
 
-_IN_PLACE = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)  # share of what does not fit
+_WORTH = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the time it takes to bring a weight: what it is worth to have it there
 _WINDOW = (0.02, 0.04, 0.08, 0.16)  # of the memory
-_WEIGHTS = (1, 2, 3)  # and as many of the largest weight, where memory is short
+_WEIGHTS = (1, 1.5, 2, 2.5, 3, 4)  # and as many of the largest weight, and of the size that most bytes are in
 _MOST_WINDOW = 0.75  # of the memory
 _RETRIES = 3
 
@@ -54,25 +56,27 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     excess = int(whole.peak_memory[main]) - int(cluster.memory[main])
     if whole.feasible or excess <= 0:
         return [whole]
-    found = [whole]
-    for window in _windows(problem, parts, int(cluster.memory[main])):
-        for in_place in _IN_PLACE:
-            less = excess + (window if in_place < 1.0 else 0)
-            for _ in range(_RETRIES):
-                trial = evaluate([_placement(problem, start, parts, less, in_place, window, (main, store, host))])[0]
-                found.append(trial)
-                missing = int(trial.peak_memory[main]) - int(cluster.memory[main])
-                if missing <= 0:
-                    break
-                less += missing
+    found, walk = [whole], _Walk(problem, start, parts, (main, store, host))
+    for window, worth in _settings(problem, parts, int(cluster.memory[main])):
+        less = excess + window
+        for _ in range(_RETRIES):
+            trial = evaluate([walk.placement(less, window, worth)])[0]
+            found.append(trial)
+            missing = int(trial.peak_memory[main]) - int(cluster.memory[main])
+            if missing <= 0:
+                break
+            less += missing
     return found
 
 
-def _windows(problem: Problem, parts: list[_Part], memory: int) -> list[int]:
-    """Bytes, from small to large. What is larger than its window cannot be streamed."""
-    largest = max(int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights)
-    found = {int(share * memory) for share in _WINDOW} | {count * largest for count in _WEIGHTS}
-    return sorted(window for window in found if window <= _MOST_WINDOW * memory)
+def _settings(problem: Problem, parts: list[_Part], memory: int) -> list[tuple[int, float | None]]:
+    """Windows in bytes, from small to large, each with what being ahead is worth; None: the host computes nothing."""
+    sizes = [int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights]
+    common = max(set(sizes), key=lambda size: (size * sizes.count(size), size))
+    windows = {int(share * memory) for share in _WINDOW}
+    windows |= {int(count * size) for count in _WEIGHTS for size in (common, max(sizes))}
+    wanted = sorted(window for window in windows if window <= _MOST_WINDOW * memory)
+    return [(0, 1.0), *((window, worth) for window in wanted for worth in (None, *_WORTH))]
 
 
 def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
@@ -101,33 +105,62 @@ def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
     ]
 
 
-def _placement(
-    problem: Problem,
-    start: Array,
-    parts: list[_Part],
-    less: int,
-    in_place: float,
-    window: int,
-    devices: tuple[int, int, int],  # the main one, where weights are streamed from, where they are used in place
-) -> Placement:
-    """With so many bytes less on the main device; each part goes where its share is behind most."""
-    total = sum(part.size for part in parts)
-    away = min(1.0, less / total)
-    shares = np.array([1.0 - away, away * (1.0 - in_place), away * in_place])
-    given = np.zeros(3)
-    seen = 0.0
-    device = start.copy()
-    largest = [max(int(problem.graph.output_bytes[weight]) for weight in part.weights) for part in parts]
-    for number, part in enumerate(parts):
-        seen += part.size
-        behind = shares * seen - given
-        choice = int(np.argmax(behind if part.movable else behind[:2]))
-        if choice == 1 and largest[number] > window:
-            choice = 0  # it would need a larger window than all others
-        given[choice] += part.size
-        device[part.weights] = devices[choice]
-        if choice == 2:
-            device[part.ops] = devices[2]
-    windows = np.zeros(problem.cluster.num_devices, dtype=np.int64)
-    windows[devices[0]] = window if in_place < 1.0 else 0
-    return problem.placement(device, prefetch_bytes=windows)
+class _Walk:
+    """What the parts take on either side, and placements made of that in one walk through the program."""
+
+    def __init__(self, problem: Problem, start: Array, parts: list[_Part], devices: tuple[int, int, int]) -> None:
+        """`devices`: the main one, where weights are streamed from, and where they are used in place."""
+        self.problem, self.start, self.parts, self.devices = problem, start, parts, devices
+        (main, store, host), graph, cluster = devices, problem.graph, problem.cluster
+        self.size = np.array([part.size for part in parts])  # [parts] bytes
+        self.largest = np.array([graph.output_bytes[part.weights].max() for part in parts])  # [parts] bytes
+        self.bring = self.size * float(cluster.seconds_per_byte[store, main])  # [parts] seconds
+        hop = float(cluster.sent_latency[main, host] + cluster.sent_latency[host, main])
+        seconds = [float(problem.op_time[part.ops, host].sum()) + hop for part in parts]
+        self.on_host = np.where([part.movable for part in parts], seconds, np.inf)  # [parts]
+        # What the main device has to do from one part to the next.
+        work = np.where(graph.is_parameter, 0.0, problem.op_time[:, main])
+        self.on_main = np.add.reduceat(work, [_first(problem, part) for part in parts])  # [parts]
+
+    def placement(self, less: int, window: int, worth: float | None) -> Placement:
+        """With so many bytes less on the main device."""
+        main, store, host = self.devices
+        on_host = np.full(len(self.parts), np.inf) if worth is None else self.on_host
+        value = worth or 0.0
+        away, brought = self._away(less, window, on_host), self.largest <= window
+        most = window * float(self.problem.cluster.seconds_per_byte[store, main])
+        device, ahead = self.start.copy(), 0.0  # seconds that the link has worked ahead, at most as the window allows
+        for number, part in enumerate(self.parts):
+            takes, bring, passed = float(on_host[number]), float(self.bring[number]), float(self.on_main[number])
+            computed = takes - value * min(takes, most - ahead)
+            streamed = max(0.0, bring - ahead) + value * min(ahead, bring)
+            if away[number] and (computed < streamed or not brought[number]):
+                device[part.weights], device[part.ops], passed = host, host, takes
+            elif away[number]:
+                device[part.weights] = store
+                ahead = max(0.0, ahead - bring)
+            ahead = min(most, ahead + passed)
+        windows = np.zeros(self.problem.cluster.num_devices, dtype=np.int64)
+        windows[main] = window
+        return self.problem.placement(device, prefetch_bytes=windows)
+
+    def _away(self, less: int, window: int, on_host: Array) -> Array:  # [parts] bool
+        """Parts of so many bytes in all: what the host does fastest for its size, evenly over what is alike."""
+        possible = np.isfinite(on_host) | (self.largest <= window)
+        pace = np.round(np.log10(on_host / self.size), 1)  # what can only be brought comes last
+        away, need = np.zeros(len(self.parts), dtype=bool), less
+        for one in np.unique(pace[possible]).tolist():
+            given = seen = 0
+            alike = np.flatnonzero(possible & (pace == one))
+            share = min(1.0, need / int(self.size[alike].sum()))
+            for number in alike.tolist():
+                seen += int(self.size[number])
+                if given < share * seen and need > 0:
+                    away[number] = True
+                    given += int(self.size[number])
+                    need -= int(self.size[number])
+        return away
+
+
+def _first(problem: Problem, part: _Part) -> int:
+    return min(op for op in part.ops if not problem.graph.is_parameter[op])

@@ -3,7 +3,9 @@
 A model that runs as written can be changed only where a module is called: its weights lie here or there, and it runs
 here or there. Whatever is computed between such modules runs on the main device. So ops of one module are one group;
 a large weight has a home of its own, from which it may be streamed; a small one lives where its module runs. A module
-of a few such, with little else in it, is one group: a pair of layers with an activation between runs in one place.
+of a few such, with little else in it, is one group where much is handed on inside: a pair of layers with an activation
+between runs in one place. Where that is next to nothing, as for a single token, each part is decided by itself: smaller
+pieces leave less waiting between a link that brings weights and a host that computes with others.
 
 What runs elsewhere costs a way there and back for each call, in which the main device waits. So a module with little
 weight stays on the main device, and so does one that takes or gives several tensors, for which its caller would wait.
@@ -25,6 +27,7 @@ from roost.transforms._transformed import Transformed
 from roost.transforms._unions import Kinds, Unions
 
 _SHARE = 1 / 16  # of all weights: a module of modules with more than this is not one decision
+_LITTLE = 1 / 1000  # of its weights: where less than this is handed on inside a module of modules, it need not be one
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,10 @@ class ByModule:
             between = [op for module in within if module not in units for op in ops[module]]
             near = all(module.count(".") == around.count(".") + 1 for module in inside)
             cheap = all(class_of(graph.kinds[op]) == "other" for op in between)
-            if len(inside) > 1 and near and cheap and sum(size[m] for m in inside) <= _SHARE * sum(size.values()):
+            weight = sum(size[module] for module in inside)
+            handed_on = int(graph.output_bytes[[op for module in within for op in ops[module]]].sum())
+            little = handed_on <= _LITTLE * weight
+            if len(inside) > 1 and near and cheap and not little and weight <= _SHARE * sum(size.values()):
                 found |= dict.fromkeys(within, around)
         return found
 
