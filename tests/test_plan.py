@@ -150,7 +150,7 @@ def test_verify_tells_what_differs(model, plan):
         settle(self)
         for load in self.ring._order:
             if load.name == odd:
-                load.tensors[0] = load.tensors[0] + 1.0  # not what the module has
+                load.tensors[0] = load.tensors[0] * 3.0  # not what the module has
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roost.runtime.modules.Placed, "_stream", wrong)
