@@ -243,8 +243,9 @@ class Course:
                     return self.fitting(tries=False)[0]  # no run says that less than by rule is enough
                 return plan if best is None else best
             log.info(
-                "tried: %s a step, %s expected, %s in use", show_seconds(found.seconds), show_seconds(plan.step_time),
-                show_bytes(found.peak),
+                "tried: %s a step, %s expected, %s in use; the CPU took %s in %d calls, %s were streamed",
+                show_seconds(found.seconds), show_seconds(plan.step_time), show_bytes(found.peak),
+                show_seconds(found.elsewhere_seconds), found.num_elsewhere, show_bytes(plan.streamed_bytes),
             )  # fmt: skip
             least, ended = found.peak, math.isfinite(found.seconds)
             if found.peak <= room and (best is None or best.measured is None or found.seconds < best.measured):

@@ -53,6 +53,13 @@ class Plan:
         """Seconds that a step is expected to take."""
         return self.timeline.step_time
 
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of weights that a step brings to the main device."""
+        graph = self.problem.graph
+        size = dict(zip(graph.op_names, graph.output_bytes.tolist(), strict=True))
+        return sum(size.get(name, 0) for names in self.modules.streamed.values() for name in names)
+
     def apply(self, model: nn.Module) -> nn.Module:
         """Place the model: the same object, for inference, with `generate` and all."""
         from roost.runtime.modules import apply
