@@ -4,7 +4,8 @@
     python benchmarks/gpu/offload.py page                                              the page made from them
 
 MODEL is one of those below, CAP what the GPU may hold, as 6GiB, half or quarter (of the weights). Weights are random. A
-case is a batch as 4x512, or generate: 64 tokens after 512. Times are medians; the first runs are not counted. The bound
+case is a batch as 4x512, or generate: 64 tokens after 512. Times are medians of calls in a row, each until what it
+returns is there (what is on its way for the next call is part of that one's time); the first are not counted. The bound
 of streaming is the weights that do not fit over the speed of the link, or what the unplaced model takes, if that is
 more. What the placed model gives is compared with what the unplaced one gave on the same GPU, where PyTorch repeats
 itself: attention of cuDNN does not (tokens of the same model differ from run to run) and is off throughout; what is
@@ -107,7 +108,7 @@ def timed(run: Callable[[], torch.Tensor], warm: int, repeats: int) -> tuple[flo
         for number in range(warm + repeats):
             begin = time.perf_counter()
             returned = run()
-            torch.cuda.synchronize()
+            torch.cuda.current_stream().synchronize()
             if number >= warm:
                 seconds.append(time.perf_counter() - begin)
             if number < warm + repeats - 1:

@@ -58,17 +58,19 @@ def tried(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tried:
 def _steps(model: nn.Module, inputs: Any, main: torch.device | None, least: int, enough: float) -> list[float]:
     """Seconds of at least so many steps, up to some more until they have taken long enough.
 
-    Each is given inputs of its own: a model may write into them, or let a cache among them grow.
+    Each is given inputs of its own: a model may write into them, or let a cache among them grow. A step lasts until
+    what it returns is there. Weights that are on their way for the next one by then are part of the next one's time.
     """
+    stream = None if main is None else torch.cuda.current_stream(main)
     found: list[float] = []
     while len(found) < least or (len(found) < _MOST and sum(found) < enough):
         args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(main or _CPU, copy=True), call_of(inputs))
-        if main is not None:
-            torch.cuda.synchronize(main)
+        if stream is not None:
+            stream.synchronize()
         begun = time.perf_counter()
         model(*args, **kwargs)
-        if main is not None:
-            torch.cuda.synchronize(main)
+        if stream is not None:
+            stream.synchronize()
         found.append(time.perf_counter() - begun)
         del args, kwargs  # or there would be two of them
     return found
