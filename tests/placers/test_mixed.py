@@ -35,17 +35,24 @@ def chain(room, host_seconds, store=False, phase="forward"):
 class Asked:
     """An evaluate that simulates."""
 
-    def __init__(self, problem):
+    def __init__(self, problem, simulations_left=np.inf, seed=0):
         from roost.search.local import Simulating
 
-        self.source = Simulating(problem, workers=1)
+        self.source, self.simulations_left, self.spent = Simulating(problem, workers=1), simulations_left, 0
+        self.rng = np.random.default_rng(seed)
 
     def __call__(self, placements):
         return self.source.trials(placements)
 
+    def round(self, run):
+        done = run()
+        self.spent += done.simulations
+        return done.state
 
-def best(problem):
-    return min((trial for trial in mixed(problem, Asked(problem)) if trial.feasible), key=lambda trial: trial.step_time)
+
+def best(problem, *asked):
+    found = mixed(problem, Asked(problem, *asked))
+    return min((trial for trial in found if trial.feasible), key=lambda trial: trial.step_time)
 
 
 @pytest.mark.parametrize("store", [False, True])
@@ -80,6 +87,36 @@ def test_nothing_to_do_where_all_fits_or_steps_learn():
     assert (whole[0].placement.device == 1).all()
     learns = chain(room=SIZE * COUNT // 2, host_seconds=1.0, phase="backward")
     assert mixed(learns, Asked(learns)) == []
+
+
+def uneven():
+    """As `chain`, with layers of several sizes: an even pattern leaves the link or the host waiting."""
+    builder, rng = GraphBuilder(), np.random.default_rng(0)
+    last, sizes = [], rng.choice([200, 1000, 3000], 60)
+    for number, size in enumerate(sizes.tolist()):
+        builder.parameter(f"w{number}", size)
+        last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1)]
+    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", int(0.5 * sizes.sum())), Device("s", MEMORY, 10**9))
+    links = (Link("cpu", "gpu", 1e9), Link("s", "*", SIZE), Link("s", "cpu", 1.0))
+    graph = builder.freeze()
+    seconds = np.zeros((graph.num_ops, 3))
+    seconds[1::2] = np.stack([1.2 * sizes / SIZE, np.full(60, 0.01), np.full(60, 1e6)], axis=1)
+    return Problem(graph, Cluster("small", devices, links), Costs(seconds))
+
+
+def test_chance_finds_better_patterns_and_the_same_seed_the_same():
+    problem = uneven()
+    few = best(problem, 110).step_time  # none of them by chance, or nearly
+    more = [best(problem, np.inf, seed) for seed in (0, 0, 1)]
+    assert all(trial.step_time < few for trial in more)
+    assert more[0].placement.digest == more[1].placement.digest
+
+
+@pytest.mark.parametrize("left", [1, 20, 200])
+def test_no_more_simulations_are_spent_than_are_left(left):
+    asked = Asked(problem := uneven(), left)
+    assert mixed(problem, asked)
+    assert 0 < asked.spent <= left
 
 
 def test_auto_begins_with_it():

@@ -3,12 +3,13 @@
 A link that brings weights and a host that computes beside it work at the same time when both have something to do all
 along. So the program is gone through once, with a clock: where the link is ahead a weight is streamed, and where the
 main device would have to wait for it the host computes, and meanwhile the link gets ahead. Kept is what the host would
-take longest for, for its size. How much it is worth to be ahead, and how far that may be, is found by trying.
+take longest for, for its size. How much it is worth to be ahead, how far that may be, and where exactly to begin is
+found by trying: a walk takes as long as a simulation, and chance finds better patterns than an even one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,13 +19,27 @@ from roost.core.graph import FORWARD
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers import Evaluate
+from roost.placers import Evaluate, Round
+from roost.simulator.compiled import Simulator
 
 _WORTH = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the time it takes to bring a weight: what it is worth to have it there
 _WINDOW = (0.02, 0.04, 0.08, 0.16)  # of the memory
 _WEIGHTS = (1, 1.5, 2, 2.5, 3, 4)  # and as many of the largest weight, and of the size that most bytes are in
 _MOST_WINDOW = 0.75  # of the memory
 _RETRIES = 3
+_DRAWN, _OPS = 1000, 2_000_000  # walks with settings by chance, at most, and ops in all of them
+_SHARE = 0.2  # of the simulations that are left, at most
+_KEPT = 8  # walks that become trials
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """Of a walk."""
+
+    window: int  # bytes
+    worth: float | None  # of being ahead; None: the host computes nothing
+    shift: float = 0.0  # parts are away so much earlier or later than evenly, in sizes of the largest part
+    uneven: float = 0.0  # and by chance, in sizes of their own
 
 
 @dataclass(frozen=True)
@@ -56,27 +71,73 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     excess = int(whole.peak_memory[main]) - int(cluster.memory[main])
     if whole.feasible or excess <= 0:
         return [whole]
-    found, walk = [whole], _Walk(problem, start, parts, (main, store, host))
-    for window, worth in _settings(problem, parts, int(cluster.memory[main])):
-        less = excess + window
-        for _ in range(_RETRIES):
-            trial = evaluate([walk.placement(less, window, worth)])[0]
-            found.append(trial)
-            missing = int(trial.peak_memory[main]) - int(cluster.memory[main])
-            if missing <= 0:
+    walk = _Walk(problem, start, parts, (main, store, host))
+    # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
+    rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
+    state = evaluate.round(lambda: _walked(walk, excess, rng, evaluate.simulations_left))
+    rows = zip(state["devices"], state["windows"].tolist(), strict=True)
+    return [whole, *evaluate([walk.as_placement(np.array(device), window) for device, window in rows])]
+
+
+def _walked(walk: _Walk, excess: int, rng: np.random.Generator, most_simulations: float) -> Round:
+    """The best of walks with settings of all kinds, then with some by chance, half of these near the best so far."""
+    problem, main = walk.problem, walk.devices[0]
+    memory, simulator = int(problem.cluster.memory[main]), Simulator.of(problem)
+    found: list[tuple[int, float, int, _Setting, Placement]] = []  # bytes that are missing, step time, and which
+
+    def tried(setting: _Setting) -> None:
+        less = excess + setting.window
+        for _ in range(int(min(_RETRIES, most_simulations - len(found)))):
+            placement = walk.placement(less, setting, rng)
+            timeline = simulator.simulate(placement)
+            missing = np.maximum(timeline.peak_memory - timeline.capacity, 0)
+            found.append((int(missing.sum()), timeline.step_time, len(found), setting, placement))
+            if missing[main] == 0:
                 break
-            less += missing
-    return found
+            less += int(missing[main])
+
+    settings = _settings(problem, walk.parts, memory)
+    for setting in settings:
+        tried(setting)
+    windows = sorted({setting.window for setting in settings})
+    drawn = int(min(_DRAWN, _OPS // problem.graph.num_ops, _SHARE * max(0.0, most_simulations - len(found))))
+    for number in range(drawn):
+        tried(_near(min(found)[3], rng) if number >= drawn // 2 else _by_chance(windows, rng))
+    chosen: dict[str, Placement] = {}
+    for *_, placement in sorted(found):
+        if len(chosen) < _KEPT:
+            chosen.setdefault(placement.digest, placement)
+    state = {
+        "devices": np.stack([placement.device for placement in chosen.values()]),
+        "windows": np.array([np.max(placement.prefetch_bytes) for placement in chosen.values()]),
+    }
+    return Round(list(chosen.values())[:1], len(found), state)
 
 
-def _settings(problem: Problem, parts: list[_Part], memory: int) -> list[tuple[int, float | None]]:
-    """Windows in bytes, from small to large, each with what being ahead is worth; None: the host computes nothing."""
+def _by_chance(windows: list[int], rng: np.random.Generator) -> _Setting:
+    return _Setting(
+        int(rng.choice(windows)),
+        float(rng.uniform(0, 1.1)),
+        float(rng.uniform(-1, 1)),
+        float(rng.choice([0.0, 0.3, 1.0])),
+    )
+
+
+def _near(best: _Setting, rng: np.random.Generator) -> _Setting:
+    worth = None if best.worth is None else max(0.0, best.worth + float(rng.normal(0, 0.05)))
+    return replace(
+        best, worth=worth, shift=best.shift + float(rng.normal(0, 0.2)), uneven=float(rng.choice([best.uneven, 0.3]))
+    )
+
+
+def _settings(problem: Problem, parts: list[_Part], memory: int) -> list[_Setting]:
+    """Windows from small to large, each with what being ahead may be worth."""
     sizes = [int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights]
     common = max(set(sizes), key=lambda size: (size * sizes.count(size), size))
     windows = {int(share * memory) for share in _WINDOW}
     windows |= {int(count * size) for count in _WEIGHTS for size in (common, max(sizes))}
     wanted = sorted(window for window in windows if window <= _MOST_WINDOW * memory)
-    return [(0, 1.0), *((window, worth) for window in wanted for worth in (None, *_WORTH))]
+    return [_Setting(0, 1.0), *(_Setting(window, worth) for window in wanted for worth in (None, *_WORTH))]
 
 
 def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
@@ -122,12 +183,12 @@ class _Walk:
         work = np.where(graph.is_parameter, 0.0, problem.op_time[:, main])
         self.on_main = np.add.reduceat(work, [_first(problem, part) for part in parts])  # [parts]
 
-    def placement(self, less: int, window: int, worth: float | None) -> Placement:
+    def placement(self, less: int, setting: _Setting, rng: np.random.Generator) -> Placement:
         """With so many bytes less on the main device."""
         main, store, host = self.devices
-        on_host = np.full(len(self.parts), np.inf) if worth is None else self.on_host
-        value = worth or 0.0
-        away, brought = self._away(less, window, on_host), self.largest <= window
+        window, value = setting.window, setting.worth or 0.0
+        on_host = np.full(len(self.parts), np.inf) if setting.worth is None else self.on_host
+        away, brought = self._away(less, setting, on_host, rng), self.largest <= window
         most = window * float(self.problem.cluster.seconds_per_byte[store, main])
         device, ahead = self.start.copy(), 0.0  # seconds that the link has worked ahead, at most as the window allows
         for number, part in enumerate(self.parts):
@@ -140,25 +201,35 @@ class _Walk:
                 device[part.weights] = store
                 ahead = max(0.0, ahead - bring)
             ahead = min(most, ahead + passed)
+        return self.as_placement(device, window)
+
+    def as_placement(self, device: Array, window: int) -> Placement:
         windows = np.zeros(self.problem.cluster.num_devices, dtype=np.int64)
-        windows[main] = window
+        windows[self.devices[0]] = window
         return self.problem.placement(device, prefetch_bytes=windows)
 
-    def _away(self, less: int, window: int, on_host: Array) -> Array:  # [parts] bool
-        """Parts of so many bytes in all: what the host does fastest for its size, evenly over what is alike."""
-        possible = np.isfinite(on_host) | (self.largest <= window)
+    def _away(self, less: int, setting: _Setting, on_host: Array, rng: np.random.Generator) -> Array:  # [parts] bool
+        """Parts of so many bytes in all: what the host does fastest for its size, about evenly over what is alike."""
+        possible = np.isfinite(on_host) | (self.largest <= setting.window)
         pace = np.round(np.log10(on_host / self.size), 1)  # what can only be brought comes last
+        shift = setting.shift * self.size.max() + setting.uneven * self.size * rng.standard_normal(len(self.parts))
         away, need = np.zeros(len(self.parts), dtype=bool), less
         for one in np.unique(pace[possible]).tolist():
-            given = seen = 0
             alike = np.flatnonzero(possible & (pace == one))
-            share = min(1.0, need / int(self.size[alike].sum()))
+            share = need / int(self.size[alike].sum())
+            given = seen = 0
+            late = []
             for number in alike.tolist():
                 seen += int(self.size[number])
-                if given < share * seen and need > 0:
+                if share < 1.0 and given >= share * (seen + shift[number]):
+                    late.append(number)
+                elif need > 0:
                     away[number] = True
                     given += int(self.size[number])
                     need -= int(self.size[number])
+            while need > 0 and late:
+                away[late[-1]] = True
+                need -= int(self.size[late.pop()])
         return away
 
 
