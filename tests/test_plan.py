@@ -22,6 +22,7 @@ from roost.plan.course import Correction, Relief
 from roost.plan.placing import _tried
 from roost.plan.plan import simulated
 from roost.plan.spots import loads_of, on_the_spot
+from roost.plan.tuning import corrected, tuned
 from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.rounding import by_modules
 from roost.runtime.tried import Tried
@@ -426,7 +427,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
             plan.step_time + 7.0 * thought * (plan is first), 2**20, 2**20, 8.0 * thought, len(plan.modules.runs_on)
         )
 
-    best = course.tuned(first, known, tries)
+    best = tuned(course, first, known, tries)
     assert len(runs) >= 2
     assert computed_on_cpu(runs[1]) / 8.0 < computed_on_cpu(first)
     assert best.measured == min(tries(plan).seconds for plan in runs[:])
@@ -445,17 +446,17 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
         peaks.append(int(plan.timeline.peak_memory[1]) + beyond)
         return Tried(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
 
-    best = course.tuned(first, known, tries)
+    best = tuned(course, first, known, tries)
     assert peaks[0] > room
     assert int(best.timeline.peak_memory[1]) + 100 * 2**20 <= room
     assert best.measured == best.step_time
     assert len(peaks) >= 2
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
-        course.tuned(first, known, hopeless)
+        tuned(course, first, known, hopeless)
     monkeypatch.setattr("roost.runtime.tried.tried", raises_out_of_memory)
     with pytest.raises(Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"):
-        course.tuned(first, known, lambda plan: _tried(model, plan))
+        tuned(course, first, known, lambda plan: _tried(model, plan))
 
 
 def raises_out_of_memory(*_):
@@ -466,17 +467,17 @@ def test_what_a_run_leaves_free_is_used(model):
     """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the device."""
     course = course_of(model)
     first, known = course.fitting(tries=False)
-    best = course.tuned(first, known, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0))
+    best = tuned(course, first, known, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0))
     assert best.step_time < first.step_time
     assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
     growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
-    assert growing.corrected(first, known, Tried(1.0, 0, 0, 0.0, 0), 2**30).held == growing.held(known)
+    assert corrected(growing, first, known, Tried(1.0, 0, 0, 0.0, 0)).held == growing.held(known)
 
 
 def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
     course = course_of(model)
     first, known = course.fitting(tries=False)
-    assert course.tuned(first, known, lambda plan: None) is first
+    assert tuned(course, first, known, lambda plan: None) is first
 
     class Fails(nn.Module):
         def __init__(self):
@@ -730,7 +731,7 @@ def test_a_cap_below_what_is_left_free_by_rule_is_tried_with_less():
         course.fitting(tries=False)
     plan, known = course.fitting(tries=True)
     assert plan.timeline.feasible
-    assert known.held == course._margin()
+    assert known.held == course.margin
 
 
 def test_weights_that_come_in_a_call_are_there_until_it_is_over():

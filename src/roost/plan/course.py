@@ -1,9 +1,8 @@
-"""The search for a plan, as often as a run of the last one shows that something is otherwise than was thought."""
+"""The search for a plan: modules to whole devices, with room left for what the simulator does not see."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +15,7 @@ from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import Graph
 from roost.core.problem import Problem
-from roost.core.units import show_bytes, show_seconds
+from roost.core.units import show_bytes
 from roost.errors import Infeasible
 from roost.placers import Placer
 from roost.plan.clusters import STORE, hop_of, kept_longer, only_on, with_less, with_share, with_store
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from roost.frontends.torch import Described
-    from roost.runtime.modules import ModulePlacement
-    from roost.runtime.tried import Tried
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +37,7 @@ log = logging.getLogger(__name__)
 # where that was measured without (PyTorch has cuBLAS keep 32 MiB on a Hopper GPU).
 _WORKSPACE, _KEPT = 96 * 2**20, 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
-_TRIES = 5  # of plans, each after the last has shown something
-_BETTER = 0.98  # what is expected of another plan, over what was measured of the best, for it to be worth a try
 _MARGIN = 0.01  # of the memory: what may differ from run to run
-_SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
 
 
 @dataclass(frozen=True)
@@ -169,12 +163,12 @@ class Course:
         timeline = simulated(problem, rounded, modules)
         return Plan(problem, found, modules, rounded, timeline, step=self.step, example_inputs=self.example_inputs)
 
-    # ------------------------------------------------------------------ with runs between
+    # ------------------------------------------------------------------ the plan of several
 
     def fitting(self, tries: bool) -> tuple[Plan, Correction]:
         """The first plan that fits, with what is known. With `tries` what the rules leave free may shrink."""
         first: Infeasible | None = None
-        for known in (Correction(), *([Correction(held=self._margin())] if tries else [])):
+        for known in (Correction(), *([Correction(held=self.margin)] if tries else [])):
             try:
                 return self.roomy(known), known
             except Infeasible as error:
@@ -229,95 +223,20 @@ class Course:
                 return spots
         return None
 
-    def tuned(self, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
-        """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
-        best: Plan | None = None
-        seen: list[ModulePlacement] = []
-        least, ended = 0, True  # bytes in use that are too many; whether the run came to its end
-        room = int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(self.main, 0)
-        while plan.modules not in seen and len(seen) < _TRIES:
-            seen.append(plan.modules)
-            found = tries(plan)
-            if found is None:
-                if best is None and self.held(known) < self.held(Correction()):
-                    return self.fitting(tries=False)[0]  # no run says that less than by rule is enough
-                return plan if best is None else best
-            log.info(
-                "tried: %s a step, %s expected, %s in use; the CPU took %s in %d calls, %s were streamed",
-                show_seconds(found.seconds), show_seconds(plan.step_time), show_bytes(found.peak),
-                show_seconds(found.elsewhere_seconds), found.num_elsewhere, show_bytes(plan.streamed_bytes),
-            )  # fmt: skip
-            least, ended = found.peak, math.isfinite(found.seconds)
-            if found.peak <= room and (best is None or best.measured is None or found.seconds < best.measured):
-                best = replace(plan, measured=found.seconds)
-            known = self.corrected(plan, known, found, room)
-            try:
-                plan = self.roomy(known)
-            except Infeasible:
-                break
-            if best is not None and plan.step_time > _BETTER * self._expected(best, plan.problem):
-                break
-        if best is None and not ended:  # how much it would have been, nobody knows
-            raise Infeasible(
-                f"nothing was found that fits: no plan could be run in the {show_bytes(room)} of {self.main!r}; give "
-                "it more",
-                self.main,
-            )
-        if best is None:
-            raise Infeasible(
-                f"nothing was found that fits: on {self.main!r} {show_bytes(least)} were in use where there are "
-                f"{show_bytes(room)}; give it more",
-                self.main,
-                least - room,
-            )
-        return best
-
-    def _expected(self, plan: Plan, problem: Problem) -> float:
-        """What a plan that was run takes, measured or by costs of now, whichever is more."""
-        assert plan.measured is not None
-        return max(plan.measured, simulated(problem, plan.placement, plan.modules).step_time)
-
-    def corrected(self, plan: Plan, known: Correction, found: Tried, room: int) -> Correction:
-        """What a run of a plan says of what was thought when it was made."""
-        held, too_few = self._held_next(plan, known, found, room)
-        slower, hop = known.slower, known.hop
-        if found.num_elsewhere:
-            cpus = [number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"]
-            there = np.flatnonzero(np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter)
-            thought = float(plan.problem.op_time[there, plan.placement.device[there]].sum())
-            ratio = found.elsewhere_seconds / thought if thought > 0 else 1.0
-            slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
-            scaled = plan.problem.op_time.copy()
-            scaled[:, cpus] *= slower / known.slower
-            other = Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled))
-            again = simulated(other, plan.placement, plan.modules).step_time
-            hop = max(0.0, known.hop + (found.seconds - again) / found.num_elsewhere)
-        return Correction(held, too_few, slower, hop)
-
-    def _held_next(self, plan: Plan, known: Correction, found: Tried, room: int) -> tuple[int, int]:
-        """How many bytes to leave free, after a run that held some; and with how many it is known to be too few.
-
-        What a run holds beyond the simulated peak is as much as is needed, or more: libraries take much for some ops,
-        and the peak may be at others. So half of what was enough is tried as well, down to what was too few.
-        """
-        held, main = self.held(known), self.cluster.index_of(self.main)
-        if found.peak > room:
-            more = min(found.peak - room + self._margin(), int(self.cluster.memory[main]) // 5)
-            return held + more, max(held, known.too_few)
-        if self.grows:
-            return held, known.too_few
-        # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts too.
-        in_use = found.peak if self.capped else found.reserved
-        beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + self._margin()
-        return max(known.too_few + self._margin(), min(beyond, (held + known.too_few) // 2)), known.too_few
-
     @property
     def grows(self) -> bool:
         """Whether more is to come than the example shows: then a run of it does not say what is left free."""
         return bool(self.reserved.get(self.main, 0))
 
-    def _margin(self) -> int:
+    @property
+    def margin(self) -> int:
+        """Bytes by which the memory in use may differ from run to run."""
         return int(_MARGIN * self.cluster.devices[self.cluster.index_of(self.main)].memory)
+
+    @property
+    def room(self) -> int:
+        """Bytes of the main device that the model may use."""
+        return int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(self.main, 0)
 
 
 def _check_exact(plan: Plan, main: str) -> None:

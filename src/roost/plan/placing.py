@@ -18,6 +18,7 @@ from roost.placers import Placer
 from roost.plan.clusters import cluster_of, main_of, with_less
 from roost.plan.course import Course
 from roost.plan.plan import Plan
+from roost.plan.tuning import tuned
 from roost.search.evaluate import Progress
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def place(
     alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
     if measure is False or (measure is None and (not here or alone)):
         return plan
-    return course.tuned(plan, known, lambda plan: _tried(model, plan))
+    return tuned(course, plan, known, lambda plan: _tried(model, plan))
 
 
 def _costs(
