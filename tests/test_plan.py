@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 import roost
+from roost.core.units import parse_bytes
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
@@ -195,9 +196,12 @@ def test_a_loaded_plan_is_for_its_model_alone(model, saved):
     assert here.verify(model, IDS).same
     with pytest.raises(InputError, match=r"no inputs to call the model with; give some: verify\(model, inputs\)"):
         here.verify(model)
-    other = Tower(count=2)
-    with pytest.raises(InputError, match=f"the plan is for model {signature(model)}, this model is {signature(other)}"):
-        loaded.apply(other)
+    others = (Tower(count=2), Tower(size=128))  # the second has the same names
+    for other in others:
+        said = f"the plan is for model {signature(model)}, this model is {signature(other)}"
+        for call in (loaded.apply, lambda other: here.verify(other, IDS), loaded.device_map):
+            with pytest.raises(InputError, match=said):
+                call(other)
 
 
 def test_a_bad_plan_file_is_told_by_field(saved, tmp_path):
@@ -291,6 +295,25 @@ def test_what_cannot_be_exact_is_told(model):
     for shape in ((1, 2), (3, 2)):
         with pytest.raises(InputError, match="op_time is "):
             roost.place(model, IDS, "h200", costs=roost.Costs(np.zeros(shape)), exact=True, trials=10, seconds=None)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("caps", "reserve"),
+    [
+        ({"cuda:0": 3686}, {}),
+        ({"cuda:0": "90MiB"}, {"cuda:0": "50MiB"}),
+        ({"cuda:0": "106MiB", "cpu:0": "9MiB"}, {}),
+        ({"cuda:0": "20MiB", "cpu:0": "20MiB"}, {"cuda:0": "1MiB"}),
+    ],
+)
+def test_what_is_missing_is_enough(model, caps, reserve, exact):
+    given = {"reserve": reserve, "costs": "estimated", "exact": exact, "trials": 1000, "seconds": None}
+    with pytest.raises(Infeasible, match=r"; \d+ MiB of 'cuda:0' are enough") as told:
+        roost.place(model, IDS, "h200", memory=caps, **given)
+    assert told.value.device == "cuda:0"
+    more = parse_bytes(caps["cuda:0"]) + told.value.missing_bytes
+    assert roost.place(model, IDS, "h200", memory=caps | {"cuda:0": more}, **given).timeline.feasible
 
 
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+import weakref
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import MagicMock
@@ -153,6 +154,29 @@ def test_gradients_are_added_up_in_place():
         names = run._functions[0][0].__globals__
         called = {str(value) for key, value in names.items() if key.startswith("k")}
         assert any(name.startswith("aten.add_.") for name in called)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_tensors_are_freed_at_their_last_use(num_devices):
+    """Of a chain of layers one device holds what an op reads and what it makes, and another what is being sent."""
+    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.ReLU()))).eval()
+    inputs = torch.randn(2, 8)
+    step = described(trace(model, (inputs,)), "chain")
+    problem = virtual_problem(step, num_devices)
+    middle = np.arange(step.graph.num_ops) >= step.graph.num_ops // 2
+    placement = problem.placement(middle.astype(int) % num_devices)
+    seen, most = [], 0
+
+    def watch(op, value):
+        nonlocal most
+        seen.append(weakref.ref(value))
+        most = max(most, sum(each() is not None for each in seen))
+
+    with GraphRuntime(step, problem, placement, dict(model.named_parameters()), watch=watch) as run:
+        for _ in range(2):
+            run.step(inputs)
+    assert len(seen) > 20
+    assert 1 <= most <= 4
 
 
 def test_threads_that_run_steps_take_turns():

@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import roost
 from roost.errors import InputError, UnknownName
 from roost.runtime.modules import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
 from roost.runtime.moves import mapped, moved
+from roost.runtime.verify_modules import verify_modules
 
 
 class Block(nn.Module):
@@ -330,8 +332,17 @@ def test_what_is_refused(model):
 def test_a_model_dispatched_by_accelerate_is_told():
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(copy.deepcopy(Tied()), execution_device="cpu")
-    with pytest.raises(InputError, match="dispatched by accelerate"):
-        apply(model, ModulePlacement("cpu", {}))
+    calls = (
+        lambda: apply(model, ModulePlacement("cpu", {})),
+        lambda: verify_modules(model, ModulePlacement("cpu", {}), torch.zeros(1, 3, dtype=torch.long)),
+        lambda: roost.place(model, torch.zeros(1, 3, dtype=torch.long), "h200"),
+        lambda: roost.capture(model, torch.zeros(1, 3, dtype=torch.long)),
+    )
+    for call in calls:
+        with pytest.raises(InputError, match="dispatched by accelerate; take that off first"):
+            call()
+    accelerate.hooks.remove_hook_from_module(model, recurse=True)  # as it says
+    apply(model, ModulePlacement("cpu", {}))
 
 
 def test_generate_gives_the_same_tokens():

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import roost
-from roost import catalog
+from roost import catalog, zoo
 from roost.core.cluster import Cluster, Device, Link
 from roost.errors import InputError, VerificationFailed
 from roost.frontends._trace import trace
@@ -111,7 +111,7 @@ def test_tensors_that_are_plain_attributes():
     assert verify(step, problem, random_placement(problem), model, inputs, steps=2).bitwise
 
 
-@pytest.mark.parametrize("name", ["cifar10_cnn", "gpt2", "rnnlm"])
+@pytest.mark.parametrize("name", zoo.names())
 def test_models_of_the_zoo(name):
     settings = catalog.find("zoo", name).small()
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +33,7 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
     if missing[worst].min() <= 0:
         return None
     device = int(missing[worst].argmin())
-    name, lacking = problem.cluster.device_names[device], int(missing[worst, device])
+    name, lacking = problem.cluster.device_names[device], math.ceil(missing[worst, device])
     members = np.flatnonzero(relaxed.unit == worst)
     what = f"op {problem.graph.op_names[members[0]]!r}"
     if len(members) > 1:
@@ -59,8 +60,9 @@ def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
             name = cluster.device_names[int(np.where(mask, cluster.memory, -1).argmax())]
             devices = ", ".join(np.array(cluster.device_names)[mask].tolist())
             what = f"parameters and what is alive at {graph.op_names[moment.op]!r}" if mask.all() else "parameters"
-            message = f"nothing fits: {what} need {show_bytes(int(missing))} more than {devices} have together"
-            return Infeasible(message, name, int(missing))
+            lacking = math.ceil(missing)
+            message = f"nothing fits: {what} need {show_bytes(lacking)} more than {devices} have together"
+            return Infeasible(message, name, lacking)
     return None
 
 

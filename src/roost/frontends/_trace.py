@@ -38,6 +38,7 @@ from torch.utils._pytree import tree_map_only
 
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends import _attention
+from roost.frontends._hooked import refuse_dispatched
 
 BACKWARD = "@roost_backward"  # a mark among the modules of a node: it was made by the backward pass
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
@@ -149,6 +150,7 @@ def _check_model(model: Any, train: bool) -> None:
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError("a scripted module cannot be captured; give the module it was scripted from")
+    refuse_dispatched(model)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
             raise InputError(f"parameter {name!r} has no shape yet; run the model once on real inputs first")

@@ -61,7 +61,7 @@ def with_less(cluster: Cluster, room: Mapping[str, int]) -> Cluster:
                 f"nothing fits: of the {show_bytes(device.memory)} of {name!r} {show_bytes(size)} are to be left for "
                 "keys and values, what is reserved, and what libraries and PyTorch take; give it more, or reserve less",
                 name,
-                size - device.memory,
+                size - device.memory + 1,
             )
     devices = [replace(one, memory=max(0, one.memory - room.get(one.name, 0))) for one in cluster.devices]
     return replace(cluster, devices=tuple(devices))

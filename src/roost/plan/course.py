@@ -152,9 +152,9 @@ class Course:
     def _searched(self, problem: Problem, relief: Relief) -> Plan:
         from roost.runtime.rounding import by_modules
 
-        kind, tied = self.cluster.devices[self.cluster.index_of(self.main)].kind, self.step.program.tied
+        tied = self.step.program.tied
         brought = on_the_spot(problem, self.main, relief.spots)
-        whole = ByModule(kind, tied=tied, light=relief.light).apply(brought.graph)
+        whole = self._by_module(relief.light).apply(brought.graph)
         found = solve(whole.problem(brought), self.placer, self.seconds, self.trials, self.seed, self.on_trial)
         placement = replace(whole.expand(found.best.placement), graph=problem.graph.digest)
         modules, rounded = by_modules(problem, placement, self.model, tied, relief.light, relief.spots)
@@ -162,6 +162,19 @@ class Course:
         modules = replace(modules, few_rows=0 if relief.light else self.few_rows)
         timeline = simulated(problem, rounded, modules)
         return Plan(problem, found, modules, rounded, timeline, step=self.step, example_inputs=self.example_inputs)
+
+    def _by_module(self, light: bool = False) -> ByModule:
+        kind = self.cluster.devices[self.cluster.index_of(self.main)].kind
+        return ByModule(kind, tied=self.step.program.tied, light=light)
+
+    def _all_away(self, problem: Problem) -> Array:  # [ops] devices
+        """Everything on the main device, but weights that may come to it from the host's memory."""
+        main, names = problem.cluster.index_of(self.main), problem.cluster.device_names
+        if STORE not in names:
+            return np.full(problem.graph.num_ops, main)
+        whole = self._by_module().apply(problem.graph).problem(problem)
+        free = whole.graph.is_parameter & (whole.graph.group < 0) & whole.allowed[:, names.index(STORE)]
+        return np.where(free, names.index(STORE), main)
 
     # ------------------------------------------------------------------ the plan of several
 
@@ -174,25 +187,52 @@ class Course:
             except Infeasible as error:
                 first = first or error
         assert first is not None
-        raise first
+        raise self.with_what_is_enough(first)
+
+    def with_what_is_enough(self, error: Infeasible) -> Infeasible:
+        """The error with so much more for the main device that there surely is a plan."""
+        least, have = self._least(), int(self.cluster.memory[self.cluster.index_of(self.main)])
+        if least <= have:  # then it is something else
+            return error
+        return Infeasible(f"{error}; {least // 2**20:,} MiB of {self.main!r} are enough", self.main, least - have)
+
+    def _least(self) -> int:
+        """Bytes of the main device, in whole MiB, with which there is a plan: all weights come as they are needed."""
+        problem = with_store(Problem(self._graph, self.cluster, self.costs), self.main, 0.0)
+        names, graph = problem.cluster.device_names, problem.graph
+        main, loads = names.index(self.main), loads_of(graph)
+        hosts = [one.memory - self.reserved.get(one.name, 0) for one in self.cluster.devices if one.kind == "cpu"]
+        found = []
+        for spots in ((), tuple(loads)):
+            brought = on_the_spot(problem, self.main, spots)
+            size, away = brought.graph.output_bytes, self._all_away(brought)
+            window = 0 if spots else max((int(size[own].sum()) for own in loads.values()), default=0)
+            peak = simulate(brought, brought.placement(away, prefetch_bytes=window)).peak_memory[main]
+            # What the host has no room for stays; weights are not divided.
+            left = int(size[away != main].sum()) - max(hosts, default=0)
+            found.append(int(peak) + (left + int(size[away != main].max()) if left > 0 else 0))
+        least = min(found) + self.held(Correction()) + self.reserved.get(self.main, 0)
+        return -(-least // 2**20) * 2**20
 
     def roomy(self, known: Correction) -> Plan:
         """The plan; where activations do not fit beside weights on their way, the fastest of several.
 
-        Where they do and yet nothing is found, light modules may leave.
+        Where they do and yet nothing is found, all weights may come in their calls, or light modules leave.
         """
         spots = self._spots(known)
-        brought = [Relief(spots=spots)] if spots else []
+        reliefs = [_NO_RELIEF, Relief(spots=spots or tuple(loads_of(self._graph))), Relief(light=True)]
+        if spots is None:
+            del reliefs[1]  # they would not fit either
         found: list[Plan] = []
         first: Infeasible | None = None
-        for relief in (_NO_RELIEF, *brought, Relief(light=True)):
-            if found and spots == ():
-                break
+        for relief in reliefs:
             try:
                 found.append(self.plan(known, relief))
             except Infeasible as error:
                 first = first or error
                 log.info("%s", error)
+            if found and relief == _NO_RELIEF and spots == ():
+                break
         if not found:
             assert first is not None
             raise first
@@ -215,10 +255,9 @@ class Course:
         for largest in sorted({0, *size.values()}, reverse=True):
             spots = tuple(module for module in size if size[module] > largest)
             brought = on_the_spot(problem, self.main, spots)
-            free = brought.graph.is_parameter & brought.allowed[:, names.index(STORE)]
-            away = np.where(free, names.index(STORE), names.index(self.main))
             # Of the host's memory nothing is said: where it is too small for all weights, some stay on the main device.
-            needed = simulate(brought, brought.placement(away, prefetch_bytes=largest)).peak_memory
+            away = brought.placement(self._all_away(brought), prefetch_bytes=largest)
+            needed = simulate(brought, away).peak_memory
             if needed[names.index(self.main)] <= problem.cluster.memory[names.index(self.main)]:
                 return spots
         return None

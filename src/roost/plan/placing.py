@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.problem import Problem
 from roost.core.units import parse_bytes
-from roost.errors import InputError, UnknownName
+from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Placer
 from roost.plan.clusters import cluster_of, main_of, with_less
 from roost.plan.course import Course
@@ -66,6 +68,7 @@ def place(
     """
     import torch
 
+    from roost.frontends._hooked import refuse_dispatched
     from roost.frontends.torch import step_of
     from roost.runtime.modules import is_placed
 
@@ -74,6 +77,7 @@ def place(
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     if is_placed(model):
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
+    refuse_dispatched(model)
     if measure not in (None, True, False):
         raise InputError(f"measure is {measure!r}; it must be True, False or None")
     if not isinstance(costs, Costs) and costs not in ("profiled", "estimated"):
@@ -87,23 +91,30 @@ def place(
     if kv_tokens:  # before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a time
         own = [sum(one.nbytes for one in module.parameters(recurse=False)) for module in model.modules()]
         room[main] += max(own, default=0)
-    with_less(where, room)  # or it is known already that nothing fits
+    few, capped = max(_FEW, 2 * _rows(example_inputs)), main in (memory or {})
+
+    def course(found: Costs, spaces: Array | None) -> Course:
+        return Course(
+            model, example_inputs, step, spaces, where, capped, main, room, found, exact, few,
+            placer, seconds, trials, seed, on_trial,
+        )  # fmt: skip
+
+    try:
+        with_less(where, room)
+    except Infeasible as error:  # it is known already that nothing fits
+        nothing = Costs(np.zeros((step.graph.num_ops, where.num_devices)))
+        raise course(nothing, None).with_what_is_enough(error) if error.device == main else error from None
     found = _costs(step, where, main, costs, progress)
     Problem(step.graph, where, found)  # which checks costs that were given
     here = cluster is None and costs == "profiled"
-    spaces = _spaces(step, main) if here else None
-    capped, few = main in (memory or {}), max(_FEW, 2 * _rows(example_inputs))
-    course = Course(
-        model, example_inputs, step, spaces, where, capped, main, room, found, exact, few,
-        placer, seconds, trials, seed, on_trial,
-    )  # fmt: skip
+    search = course(found, _spaces(step, main) if here else None)
     log.info("searching for a placement of %d ops", step.graph.num_ops)
-    plan, known = course.fitting(tries=here if measure is None else measure)
+    plan, known = search.fitting(tries=here if measure is None else measure)
     # What fits only where less is left free than by rule is to be tried, wherever it runs.
     alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
     if measure is False or (measure is None and (not here or alone)):
         return plan
-    return tuned(course, plan, known, lambda plan: _tried(model, plan))
+    return tuned(search, plan, known, lambda plan: _tried(model, plan))
 
 
 def _costs(

@@ -90,6 +90,10 @@ class Plan:
         """The nearest that accelerate can express, and what that costs: it streams nothing ahead."""
         from roost.report.exports import device_map
 
+        if model is not None:
+            from roost.runtime.modules import check_signature
+
+            check_signature(model, self.modules)
         problem, placement = self.on_real_devices()
         return device_map(model, problem, placement)
 

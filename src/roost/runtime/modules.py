@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
+from roost.frontends._hooked import refuse_dispatched
 from roost.runtime.aside import Aside, Spent
 from roost.runtime.moves import given_back, lent, mapped, moved, pin, place_of, unpin
 from roost.runtime.ring import Load, Ring, alike
@@ -88,7 +89,7 @@ def placed(model: nn.Module) -> Placed:
 
 def apply(model: nn.Module, placement: ModulePlacement) -> nn.Module:
     """Place a model: the same object, ready to be called."""
-    _check(model, placement)
+    check(model, placement)
     Placed(model, placement)
     return model
 
@@ -377,19 +378,22 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(each)
 
 
-def _check(model: nn.Module, placement: ModulePlacement) -> None:
+def check_signature(model: nn.Module, placement: ModulePlacement) -> None:
+    """Refuse a model that the placement is not for."""
+    if placement.model and placement.model != signature(model):
+        odd = sorted(set(placement.home) - set(named_tensors(model)))
+        said = f", which has no {odd[0]!r}" if odd else ""
+        raise InputError(f"the plan is for model {placement.model}, this model is {signature(model)}{said}")
+
+
+def check(model: nn.Module, placement: ModulePlacement) -> None:
     """Refuse what cannot be placed, before anything is moved."""
     if not isinstance(model, nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     forwards = (module.__dict__.get("forward") for module in model.modules())
     if any(is_placed(module) for module in model.modules()) or any(isinstance(f, _Wrapped) for f in forwards):
         raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
-    for name, module in model.named_modules():
-        if hasattr(module, "_hf_hook") or hasattr(module, "hf_device_map"):
-            raise InputError(
-                f"module {name or type(model).__name__!r} was dispatched by accelerate; take that off first with "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it without a device_map"
-            )
+    refuse_dispatched(model)
     tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():
         if tensor.is_meta:
@@ -407,10 +411,7 @@ def _check(model: nn.Module, placement: ModulePlacement) -> None:
         around = next((top for top in placement.runs_on if module == top or module.startswith(f"{top}.")), None)
         if around is not None:
             raise InputError(f"module {module!r} is inside {around!r}, which runs elsewhere; it cannot be streamed to")
-    if placement.model and placement.model != signature(model):
-        odd = sorted(set(placement.home) - set(tensors))
-        said = f", which has no {odd[0]!r}" if odd else ""
-        raise InputError(f"the plan is for model {placement.model}, this model is {signature(model)}{said}")
+    check_signature(model, placement)
     for name in placement.home:
         if name not in tensors:
             raise UnknownName("parameter or buffer of the model", name, tensors)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.errors import InputError
 from roost.runtime._differences import EAGER, TOLERANCES, Notes, Verification
-from roost.runtime.modules import ModulePlacement, apply, is_placed, named_tensors, remove
+from roost.runtime.modules import ModulePlacement, apply, check, is_placed, named_tensors, remove
 
 # Rounding in 16 bits grows with depth where devices sum in different orders: 0.035 was seen after 32 layers.
 _DEEP = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -35,6 +35,7 @@ def verify_modules(
     args, kwargs = call_of(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")
+    check(model, placement)  # before it is called: another model would fail with an error of its own
     with buffers_kept(model) as before:
         return _verified(model, placement, args, kwargs, before, steps, tolerance)
 
