@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roost.core.graph import Graph
     from roost.core.problem import Problem
     from roost.frontends.torch import Described
+    from roost.plan.plan import Plan
 
 ModelOrGraph = Annotated[
     str,
@@ -48,7 +49,7 @@ Placed = Annotated[
         "--placement",
         metavar="FILE",
         help="The placement.json, or the folder that roost place -o wrote; without --on and --costs the problem that "
-        "it wrote beside it is taken.",
+        "it wrote beside it is taken. To verify and export also a plan.json.",
     ),
 ]
 Train = Annotated[bool, typer.Option("--train", help="A whole training step of the model instead of inference.")]
@@ -275,6 +276,22 @@ def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path
     if on is None and costs is None and beside.is_file():
         costs = beside
     return placement / PLACEMENT if inside else placement, costs
+
+
+def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
+    """The plan in a file, where it is one; it brings its problem."""
+    from roost.core import formats
+    from roost.plan import files  # noqa: F401  it tells what is read
+    from roost.plan.plan import Plan
+
+    if not placement.is_file():
+        return None
+    found = formats.load(placement)
+    if not isinstance(found, Plan):
+        return None
+    if on is not None or costs is not None:
+        raise InputError(f"{placement}: is a plan, with a cluster and costs of its own; leave out --on and --costs")
+    return found
 
 
 def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:

@@ -37,6 +37,8 @@ def ready(
 
     if path is None:
         raise InputError("--placement is missing; name the placement.json to run")
+    if _problem.plan_in(path, None, None) is not None:
+        raise InputError(f"{path}: is a plan, for a model as it is written; in Python plan.apply(model) runs it")
     path, costs = _problem.placed_in(path, on, costs)
     _problem.check_cluster(chosen.source, on, costs)
     placement = formats.load_as(Placement, path)
@@ -45,7 +47,7 @@ def ready(
     elif costs is not None:
         verification.check_devices(formats.load_as(Problem, costs).cluster)
     with _console.working(f"building {chosen.source}"):
-        _check_size(chosen, copies)
+        check_size(chosen, copies)
         built = _built.build(chosen, "cpu", seed)
         verification.check_weights(built.module)
     with _console.working(f"capturing {chosen.source}"):
@@ -59,7 +61,7 @@ def ready(
     return Ready(built, step, problem, placement)
 
 
-def _check_size(chosen: _problem.Model, copies: int) -> None:
+def check_size(chosen: _problem.Model, copies: int) -> None:
     """Refuse what this machine has no room for, before it is built. A callable decides by itself."""
     import os
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from roost.core.placement import Placement
     from roost.core.problem import Problem
+    from roost.plan.plan import Plan
 
 Format = Literal["device_map", "split_spec", "llama_cpp"]
 
@@ -47,7 +48,7 @@ def export(
     reason. Given a model rather than a graph, the export also knows modules that the step does not use.
     """
     if placement is None:
-        raise InputError("--placement is missing; name the placement.json to export")
+        raise InputError("--placement is missing; name the placement.json or plan.json to export")
     if form is None:
         raise InputError("--format is missing; give device_map, split_spec or llama_cpp")
     from roost.core import files, formats
@@ -55,18 +56,23 @@ def export(
 
     if output is not None:
         files.check_writable(output)
-    placement, found_with = _problem.placed_in(placement, on, costs)
-    if not _problem.is_our_file(model_or_graph):
-        costs = found_with
-    problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
-    loaded = formats.load_as(Placement, placement)
-    try:
-        loaded = problem.check(loaded)
-    except InputError as error:
-        error.args = (f"{placement}: {error}",)
-        raise
+    plan = _problem.plan_in(placement, on, costs)
+    if plan is not None:
+        problem, loaded = plan.on_real_devices()
+        module = _planned(plan, model_or_graph, train, optimizer, setting, shape)
+    else:
+        placement, found_with = _problem.placed_in(placement, on, costs)
+        if not _problem.is_our_file(model_or_graph):
+            costs = found_with
+        problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+        loaded, module = formats.load_as(Placement, placement), _module(model)
+        try:
+            loaded = problem.check(loaded)
+        except InputError as error:
+            error.args = (f"{placement}: {error}",)
+            raise
     with _console.working("exporting", _search.COMPILING):
-        found, facts = _exported(form, _module(model), problem, loaded)
+        found, facts = _exported(form, module, problem, loaded)
     if output is not None:
         found.save(output)
         _console.note(f"wrote {output}")
@@ -75,6 +81,20 @@ def export(
     elif output is None:
         typer.echo(found.text(), nl=False)
     _console.note(str(found))
+
+
+def _planned(
+    plan: Plan, source: str, train: bool, optimizer: str | None, setting: list[str] | None, shape: list[str] | None
+) -> nn.Module | None:
+    """The model that a plan is for; None where it is not one of PyTorch."""
+    from roost.runtime.modules import check_signature
+
+    if _problem.is_our_file(source):
+        raise InputError(f"{source}: is a file of a graph, and a plan is for a model; name that")
+    module = _module(_problem.Model.of(source, train, optimizer, setting, shape))
+    if module is not None:
+        check_signature(module, plan.modules)
+    return module
 
 
 def _module(model: _problem.Model | None) -> nn.Module | None:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _problem, _ready
+from roost.cli import _built, _console, _problem, _ready
 from roost.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from roost.plan.plan import Plan
     from roost.runtime.verify import Verification
 
 
@@ -40,14 +41,20 @@ def verify(
 
     Compares outputs, loss, gradients, a step of the optimizer, buffers and tied weights. The devices of the cluster
     must be on this machine: cpu, cpu:N, cuda:N. The exit code is 4 where something differs, with the first such op.
+    The placement may be a plan.json too; then outputs, buffers and tied weights are compared.
     """
     if placement is None:
-        raise InputError("--placement is missing; name the placement.json to verify")
+        raise InputError("--placement is missing; name the placement.json or plan.json to verify")
     if tolerance is not None and not tolerance >= 0:
         raise InputError(f"--tolerance is {tolerance:g}; it must be 0 or more")
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
     chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    if (plan := _problem.plan_in(placement, on, costs)) is not None:
+        found = _plan_verified(plan, chosen, steps, seed, tolerance)
+        _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
+        found.check()
+        return
     ready = _ready.ready(chosen, on, placement, costs, seed, copies=9 if chosen.train else 3)
     found = _verified(ready, steps, seed, tolerance)
     _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
@@ -68,6 +75,20 @@ def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | Non
             seed=seed,
             tolerance=tolerance,
         )
+
+
+def _plan_verified(plan: Plan, chosen: _problem.Model, steps: int, seed: int, tolerance: float | None) -> Verification:
+    from roost.runtime import verify as verification
+    from roost.runtime.verify_modules import verify_modules
+
+    if chosen.train:
+        raise InputError("a plan is for inference; leave out --train")
+    with _console.working(f"building {chosen.source}"):
+        _ready.check_size(chosen, 2)
+        built = _built.build(chosen, "cpu", seed)
+        verification.check_weights(built.module)
+    with _console.working("running it placed and unplaced"):
+        return verify_modules(built.module, plan.modules, built.inputs, steps=steps, tolerance=tolerance)
 
 
 def _facts(found: Verification) -> dict[str, Any]:
