@@ -44,7 +44,7 @@ class Asked:
     def __call__(self, placements):
         return self.source.trials(placements)
 
-    def round(self, run):
+    def round(self, run, what=""):
         done = run()
         self.spent += done.simulations
         return done.state

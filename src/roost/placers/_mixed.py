@@ -74,7 +74,7 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     walk = _Walk(problem, start, parts, (main, store, host))
     # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
     rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
-    state = evaluate.round(lambda: _walked(walk, excess, rng, evaluate.simulations_left))
+    state = evaluate.round(lambda: _walked(walk, excess, rng, evaluate.simulations_left), "walks")
     rows = zip(state["devices"], state["windows"].tolist(), strict=True)
     return [whole, *evaluate([walk.as_placement(np.array(device), window) for device, window in rows])]
 
