@@ -20,6 +20,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate, Round
+from roost.placers._units import Units
 from roost.simulator.compiled import Simulator
 
 _WORTH = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the time it takes to bring a weight: what it is worth to have it there
@@ -50,6 +51,7 @@ class _Part:
     weights: list[int]
     size: int  # bytes of weights
     movable: bool  # whether the host may run it
+    home: int  # device that its weights are streamed from
 
 
 def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
@@ -61,10 +63,13 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     if not hosts or not mains or graph.phase.max() > FORWARD or not graph.is_parameter.any():
         return []
     host, main = max(hosts, key=lambda d: int(cluster.memory[d])), max(mains, key=lambda d: int(cluster.memory[d]))
-    store = kinds.index(MEMORY) if MEMORY in kinds else host
-    somewhere = np.where(problem.allowed[:, host], host, problem.allowed.argmax(axis=1))
-    start = np.where(problem.allowed[:, main], main, somewhere).astype(np.int32)
-    parts = _parts(problem, start, main, host)
+    stores = [number for number, kind in enumerate(kinds) if kind == MEMORY] or [host]
+    store = max(stores, key=lambda d: int(cluster.memory[d]))
+    units = Units.of(problem, "nothing")
+    allowed = units.allowed[units.unit]  # [ops, devices] of a group where all of it may be
+    somewhere = np.where(allowed[:, host], host, allowed.argmax(axis=1))
+    start = np.where(allowed[:, main], main, somewhere).astype(np.int32)
+    parts = _parts(problem, start, (main, store, host))
     if not parts:
         return []
     whole = evaluate([problem.placement(start)])[0]
@@ -140,9 +145,9 @@ def _settings(problem: Problem, parts: list[_Part], memory: int) -> list[_Settin
     return [_Setting(0, 1.0), *(_Setting(window, worth) for window in wanted for worth in (None, *_WORTH))]
 
 
-def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
-    """In program order. Weights in a group with ops go with these; others are free."""
-    graph = problem.graph
+def _parts(problem: Problem, start: Array, devices: tuple[int, int, int]) -> list[_Part]:
+    """In program order. Weights in a group with ops go with these; others are free, but for where they may be."""
+    (main, store, host), graph = devices, problem.graph
     consumers = graph.consumer_lists()
     members: dict[int, list[int]] = {}
     for op, group in enumerate(graph.group.tolist()):
@@ -160,7 +165,13 @@ def _parts(problem: Problem, start: Array, main: int, host: int) -> list[_Part]:
             weights.setdefault(heads.pop(), []).append(weight)
     sizes = {head: int(graph.output_bytes[own].sum()) for head, own in weights.items()}
     return [
-        _Part(ops[head], weights[head], sizes[head], bool(problem.allowed[ops[head], host].all()))
+        _Part(
+            ops[head],
+            weights[head],
+            sizes[head],
+            movable=bool(problem.allowed[ops[head], host].all()),
+            home=store if problem.allowed[weights[head], store].all() else host,
+        )
         for head in sorted(weights, key=lambda head: min(op for op in ops[head] if not graph.is_parameter[op]))
         if start[ops[head]].max() == start[ops[head]].min() == main and sizes[head]
     ]
@@ -172,10 +183,10 @@ class _Walk:
     def __init__(self, problem: Problem, start: Array, parts: list[_Part], devices: tuple[int, int, int]) -> None:
         """`devices`: the main one, where weights are streamed from, and where they are used in place."""
         self.problem, self.start, self.parts, self.devices = problem, start, parts, devices
-        (main, store, host), graph, cluster = devices, problem.graph, problem.cluster
+        (main, _, host), graph, cluster = devices, problem.graph, problem.cluster
         self.size = np.array([part.size for part in parts])  # [parts] bytes
         self.largest = np.array([graph.output_bytes[part.weights].max() for part in parts])  # [parts] bytes
-        self.bring = self.size * float(cluster.seconds_per_byte[store, main])  # [parts] seconds
+        self.bring = self.size * cluster.seconds_per_byte[[part.home for part in parts], main]  # [parts] seconds
         hop = float(cluster.sent_latency[main, host] + cluster.sent_latency[host, main])
         seconds = [float(problem.op_time[part.ops, host].sum()) + hop for part in parts]
         self.on_host = np.where([part.movable for part in parts], seconds, np.inf)  # [parts]
@@ -198,7 +209,7 @@ class _Walk:
             if away[number] and (computed < streamed or not brought[number]):
                 device[part.weights], device[part.ops], passed = host, host, takes
             elif away[number]:
-                device[part.weights] = store
+                device[part.weights] = part.home
                 ahead = max(0.0, ahead - bring)
             ahead = min(most, ahead + passed)
         return self.as_placement(device, window)
@@ -211,7 +222,8 @@ class _Walk:
     def _away(self, less: int, setting: _Setting, on_host: Array, rng: np.random.Generator) -> Array:  # [parts] bool
         """Parts of so many bytes in all: what the host does fastest for its size, about evenly over what is alike."""
         possible = np.isfinite(on_host) | (self.largest <= setting.window)
-        pace = np.round(np.log10(on_host / self.size), 1)  # what can only be brought comes last
+        # What takes no time comes first, what can only be brought last.
+        pace = np.round(np.log10(np.maximum(on_host / self.size, np.finfo(np.float64).tiny)), 1)
         shift = setting.shift * self.size.max() + setting.uneven * self.size * rng.standard_normal(len(self.parts))
         away, need = np.zeros(len(self.parts), dtype=bool), less
         for one in np.unique(pace[possible]).tolist():
