@@ -35,11 +35,17 @@ def chain(room, host_seconds, store=False, phase="forward"):
 class Asked:
     """An evaluate that simulates."""
 
-    def __init__(self, problem, simulations_left=np.inf, seed=0):
+    def __init__(self, problem, simulations_left=np.inf, seed=0, seconds=np.inf):
         from roost.search.local import Simulating
 
         self.source, self.simulations_left, self.spent = Simulating(problem, workers=1), simulations_left, 0
+        self.seconds = seconds
         self.rng = np.random.default_rng(seed)
+
+    @property
+    def seconds_left(self):
+        self.seconds -= 1  # for every look at the clock
+        return self.seconds
 
     def __call__(self, placements):
         return self.source.trials(placements)
@@ -117,6 +123,13 @@ def test_no_more_simulations_are_spent_than_are_left(left):
     asked = Asked(problem := uneven(), left)
     assert mixed(problem, asked)
     assert 0 < asked.spent <= left
+
+
+def test_where_seconds_are_short_others_have_their_turn():
+    asked = Asked(problem := uneven(), seconds=40.0)
+    assert mixed(problem, asked)
+    assert 0 < asked.spent < 40
+    assert asked.seconds > 0
 
 
 def test_auto_begins_with_it():

@@ -29,7 +29,8 @@ _WEIGHTS = (1, 1.5, 2, 2.5, 3, 4)  # and as many of the largest weight, and of t
 _MOST_WINDOW = 0.75  # of the memory
 _RETRIES = 3
 _DRAWN, _OPS = 1000, 2_000_000  # walks with settings by chance, at most, and ops in all of them
-_SHARE = 0.2  # of the simulations that are left, at most
+_SHARE = 0.2  # of the simulations and of the seconds that are left, at most
+_FIRST_SHARE = 0.5  # of the seconds, for walks with settings of all kinds
 _KEPT = 8  # walks that become trials
 
 
@@ -79,14 +80,17 @@ def mixed(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     walk = _Walk(problem, start, parts, (main, store, host))
     # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
     rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
-    state = evaluate.round(lambda: _walked(walk, excess, rng, evaluate.simulations_left), "walks")
+    state = evaluate.round(lambda: _walked(walk, excess, rng, evaluate), "walks")
     rows = zip(state["devices"], state["windows"].tolist(), strict=True)
     return [whole, *evaluate([walk.as_placement(np.array(device), window) for device, window in rows])]
 
 
-def _walked(walk: _Walk, excess: int, rng: np.random.Generator, most_simulations: float) -> Round:
-    """The best of walks with settings of all kinds, then with some by chance, half of these near the best so far."""
-    problem, main = walk.problem, walk.devices[0]
+def _walked(walk: _Walk, excess: int, rng: np.random.Generator, evaluate: Evaluate) -> Round:
+    """The best of walks with settings of all kinds, then with some by chance, half of these near the best so far.
+
+    Fewer where seconds are short: others are to have their turn.
+    """
+    problem, main, most_simulations = walk.problem, walk.devices[0], evaluate.simulations_left
     memory, simulator = int(problem.cluster.memory[main]), Simulator.of(problem)
     found: list[tuple[int, float, int, _Setting, Placement]] = []  # bytes that are missing, step time, and which
 
@@ -102,11 +106,17 @@ def _walked(walk: _Walk, excess: int, rng: np.random.Generator, most_simulations
             less += int(missing[main])
 
     settings = _settings(problem, walk.parts, memory)
+    until = (1 - _FIRST_SHARE) * evaluate.seconds_left
     for setting in settings:
         tried(setting)
+        if evaluate.seconds_left < until:
+            break
     windows = sorted({setting.window for setting in settings})
     drawn = int(min(_DRAWN, _OPS // problem.graph.num_ops, _SHARE * max(0.0, most_simulations - len(found))))
+    until = (1 - _SHARE) * evaluate.seconds_left
     for number in range(drawn):
+        if evaluate.seconds_left < until:
+            break
         tried(_near(min(found)[3], rng) if number >= drawn // 2 else _by_chance(windows, rng))
     chosen: dict[str, Placement] = {}
     for *_, placement in sorted(found):
