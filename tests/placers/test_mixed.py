@@ -132,6 +132,24 @@ def test_where_seconds_are_short_others_have_their_turn():
     assert asked.seconds > 0
 
 
+def test_small_weights_are_streamed_where_large_ones_would_be_waited_for():
+    """A small weight comes while two layers run; for a large one, ten have to be done before it is missed."""
+    builder, last = GraphBuilder(), []
+    for number in range(60):
+        for name, size in (("small", SIZE), ("large", 6 * SIZE)):
+            builder.parameter(f"{name}{number}", size)
+            last = [builder.add(f"{name}_op{number}", inputs=[*last, f"{name}{number}"], output_bytes=1)]
+    graph = builder.freeze()
+    room = int(0.9 * graph.output_bytes[graph.is_parameter].sum())
+    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", room))
+    links = (Link("cpu", "gpu", SIZE), Link("gpu", "cpu", 1e9, both_ways=False))
+    seconds = np.where(graph.is_parameter[:, None], 0.0, np.array([[100.0, 0.5]]))
+    found = best(Problem(graph, Cluster("small", devices, links), Costs(seconds)))
+    away = np.flatnonzero(graph.is_parameter & (found.placement.device == 0))
+    assert set(graph.output_bytes[away].tolist()) == {SIZE}
+    assert found.step_time < 61.5  # 60 s are computed
+
+
 def test_auto_begins_with_it():
     problem = chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=True)
     assert search(problem, "auto", trials=2000, seed=0).best.step_time <= best(problem).step_time

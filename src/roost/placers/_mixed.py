@@ -9,6 +9,7 @@ found by trying: a walk takes as long as a simulation, and chance finds better p
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,10 +28,12 @@ _WORTH = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the time it takes to bring a weight: wh
 _WINDOW = (0.02, 0.04, 0.08, 0.16)  # of the memory
 _WEIGHTS = (1, 1.5, 2, 2.5, 3, 4)  # and as many of the largest weight, and of the size that most bytes are in
 _MOST_WINDOW = 0.75  # of the memory
+_SIZES = 3  # of weights, beside the largest, up to which weights are streamed
 _RETRIES = 3
 _DRAWN, _OPS = 1000, 2_000_000  # walks with settings by chance, at most, and ops in all of them
 _SHARE = 0.2  # of the simulations and of the seconds that are left, at most
 _FIRST_SHARE = 0.5  # of the seconds, for walks with settings of all kinds
+_ALIKE = 0.3  # of those by chance, where parts are away whatever the host would take for them
 _KEPT = 8  # walks that become trials
 
 
@@ -42,6 +45,8 @@ class _Setting:
     worth: float | None  # of being ahead; None: the host computes nothing
     shift: float = 0.0  # parts are away so much earlier or later than evenly, in sizes of the largest part
     uneven: float = 0.0  # and by chance, in sizes of their own
+    alike: bool = False  # whatever the host would take for a part, it may be away as well as any other
+    most: int = 2**62  # bytes of a weight that is streamed: many small ones wait less for each other than a few large
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,7 @@ def _by_chance(windows: list[int], rng: np.random.Generator) -> _Setting:
         float(rng.uniform(0, 1.1)),
         float(rng.uniform(-1, 1)),
         float(rng.choice([0.0, 0.3, 1.0])),
+        alike=bool(rng.random() < _ALIKE),
     )
 
 
@@ -147,12 +153,18 @@ def _near(best: _Setting, rng: np.random.Generator) -> _Setting:
 
 def _settings(problem: Problem, parts: list[_Part], memory: int) -> list[_Setting]:
     """Windows from small to large, each with what being ahead may be worth."""
-    sizes = [int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights]
-    common = max(set(sizes), key=lambda size: (size * sizes.count(size), size))
+    counted = Counter(int(problem.graph.output_bytes[weight]) for part in parts for weight in part.weights)
+    sizes = sorted(counted, key=lambda size: (size * counted[size], size))  # that in which most bytes are comes last
+    common, largest = sizes[-1], max(sizes)
+    smaller = [size for size in sizes if size < largest][-_SIZES:]
     windows = {int(share * memory) for share in _WINDOW}
-    windows |= {int(count * size) for count in _WEIGHTS for size in (common, max(sizes))}
+    windows |= {int(count * size) for count in _WEIGHTS for size in (common, largest)}
     wanted = sorted(window for window in windows if window <= _MOST_WINDOW * memory)
-    return [_Setting(0, 1.0), *(_Setting(window, worth) for window in wanted for worth in (None, *_WORTH))]
+    found = [_Setting(0, 1.0)]
+    for window in wanted:
+        found += [_Setting(window, worth) for worth in (None, *_WORTH)]
+        found += [_Setting(window, None, most=size) for size in smaller if size <= window]
+    return found
 
 
 def _parts(problem: Problem, start: Array, devices: tuple[int, int, int]) -> list[_Part]:
@@ -209,7 +221,7 @@ class _Walk:
         main, store, host = self.devices
         window, value = setting.window, setting.worth or 0.0
         on_host = np.full(len(self.parts), np.inf) if setting.worth is None else self.on_host
-        away, brought = self._away(less, setting, on_host, rng), self.largest <= window
+        away, brought = self._away(less, setting, on_host, rng), self.largest <= min(window, setting.most)
         most = window * float(self.problem.cluster.seconds_per_byte[store, main])
         device, ahead = self.start.copy(), 0.0  # seconds that the link has worked ahead, at most as the window allows
         for number, part in enumerate(self.parts):
@@ -231,9 +243,10 @@ class _Walk:
 
     def _away(self, less: int, setting: _Setting, on_host: Array, rng: np.random.Generator) -> Array:  # [parts] bool
         """Parts of so many bytes in all: what the host does fastest for its size, about evenly over what is alike."""
-        possible = np.isfinite(on_host) | (self.largest <= setting.window)
+        possible = np.isfinite(on_host) | (self.largest <= min(setting.window, setting.most))
         # What takes no time comes first, what can only be brought last.
         pace = np.round(np.log10(np.maximum(on_host / self.size, np.finfo(np.float64).tiny)), 1)
+        pace = np.zeros_like(pace) if setting.alike else pace
         shift = setting.shift * self.size.max() + setting.uneven * self.size * rng.standard_normal(len(self.parts))
         away, need = np.zeros(len(self.parts), dtype=bool), less
         for one in np.unique(pace[possible]).tolist():
