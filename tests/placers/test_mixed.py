@@ -35,16 +35,22 @@ def chain(room, host_seconds, store=False, phase="forward"):
 class Asked:
     """An evaluate that simulates."""
 
-    def __init__(self, problem, simulations_left=np.inf, seed=0):
+    def __init__(self, problem, simulations_left=np.inf, seed=0, seconds=np.inf):
         from roost.search.local import Simulating
 
         self.source, self.simulations_left, self.spent = Simulating(problem, workers=1), simulations_left, 0
+        self.seconds = seconds
         self.rng = np.random.default_rng(seed)
+
+    @property
+    def seconds_left(self):
+        self.seconds -= 1  # for every look at the clock
+        return self.seconds
 
     def __call__(self, placements):
         return self.source.trials(placements)
 
-    def round(self, run):
+    def round(self, run, what=""):
         done = run()
         self.spent += done.simulations
         return done.state
@@ -119,6 +125,72 @@ def test_no_more_simulations_are_spent_than_are_left(left):
     assert 0 < asked.spent <= left
 
 
+def test_where_seconds_are_short_others_have_their_turn():
+    asked = Asked(problem := uneven(), seconds=40.0)
+    assert mixed(problem, asked)
+    assert 0 < asked.spent < 40
+    assert asked.seconds > 0
+
+
+def test_small_weights_are_streamed_where_large_ones_would_be_waited_for():
+    """A small weight comes while two layers run; for a large one, ten have to be done before it is missed."""
+    builder, last = GraphBuilder(), []
+    for number in range(60):
+        for name, size in (("small", SIZE), ("large", 6 * SIZE)):
+            builder.parameter(f"{name}{number}", size)
+            last = [builder.add(f"{name}_op{number}", inputs=[*last, f"{name}{number}"], output_bytes=1)]
+    graph = builder.freeze()
+    room = int(0.9 * graph.output_bytes[graph.is_parameter].sum())
+    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", room))
+    links = (Link("cpu", "gpu", SIZE), Link("gpu", "cpu", 1e9, both_ways=False))
+    seconds = np.where(graph.is_parameter[:, None], 0.0, np.array([[100.0, 0.5]]))
+    found = best(Problem(graph, Cluster("small", devices, links), Costs(seconds)))
+    away = np.flatnonzero(graph.is_parameter & (found.placement.device == 0))
+    assert set(graph.output_bytes[away].tolist()) == {SIZE}
+    assert found.step_time < 61.5  # 60 s are computed
+
+
 def test_auto_begins_with_it():
     problem = chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=True)
     assert search(problem, "auto", trials=2000, seed=0).best.step_time <= best(problem).step_time
+
+
+def odd(allowed, group=None, host_seconds=1.5):
+    """As `chain` with a store, with ops and weights that are bound: `allowed` by number and whether it is a weight."""
+    builder, last = GraphBuilder(), []
+    for number in range(COUNT):
+        builder.parameter(f"w{number}", SIZE, allowed=allowed(number, True))
+        bound, more = allowed(number, False), {} if group is None else {"group": f"{number // group}"}
+        last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, allowed=bound, **more)]
+    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", SIZE * COUNT // 2), Device("store", MEMORY, 10**9))
+    links = (Link("cpu", "gpu", SIZE), Link("store", "*", SIZE), Link("store", "cpu", 1.0))
+    graph = builder.freeze()
+    seconds = np.where(graph.is_parameter[:, None], 0.0, np.array([[host_seconds, 0.01, 1e6]]))
+    return Problem(graph, Cluster("small", devices, links), Costs(seconds))
+
+
+def test_a_weight_that_may_not_be_in_the_store_is_streamed_from_the_host():
+    problem = odd(lambda number, weight: ("cpu", "cuda") if weight and number % 2 else (), host_seconds=100.0)
+    device = best(problem).placement.device[0::2]
+    assert set(device[1::2]) == {0, 1}
+    assert set(device[0::2]) == {1, 2}
+
+
+def test_a_group_runs_where_all_of_it_may():
+    problem = odd(lambda number, weight: ("cpu",) if not weight and number % 10 == 1 else (), group=2)
+    device = best(problem).placement.device[1::2]
+    assert (device[0::10] == 0).all()
+    assert (device == 1).any()
+
+
+def test_of_several_stores_the_largest_is_taken():
+    problem = chain(room=SIZE * COUNT // 2, host_seconds=100.0, store=True)
+    devices = (*problem.cluster.devices[:2], Device("none", MEMORY, 0), problem.cluster.devices[2])
+    links = (*problem.cluster.links, Link("none", "*", SIZE))
+    other = Problem(problem.graph, Cluster("more", devices, links), Costs(problem.op_time[:, [0, 1, 2, 2]]))
+    assert best(other).step_time == best(problem).step_time
+
+
+def test_a_host_that_takes_no_time_computes_all_that_must_leave():
+    problem = chain(room=SIZE * COUNT // 2, host_seconds=0.0)
+    assert best(problem).step_time < 1.0

@@ -470,6 +470,26 @@ def test_what_a_placer_does_not_ask_for_again_is_not_lost(tmp_path: Path) -> Non
     assert little.num_trials <= 11
 
 
+def test_a_round_that_was_left_out_does_not_take_the_state_of_another(tmp_path: Path) -> None:
+    """With more to spend a placer may do what it had left out before, and then what the journal has."""
+    problem, path, ran = fork_join(), tmp_path / "trials.jsonl", list[str]()
+    batch = placements(problem, 2)
+
+    def run(problem: Problem, evaluate: Evaluate) -> Placement:
+        def done(what: str) -> Round:
+            ran.append(what)
+            return Round(batch[:1], 5, {what: np.arange(3)})
+
+        for what in ("long", "short", "") if evaluate.simulations_left > 50 else ("short", ""):
+            state = evaluate.round(lambda what=what: done(what), what)  # type: ignore[misc]
+            assert list(state) == [what]
+        return batch[0]
+
+    search(problem, Told(run), trials=20, journal=path, prove=False)
+    search(problem, Told(run), trials=100, journal=path, prove=False)
+    assert ran == ["short", "", "long"]
+
+
 def test_a_search_on_known_ground_writes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     first = write(path)

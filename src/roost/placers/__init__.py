@@ -44,10 +44,11 @@ class Evaluate(Protocol):
     def __call__(self, placements: Sequence[Placement]) -> list[Trial]:
         """Evaluate as many as the budget allows; where that is not all of them, `BudgetSpent` is raised after those."""
 
-    def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
+    def round(self, run: Callable[[], Round], what: str = "") -> Mapping[str, Array]:
         """One round of a compiled loop: its simulations are counted, its placements become trials; gives its state.
 
-        A search that goes on from a journal does not run a round again that the journal has.
+        A search that goes on from a journal does not run a round again that the journal has. `what` tells rounds apart
+        that have states of different kinds: with another budget a placer may leave some out.
         """
 
     def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluate:

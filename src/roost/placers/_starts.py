@@ -55,7 +55,9 @@ def whole_groups(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     if not may_group(problem) or evaluate.simulations_left < 2 * _RULES:
         return []
     seed = int(evaluate.rng.integers(2**62))
-    state = evaluate.round(lambda: _grouped_rules(problem, np.random.default_rng(seed), evaluate.simulations_left))
+    state = evaluate.round(
+        lambda: _grouped_rules(problem, np.random.default_rng(seed), evaluate.simulations_left), "groups"
+    )
     return evaluate(_placements(problem, state))
 
 
@@ -70,7 +72,9 @@ def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """Good placements as if parameters weighed nothing; these are then moved to where there is room, and fetched."""
     # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
     seed = int(evaluate.rng.integers(2**62))
-    state = evaluate.round(lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.simulations_left))
+    state = evaluate.round(
+        lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.simulations_left), "weightless"
+    )
     seen = mixed(problem, evaluate)
     for placement in _placements(problem, state):
         seen += offloaded(problem, evaluate, placement)

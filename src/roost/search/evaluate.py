@@ -248,9 +248,9 @@ class Evaluation:
         search.take(trials, search.count(_digests(trials), len(trials)))
         search.tell(trials)
 
-    def round(self, run: Callable[[], Round]) -> Mapping[str, Array]:
+    def round(self, run: Callable[[], Round], what: str = "") -> Mapping[str, Array]:
         search = self._search
-        known = search.journal.take_round(self._placer) if search.journal is not None else None
+        known = search.journal.take_round(self._placer, what) if search.journal is not None else None
         if known is not None:
             if known.simulations > self.simulations_left or self.trials_left < 1:
                 raise BudgetSpent("the next round of the journal is longer than what is left")
@@ -264,7 +264,7 @@ class Evaluation:
             done = replace(done, placements=self._proposed(done), simulations=_ROUND_REPEATS)
         trials = [replace(t, placer=self._placer) for t in search.source.trials(done.placements)]
         if search.journal is not None:
-            search.journal.add_round(self._placer, done, trials, search.budget.elapsed)
+            search.journal.add_round(self._placer, what, done, trials, search.budget.elapsed)
         search.take(trials, search.count(_digests(trials), done.simulations))
         search.tell(trials)
         return done.state

@@ -99,6 +99,7 @@ class RoundLine(File, tag_field="row", tag="round"):
     state: dict[str, ArrayRow]
     digest: str  # of the state: a loop that goes on from a damaged one would go anywhere
     trials: list[TrialLine]
+    what: str = ""  # of the rounds of this placer
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +128,7 @@ class Journal:
     path: Path
     problem: Problem
     trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
-    rounds: dict[str, deque[RoundLine]] = field(default_factory=dict)  # by placer, likewise
+    rounds: dict[tuple[str, str], deque[RoundLine]] = field(default_factory=dict)  # by placer and what, likewise
     _file: BinaryIO | None = None
     _head: str = ""  # digest
     _lines: list[TrialLine] = field(default_factory=list)  # those it had, in their order
@@ -142,9 +143,9 @@ class Journal:
         line = _take(self.trials, placement.digest)
         return None if line is None else Past([_trial_from(line, placement)], 1, line.elapsed, (line.digest,))
 
-    def take_round(self, placer: str) -> Past | None:
-        """The next round of a placer."""
-        line = _take(self.rounds, placer)
+    def take_round(self, placer: str, what: str = "") -> Past | None:
+        """The next round of a placer that is of this kind."""
+        line = _take(self.rounds, (placer, what))
         if line is None:
             return None
         state = _state_from(self.path, line)
@@ -182,7 +183,7 @@ class Journal:
             lines.append(_trial_line(trial, elapsed, with_placement=better))
         self.write(lines)
 
-    def add_round(self, placer: str, done: Round, trials: Sequence[Trial], elapsed: float) -> None:
+    def add_round(self, placer: str, what: str, done: Round, trials: Sequence[Trial], elapsed: float) -> None:
         """Write a round with its trials, placements and all."""
         state = _state_rows(done.state)
         lines = [_trial_line(trial, elapsed, with_placement=True) for trial in trials]
@@ -193,6 +194,7 @@ class Journal:
             state=state,
             digest=_state_digest(state),
             trials=lines,
+            what=what,
         )
         self.write([line])
 
@@ -261,9 +263,10 @@ class Journal:
 
 
 _Line = TypeVar("_Line")
+_Key = TypeVar("_Key")
 
 
-def _take(lines: dict[str, deque[_Line]], key: str) -> _Line | None:
+def _take(lines: dict[_Key, deque[_Line]], key: _Key) -> _Line | None:
     """The first of the lines with this key, which it then has no more."""
     if key not in lines:
         return None
@@ -346,7 +349,7 @@ def _read(journal: Journal, head: HeadLine) -> None:
         elif isinstance(line, RoundLine):
             for trial in line.trials:
                 _check_trial(journal, trial, number)
-            journal.rounds.setdefault(line.placer, deque()).append(line)
+            journal.rounds.setdefault((line.placer, line.what), deque()).append(line)
         else:
             raise InputError(f"{journal.path}: line {number}: is a second head; mend it, or begin a new file")
     file.truncate(whole)  # only now: the file of something else is left as it is
