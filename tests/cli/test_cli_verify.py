@@ -12,6 +12,14 @@ from roost.cost_models import estimate
 from roost.runtime.optimizers import Optimizer
 
 SMALL = ("--set", "batch=2")
+TOO_LARGE = (
+    "--set",
+    "layers=40",
+    "--set",
+    "hidden=32768",
+    "--set",
+    "intermediate=131072",
+)  # 2 TB, and quickly sketched
 FIGURES = {"peak": {"float32": 1e11}, "memory_bandwidth": 1e10}
 
 
@@ -99,7 +107,7 @@ def test_what_has_to_be_given(refused, folder):
     assert "add --on CLUSTER" in refused("verify", "cifar10_cnn", "--placement", folder / "placement.json")
     where = ("--on", folder / "threads.toml", "--placement", folder / "placement.json")
     assert "cannot be built here" in refused("verify", "model.onnx", *where)
-    assert "llama: has weights of" in refused("verify", "llama", "--set", "layers=9000", *where)
+    assert "llama: has weights of" in refused("verify", "llama", *TOO_LARGE, *where)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -111,7 +111,8 @@ def test_tensors_that_are_plain_attributes():
     assert verify(step, problem, random_placement(problem), model, inputs, steps=2).bitwise
 
 
-@pytest.mark.parametrize("name", zoo.names())
+# Those of thousands of ops are held against eager PyTorch in tests/zoo, and placed against unplaced there too.
+@pytest.mark.parametrize("name", [name for name in zoo.names() if name not in ("inception_v3", "nasnet")])
 def test_models_of_the_zoo(name):
     settings = catalog.find("zoo", name).small()
     torch.manual_seed(0)
