@@ -316,6 +316,14 @@ def test_what_is_missing_is_enough(model, caps, reserve, exact):
     assert roost.place(model, IDS, "h200", memory=caps | {"cuda:0": more}, **given).timeline.feasible
 
 
+def test_on_a_cpu_alone_what_is_missing_is_told_too(model):
+    given = {"costs": "estimated", "trials": 50, "seconds": None}
+    for caps, reserve in (({"cpu:0": "1GiB"}, {"cpu:0": "1000GiB"}), ({"cpu:0": "4MiB"}, {})):
+        with pytest.raises(Infeasible, match=r"; [\d,]+ MiB of 'cpu:0' are enough") as told:
+            roost.place(model, IDS, "cpu", memory=caps, reserve=reserve, **given)
+        assert told.value.missing_bytes > 0
+
+
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):
     problem, placement = plan.on_real_devices()
     assert problem.cluster.device_names == ("cpu:0", "cuda:0")

@@ -202,6 +202,7 @@ class Course:
         names, graph = problem.cluster.device_names, problem.graph
         main, loads = names.index(self.main), loads_of(graph)
         hosts = [one.memory - self.reserved.get(one.name, 0) for one in self.cluster.devices if one.kind == "cpu"]
+        room = max([0, *hosts])
         found = []
         for spots in ((), tuple(loads)):
             brought = on_the_spot(problem, self.main, spots)
@@ -209,8 +210,9 @@ class Course:
             window = 0 if spots else max((int(size[own].sum()) for own in loads.values()), default=0)
             peak = simulate(brought, brought.placement(away, prefetch_bytes=window)).peak_memory[main]
             # What the host has no room for stays; weights are not divided.
-            left = int(size[away != main].sum()) - max(hosts, default=0)
-            found.append(int(peak) + (left + int(size[away != main].max()) if left > 0 else 0))
+            gone = size[away != main]
+            left = int(gone.sum()) - room
+            found.append(int(peak) + (left + int(gone.max()) if left > 0 else 0))
         least = min(found) + self.held(Correction()) + self.reserved.get(self.main, 0)
         return -(-least // 2**20) * 2**20
 
