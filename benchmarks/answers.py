@@ -69,7 +69,9 @@ def answers() -> Iterator[dict[str, Any]]:
 
 def compare(before: Path, after: Path) -> int:
     """Print what differs; 1 where anything does."""
-    left, right = ({key(row): row for row in map(json.loads, path.read_text().splitlines())} for path in (before, after))
+    left, right = (
+        {key(row): row for row in map(json.loads, path.read_text().splitlines())} for path in (before, after)
+    )
     differing = [name for name in left.keys() | right.keys() if left.get(name) != right.get(name)]
     for name in sorted(differing):
         print(f"{name}: {left.get(name)} before, {right.get(name)} after")

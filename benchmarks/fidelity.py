@@ -39,13 +39,13 @@ from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
-from roost.frontends._trace import trace
 from roost.frontends.torch import Described, described
+from roost.frontends.tracing.trace import trace
 from roost.placers.annealing import Annealing
-from roost.runtime.calibrate import calibrated
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.search.bench import cores_of
+from roost.runtime.ops.calibrate import calibrated
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.optimizers import Optimizer
+from roost.search.measured.worker_process import cores_of
 from roost.search.solve import search
 from roost.simulator.reference import simulate
 from roost.testing.runs import any_placement, residents_of, streamed

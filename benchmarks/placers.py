@@ -25,7 +25,7 @@ import numpy as np
 import roost
 from roost.bounds import bound, nothing_fits
 from roost.bounds.exact import solve_exactly
-from roost.placers._population import Heat
+from roost.placers._annealing.population import Heat
 from roost.placers.annealing import Annealing
 from roost.placers.cpsat import Cpsat
 from roost.search.budget import Budget

@@ -19,15 +19,15 @@ from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
-from roost.plan.course import Correction, Relief
+from roost.plan.in_call_copies import loads_of, on_the_spot
+from roost.plan.module_search import Correction, Relief
 from roost.plan.placing import _tried
 from roost.plan.plan import simulated
-from roost.plan.spots import loads_of, on_the_spot
-from roost.plan.tuning import corrected, tuned
-from roost.runtime.modules import ModulePlacement, apply, named_tensors, remove, signature
-from roost.runtime.rounding import by_modules
-from roost.runtime.tried import Tried
-from roost.runtime.verify_modules import verify_modules
+from roost.plan.trial_runs import corrected, tuned
+from roost.runtime.whole.apply import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.whole.rounding import by_modules
+from roost.runtime.whole.trial_run import Tried
+from roost.runtime.whole.verify import verify_modules
 from roost.testing.schemas import published
 
 
@@ -148,14 +148,14 @@ def test_verify_tells_what_differs(model, plan):
     odd = next(iter(here.modules.streamed))
     name = here.modules.streamed[odd][0]
 
-    def wrong(self, placement=None, settle=roost.runtime.modules.Placed._stream):
+    def wrong(self, placement=None, settle=roost.runtime.whole.apply.Placed._stream):
         settle(self)
         for load in self.ring._order:
             if load.name == odd:
                 load.tensors[0] = load.tensors[0] * 3.0  # not what the module has
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roost.runtime.modules.Placed, "_stream", wrong)
+        patch.setattr(roost.runtime.whole.apply.Placed, "_stream", wrong)
         found = here.verify(model)
     assert not found.same
     assert found.first_op == odd
@@ -430,7 +430,7 @@ def course_of(model, cap="112MiB", inputs=IDS, **more):
     """What `place` makes of its arguments, before it searches."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roost.plan.course.Course, "fitting", lambda self, tries: found.append(self) or 1 / 0)
+        patch.setattr(roost.plan.module_search.Course, "fitting", lambda self, tries: found.append(self) or 1 / 0)
         with pytest.raises(ZeroDivisionError):
             planned(model, cap, inputs, **more)
     return found[0]
@@ -485,7 +485,7 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
         tuned(course, first, known, hopeless)
-    monkeypatch.setattr("roost.runtime.tried.tried", raises_out_of_memory)
+    monkeypatch.setattr("roost.runtime.whole.trial_run.tried", raises_out_of_memory)
     with pytest.raises(Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"):
         tuned(course, first, known, lambda plan: _tried(model, plan))
 

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.runtime.graph import GraphRuntime
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import mixed_problem, residents_of
 from roost.zoo._layers import Rotary
 from roost.zoo.llama import Llama

@@ -25,9 +25,9 @@ import fidelity
 import roost
 from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.search.bench import cores_of
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.optimizers import Optimizer
+from roost.search.measured.worker_process import cores_of
 from roost.simulator.reference import simulate
 from roost.testing.runs import any_placement, residents_of, streamed
 

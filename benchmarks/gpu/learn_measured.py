@@ -30,12 +30,12 @@ import roost
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.cost_models.profiled import Profiled
-from roost.placers._network import Network
+from roost.placers._lessons.sequence_learner import Network
 from roost.placers.annealing import Annealing
 from roost.placers.seq2seq import Seq2seq
-from roost.search.measured import Measuring
-from roost.search.model_source import ModelSource
-from roost.search.race import race
+from roost.search.measured.measuring import Measuring
+from roost.search.measured.model_source import ModelSource
+from roost.search.measured.race import race
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
 

@@ -35,11 +35,11 @@ from roost.core.problem import Problem
 from roost.core.timeline import TRANSFER_KINDS
 from roost.core.units import parse_bytes
 from roost.cost_models.profiled import Profiled
-from roost.frontends._trace import trace
 from roost.frontends.torch import Described, described
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.search.bench import cores_of
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.optimizers import Optimizer
+from roost.search.measured.worker_process import cores_of
 from roost.simulator.compiled import simulate
 from roost.testing.runs import residents_of
 from roost.zoo.gpt2 import Gpt2

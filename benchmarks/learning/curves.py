@@ -26,9 +26,9 @@ import numpy as np
 from provenance import measured_with
 
 import roost
-from roost.placers._lesson import HEURISTIC_LOGIT
-from roost.placers._network import Network
-from roost.placers._population import Heat
+from roost.placers._annealing.population import Heat
+from roost.placers._lessons.lesson import HEURISTIC_LOGIT
+from roost.placers._lessons.sequence_learner import Network
 from roost.placers.annealing import Annealing
 from roost.placers.descent import Descent
 from roost.placers.genetic import Genetic

@@ -34,7 +34,7 @@ from provenance import measured_with
 import roost
 from roost import zoo
 from roost.core.problem import Problem
-from roost.placers._lister_rolls import new_tensors
+from roost.placers._lister.rollouts import new_tensors
 from roost.placers.lister import Lister
 from roost.placers.rules import Rules
 from roost.policies.weights import save_weights

@@ -24,7 +24,7 @@ from provenance import measured_with
 
 import roost
 from roost.core.problem import Problem
-from roost.placers._groups import groups_of, merged_units
+from roost.placers._shared.groups import groups_of, merged_units
 from roost.placers.placeto import SETTINGS, Placeto, Settings
 from roost.search.solve import search
 

@@ -20,7 +20,7 @@ from provenance import measured_with
 
 import roost
 from roost.core.problem import Problem
-from roost.placers._placeto_learner import Learner
+from roost.placers._placeto.learner import Learner
 from roost.placers.placeto import SETTINGS, Placeto
 from roost.policies.weights import save_weights
 from roost.search.solve import search

@@ -27,8 +27,8 @@ from provenance import commit, machine
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers._groups import groups_of
-from roost.placers._network import Network
+from roost.placers._lessons.sequence_learner import Network
+from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister
 from roost.placers.placeto import SETTINGS, Placeto
 from roost.placers.post import Post

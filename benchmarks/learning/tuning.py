@@ -22,7 +22,7 @@ from typing import Any
 from curves import CLUSTERS, MODELS, problem_of
 from provenance import measured_with, told
 
-from roost.placers._network import Network
+from roost.placers._lessons.sequence_learner import Network
 from roost.placers.post import Post
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 
 from roost.core.problem import Problem
-from roost.placers._annealer import Annealer
-from roost.placers._orders import placement_of
-from roost.placers._units import Units
-from roost.placers.kernels.annealing import STAY, _draft, _settle
-from roost.placers.kernels.proposals import even_odds
+from roost.placers._annealing.annealer import Annealer
+from roost.placers._annealing.proposals import even_odds
+from roost.placers._annealing.sixteen_moves import STAY, _draft, _settle
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.testing.problems import scattered, training_like
 

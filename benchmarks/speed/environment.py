@@ -16,7 +16,7 @@ import numpy as np
 from roost.core.problem import Problem
 from roost.environments.placement import PlacementEnvironment
 from roost.environments.vector import VectorEnvironment
-from roost.placers._groups import groups_of
+from roost.placers._shared.groups import groups_of
 from roost.simulator.compiled import Simulator
 from roost.testing.problems import training_like
 

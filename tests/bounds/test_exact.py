@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roost.bounds import exact
-from roost.bounds._alike import alike
+from roost.bounds.alike import alike
 from roost.bounds.exact import solve_exactly
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import GraphBuilder

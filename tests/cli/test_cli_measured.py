@@ -16,9 +16,9 @@ import pytest
 
 import roost as library
 from roost.core.cluster import Cluster, Device, Link
-from roost.search import race as races
-from roost.search.stand import Stand
-from roost.search.worker import descendants
+from roost.search.measured.candidates import Stand
+from roost.search.measured.measuring import race as races
+from roost.search.measured.worker import descendants
 
 MODEL = ["rnnlm", *(f"--set={each}" for each in ("layers=1", "hidden=8", "vocab=20", "length=2", "batch=2"))]
 

@@ -9,8 +9,8 @@ import pytest
 
 import roost as package
 from roost import load
-from roost.presets import _machine
-from roost.presets import probe as probing
+from roost.presets import machine
+from roost.presets import probe
 
 SMALL = ("--set", "batch=1", "--set", "length=4", "--set", "layers=1", "--set", "hidden=16", "--set", "heads=2")
 
@@ -19,7 +19,7 @@ SMALL = ("--set", "batch=1", "--set", "length=4", "--set", "layers=1", "--set", 
 def _quick(tmp_path, monkeypatch):
     """A folder of its own, and figures that take no time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(_machine, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
     figures = {"peak": {"float32": 1e11, "bfloat16": 2e11}, "memory_bandwidth": 1e10, "launch_overhead": 2e-6}
 
     def measured(virtual: int) -> dict:
@@ -27,7 +27,7 @@ def _quick(tmp_path, monkeypatch):
         links = [["*", "*", 5e9, 2e-5, "copied by a thread", 0.0, 0.0, 0.0, 0.0]] if virtual > 1 else []
         return {"devices": dict.fromkeys(names, figures), "links": links}
 
-    monkeypatch.setattr(probing, "measured", measured)
+    monkeypatch.setattr(probe, "measured", measured)
 
 
 def test_the_machine_is_shown(roost) -> None:
@@ -57,8 +57,8 @@ def test_caps_are_refused_with_what_to_do(refused) -> None:
 def test_refresh_measures_anew(roost, monkeypatch) -> None:
     roost("probe")
     calls = []
-    before = probing.measured
-    monkeypatch.setattr(probing, "measured", lambda virtual: calls.append(virtual) or before(virtual))
+    before = probe.measured
+    monkeypatch.setattr(probe, "measured", lambda virtual: calls.append(virtual) or before(virtual))
     roost("probe")
     assert calls == []
     roost("probe", "--refresh")
@@ -143,7 +143,7 @@ def test_where_it_cannot_be_written_is_told_before_anything_is_measured(refused,
     def never(*args: object) -> None:
         raise AssertionError("this was to be refused first")
 
-    monkeypatch.setattr(probing, "probe", never)
+    monkeypatch.setattr(probe, "probe", never)
     (tmp_path / "folder.json").mkdir()
     for verb, suffix in ((("probe",), "toml"), (("profile", "gpt2", *SMALL), "json")):
         said = refused(*verb, "-o", tmp_path / "none" / f"x.{suffix}")

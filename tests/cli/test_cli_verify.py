@@ -9,7 +9,7 @@ from roost import zoo
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.placement import Placement
 from roost.cost_models import estimate
-from roost.runtime.optimizers import Optimizer
+from roost.runtime.step.optimizers import Optimizer
 
 SMALL = ("--set", "batch=2")
 TOO_LARGE = (

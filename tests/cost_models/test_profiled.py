@@ -14,18 +14,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import roost
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import INPUT
-from roost.cost_models import _replay, _timers, _updates, _works
-from roost.cost_models._reuse import reused
-from roost.cost_models._told import Logged
 from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
+from roost.cost_models.timing import timed_ops
+from roost.cost_models.timing import timers
+from roost.cost_models.timing import updates
+from roost.cost_models.timing import whole_step
+from roost.cost_models.timing.overwrites import reused
+from roost.cost_models.timing.progress_log import Logged
 from roost.errors import InputError
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.presets import _kept, _machine
-from roost.runtime.code import Code, _Writer
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
+from roost.frontends.tracing.trace import trace
+from roost.presets import machine
+from roost.presets import measurement_cache
+from roost.runtime.ops.device_code import Code, _Writer
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.optimizers import Optimizer
 from roost.testing.runs import residents_of, virtual_problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends"))
@@ -90,7 +94,7 @@ def test_what_was_timed_is_not_timed_again(monkeypatch):
     def never(self, work):
         raise AssertionError("timed again")
 
-    monkeypatch.setattr(_timers.Timer, "time", never)
+    monkeypatch.setattr(timers.Timer, "time", never)
     assert roost.profile(step, devices) == first
     again = Profiled(step, refresh=True).profile(step.graph, devices)
     assert sum(each.num_ops for each in again.fallen_back) == takes_time(step).sum()
@@ -129,7 +133,7 @@ def test_another_shape_is_timed_by_itself():
 def test_a_damaged_file_is_as_none(damage):
     step, devices = captured(small_models.convolutions), cluster("cpu")
     first = Profiled(step, **SHORT).profile(step.graph, devices)
-    [path] = _kept.folder().glob("profile-*.json")
+    [path] = measurement_cache.folder().glob("profile-*.json")
     if damage == "pairs":
         kept = json.loads(path.read_text())
         wrong = [None, [1.0], [-1.0, 0.0], ["a", 1.0], [float("nan"), 0.0], [1e9, 0.0], [0.0, 0.0], [True, 1.0]]
@@ -145,14 +149,14 @@ def test_a_damaged_file_is_as_none(damage):
 
 def test_what_cannot_run_falls_back_to_the_roofline_and_is_counted(monkeypatch):
     step, devices = captured(), cluster("cpu:0", "cpu:1")
-    time = _timers.Timer.time
+    time = timers.Timer.time
 
     def fails(self, work):
         if work.signature.startswith(("aten.tanh.default", "aten.tanh_.default")):
             raise RuntimeError("no such kernel\nat all")
         return time(self, work)
 
-    monkeypatch.setattr(_timers.Timer, "time", fails)
+    monkeypatch.setattr(timers.Timer, "time", fails)
     found = Profiled(step, **SHORT).profile(step.graph, devices)
     rough = Roofline().estimate(step.graph, devices).op_time
     kinds = np.array(step.graph.kinds)
@@ -168,7 +172,7 @@ def test_what_cannot_run_falls_back_to_the_roofline_and_is_counted(monkeypatch):
 
 def test_an_op_that_raises_is_left_to_the_roofline(monkeypatch):
     step = captured(small_models.convolutions, "sgd")
-    monkeypatch.setitem(_updates.UPDATES, "sgd", lambda *tensors: 1 / 0)
+    monkeypatch.setitem(updates.UPDATES, "sgd", lambda *tensors: 1 / 0)
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))
     assert {(each.kind, each.why) for each in found.fallen_back} == {("sgd", "ZeroDivisionError: division by zero")}
 
@@ -185,7 +189,7 @@ def test_what_would_take_too_long_is_not_tried():
 
 def test_what_has_no_room_is_not_tried(monkeypatch):
     step = captured(small_models.convolutions)
-    monkeypatch.setattr(_timers._machine, "available_memory", lambda: 2000)
+    monkeypatch.setattr(timers._machine, "available_memory", lambda: 2000)
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))
     assert found.fallen_back
     assert all(each.why.startswith("MemoryError: needs") for each in found.fallen_back)
@@ -209,21 +213,21 @@ def test_a_graph_alone_cannot_be_profiled():
 
 def test_indices_are_spread_over_what_they_look_into():
     step = captured()
-    works = {task.work.signature: task.work for task in _works.tasks(step)}
+    works = {task.work.signature: task.work for task in timed_ops.tasks(step)}
     [lookup] = [work for name, work in works.items() if name.startswith("aten.embedding.default")]
-    (_, indices), _ = _works._made(lookup.args, torch.device("cpu"))
+    (_, indices), _ = timed_ops._made(lookup.args, torch.device("cpu"))
     assert indices.dtype == torch.int64
     assert 0 <= indices.min() < indices.max() < 50
     [loss] = [work for name, work in works.items() if name.startswith("aten.nll_loss_forward")]
-    assert 0 < _works._made(loss.args, torch.device("cpu"))[0][1].max() < 50
+    assert 0 < timed_ops._made(loss.args, torch.device("cpu"))[0][1].max() < 50
 
 
 def test_tensors_are_made_in_their_layout():
     whole = torch.empty(4, 6, 5)
     for tensor in (whole, whole.transpose(0, 2), whole[1:3, ::2], whole[:, :1].expand(4, 7, 5), whole[:0]):
-        made = _works.Like.of(tensor).tensor(torch.device("cpu"))
+        made = timed_ops.Like.of(tensor).tensor(torch.device("cpu"))
         assert (made.shape, made.stride(), made.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
-    large = _works.Like((3_000_000,), (1,), torch.bfloat16).tensor(torch.device("cpu"))
+    large = timed_ops.Like((3_000_000,), (1,), torch.bfloat16).tensor(torch.device("cpu"))
     assert large.dtype == torch.bfloat16
     assert large.float().std() > 0.1
 
@@ -239,7 +243,7 @@ def test_views_count_once_where_they_look_into_what_was_made_and_each_time_where
             return turned.exp() + turned.sin() + self.weight.t().cos() + self.weight.t().tanh()
 
     step = described(trace(Views(), (torch.ones(4, 4),)), "views")
-    views = {step.graph.kinds[task.op]: len(task.views) for task in _works.tasks(step)}
+    views = {step.graph.kinds[task.op]: len(task.views) for task in timed_ops.tasks(step)}
     assert views["exp"] == 1
     assert views["sin"] == 0
     assert views["cos"] == views["tanh"] == 1
@@ -264,7 +268,7 @@ def test_an_update_is_timed_by_the_ops_that_the_runtime_runs(kind):
 
     tensors = [torch.ones(3) for _ in range({"sgd": 2, "momentum": 3}.get(kind, 4))]
     ran = ops(lambda: Optimizer().update(kind)(1, *tensors))
-    assert ops(lambda: _updates.UPDATES[kind](*tensors)) == ran
+    assert ops(lambda: updates.UPDATES[kind](*tensors)) == ran
     assert ran
 
 
@@ -277,7 +281,7 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
     changed = {line.node: line.call for line in lines if getattr(getattr(line.call, "_schema", None), "is_mutable", 0)}
     assert changed
     assert {node: call for node, (call, _) in reused(step).items()} == changed
-    timed = {task.work.call for task in _works.tasks(step)}
+    timed = {task.work.call for task in timed_ops.tasks(step)}
     assert set(changed.values()) <= timed
 
 
@@ -292,7 +296,7 @@ class Weights(nn.Module):
 
 def test_ops_that_read_big_weights_are_told():
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    assert [task.work.weight_bytes for task in _works.tasks(step)] == [2 * 2**20] * 2
+    assert [task.work.weight_bytes for task in timed_ops.tasks(step)] == [2 * 2**20] * 2
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))  # no GPU, no copies
     assert np.array_equal(found.alone, found.beside)
 
@@ -312,7 +316,7 @@ class NoCopies:
 
 def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monkeypatch):
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    cpu, gpu = _timers.Lane(torch.device("cpu"), "cpu*1", 1), _timers.Lane(torch.device("cuda", 0), "a GPU")
+    cpu, gpu = timers.Lane(torch.device("cpu"), "cpu*1", 1), timers.Lane(torch.device("cuda", 0), "a GPU")
     timed = []
 
     def time(self, work):
@@ -320,10 +324,10 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
         timed.append((self.lane.hardware, work.signature.partition("(")[0], beside))
         return (3e-6, 5e-6) if self.lane is gpu else (2e-3 if beside else 1e-3, 0.0)
 
-    monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
-    monkeypatch.setattr(_timers, "CopiesBeside", NoCopies)
-    monkeypatch.setattr(_timers.Timer, "time", time)
-    monkeypatch.setattr(_machine, "gpu_memory", lambda number: 0)  # no room for a whole step
+    monkeypatch.setattr(timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(timers, "CopiesBeside", NoCopies)
+    monkeypatch.setattr(timers.Timer, "time", time)
+    monkeypatch.setattr(machine, "gpu_memory", lambda number: 0)  # no room for a whole step
     found = Profiled(step, in_step=False).profile(step.graph, cluster("cpu", "cuda:0"))
     assert timed == [
         ("cpu*1", "aten.mm.default", False),
@@ -349,16 +353,16 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
 
 def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    cpu, gpu = _timers.Lane(torch.device("cpu"), "cpu*1", 1), _timers.Lane(torch.device("cuda", 0), "a GPU")
+    cpu, gpu = timers.Lane(torch.device("cpu"), "cpu*1", 1), timers.Lane(torch.device("cuda", 0), "a GPU")
     seconds = {cpu.hardware: (1e-3, 0.0), gpu.hardware: (3e-6, 5e-6)}
-    monkeypatch.setattr(_timers, "lanes", lambda cluster: [cpu, gpu])
-    monkeypatch.setattr(_timers, "CopiesBeside", lambda device, both_ways: nullcontext())
-    monkeypatch.setattr(_timers.Timer, "time", lambda self, work: seconds[self.lane.hardware])
-    monkeypatch.setattr(_machine, "gpu_memory", lambda number: 2**33)
+    monkeypatch.setattr(timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(timers, "CopiesBeside", lambda device, both_ways: nullcontext())
+    monkeypatch.setattr(timers.Timer, "time", lambda self, work: seconds[self.lane.hardware])
+    monkeypatch.setattr(machine, "gpu_memory", lambda number: 2**33)
     launch = {"cpu": 4e-3, "cuda": 50e-6}
     row = [float(kind == "mm") for kind in step.graph.kinds]
     monkeypatch.setattr(
-        _replay, "replayed", lambda step, seconds, least, device: [launch[device.type] * each for each in row]
+        whole_step, "replayed", lambda step, seconds, least, device: [launch[device.type] * each for each in row]
     )
     found = Profiled(step, in_step=True).estimate(step.graph, cluster("cpu", "cuda:0"))
     products = np.array(step.graph.kinds) == "mm"
@@ -393,7 +397,7 @@ def test_a_step_on_cpu_and_gpu():
 def test_big_weights_are_read_alone_and_beside_copies():
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     found = Profiled(step).profile(step.graph, cluster("cpu", "cuda:0"))
-    [key] = [json.loads(path.read_text())["found"] for path in _kept.folder().glob("profile-*.json")]
+    [key] = [json.loads(path.read_text())["found"] for path in measurement_cache.folder().glob("profile-*.json")]
     beside = [name for name in key if name.startswith("beside copies: cpu")]
     assert len(beside) == 1
     assert (found.alone[takes_time(step)] > 0).all()
@@ -409,7 +413,7 @@ def test_without_a_way_to_be_told_progress_is_logged(caplog, monkeypatch):
     """Of the first and the last, and now and then between them."""
     caplog.set_level("INFO")
     now = iter([0.0, 1.0, 2.0, 6.0, 7.0, 8.0])
-    monkeypatch.setattr("roost.cost_models._told.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("roost.cost_models.timing.progress_log.time.monotonic", lambda: next(now))
     told = Logged()
     for done in range(1, 7):
         told(done, 6)

@@ -11,12 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from roost import zoo
 from roost.core.cluster import Cluster, Device, Link
-from roost.cost_models import _replay
-from roost.cost_models._replay import _Writer, replayed
 from roost.cost_models.profiled import Profiled
-from roost.frontends._trace import trace
+from roost.cost_models.timing import whole_step
+from roost.cost_models.timing.whole_step import _Writer, replayed
 from roost.frontends.torch import described
-from roost.runtime.graph import GraphRuntime
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import residents_of, virtual_problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends"))
@@ -91,7 +91,7 @@ def test_what_an_op_takes_in_a_step_is_what_counts_and_is_kept(monkeypatch):
         asked.append(seconds)
         return [0.25] * step.graph.num_ops
 
-    monkeypatch.setattr(_replay, "replayed", in_step)
+    monkeypatch.setattr(whole_step, "replayed", in_step)
     costs = [Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster()) for _ in range(2)]
     assert len(asked) == 1
     assert costs[0] == costs[1]
@@ -105,6 +105,6 @@ def test_where_a_step_cannot_be_replayed_each_op_counts_by_itself(monkeypatch):
     def fails(step, seconds, least, device):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(_replay, "replayed", fails)
+    monkeypatch.setattr(whole_step, "replayed", fails)
     once = Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster())
     assert once == Profiled(step, seconds_each=1e-4, in_step=False).estimate(step.graph, cluster())

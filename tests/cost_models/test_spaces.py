@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from roost.cost_models import _spaces
+from roost.cost_models.timing import workspaces
 from roost.frontends.torch import step_of
-from roost.presets import _kept
+from roost.presets import measurement_cache
 
 CPU = torch.device("cpu")
 
@@ -31,15 +31,15 @@ def of_kind(step, kind):
 
 def test_ops_that_are_alike_are_called_once_and_what_was_found_is_kept(step, monkeypatch):
     called = []
-    monkeypatch.setattr(_spaces, "held", lambda work, device: called.append(work.signature) or len(called) * 100)
-    found = _spaces.spaces(step, CPU)
+    monkeypatch.setattr(workspaces, "held", lambda work, device: called.append(work.signature) or len(called) * 100)
+    found = workspaces.spaces(step, CPU)
     assert found[of_kind(step, "convolution")].tolist() == [100, 200, 200]
     assert found[of_kind(step, "relu")].tolist() == [300]
     assert found[step.graph.is_parameter].sum() == 0
     assert len(called) == 3
-    assert np.array_equal(_spaces.spaces(step, CPU), found)
+    assert np.array_equal(workspaces.spaces(step, CPU), found)
     assert len(called) == 3
-    _spaces.spaces(step, CPU, cache=False)
+    workspaces.spaces(step, CPU, cache=False)
     assert len(called) == 6
 
 
@@ -47,21 +47,21 @@ def test_what_cannot_be_run_holds_nothing_as_far_as_is_known(step, monkeypatch):
     def fails(work, device):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(_spaces, "held", fails)
-    assert _spaces.spaces(step, CPU).sum() == 0
-    monkeypatch.setattr(_spaces, "held", lambda work, device: 7)  # there is room again: what failed was not kept
-    assert _spaces.spaces(step, CPU)[of_kind(step, "convolution")].tolist() == [7, 7, 7]
+    monkeypatch.setattr(workspaces, "held", fails)
+    assert workspaces.spaces(step, CPU).sum() == 0
+    monkeypatch.setattr(workspaces, "held", lambda work, device: 7)  # there is room again: what failed was not kept
+    assert workspaces.spaces(step, CPU)[of_kind(step, "convolution")].tolist() == [7, 7, 7]
 
 
 def test_a_damaged_size_is_measured_anew(step, monkeypatch):
-    monkeypatch.setattr(_spaces, "held", lambda work, device: 7)
-    _spaces.spaces(step, CPU)
-    [path] = _kept.folder().glob("spaces-*.json")
+    monkeypatch.setattr(workspaces, "held", lambda work, device: 7)
+    workspaces.spaces(step, CPU)
+    [path] = measurement_cache.folder().glob("spaces-*.json")
     kept = json.loads(path.read_text())
     wrong = [-1, "7", True]
     kept["found"] = {name: wrong[number % 3] for number, name in enumerate(kept["found"])}
     path.write_text(json.dumps(kept))
-    assert set(_spaces.spaces(step, CPU)[of_kind(step, "convolution")]) == {7}
+    assert set(workspaces.spaces(step, CPU)[of_kind(step, "convolution")]) == {7}
 
 
 @pytest.mark.gpu
@@ -71,7 +71,7 @@ def test_workspaces_of_convolutions_are_found():
     model = nn.Conv2d(64, 256, 3, padding=1).to(gpu, torch.bfloat16).eval()
     images = torch.randn(16, 64, 56, 56, device=gpu, dtype=torch.bfloat16)
     step = step_of(model, images)
-    [space] = _spaces.spaces(step, gpu)[of_kind(step, "convolution")]
+    [space] = workspaces.spaces(step, gpu)[of_kind(step, "convolution")]
     with torch.no_grad():
         model(images)
         torch.cuda.synchronize()
@@ -80,4 +80,4 @@ def test_workspaces_of_convolutions_are_found():
         made = model(images)
         beyond = torch.cuda.max_memory_allocated() - before - made.nbytes
     assert abs(int(space) - beyond) <= 2**21
-    assert _spaces.spaces(step, gpu)[of_kind(step, "convolution")].tolist() == [space]
+    assert workspaces.spaces(step, gpu)[of_kind(step, "convolution")].tolist() == [space]

@@ -14,8 +14,8 @@ import roost.environments
 from roost.environments._case import DEVICE_FEATURES, EDGE_FEATURES, GROUP_FEATURES, LINK_FEATURES
 from roost.environments.placement import PlacementEnvironment
 from roost.errors import UnknownName
-from roost.placers._fitting import fastest_allowed
-from roost.placers._groups import groups_of
+from roost.placers._shared.fitting import fastest_allowed
+from roost.placers._shared.groups import groups_of
 from roost.testing.problems import nasty, training_like
 
 MODES = ("group_by_group", "move_by_move")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roost.frontends import _attention
+from roost.frontends.tracing import attention
 
 CASES = {
     "plain": {},
@@ -86,5 +86,5 @@ def test_the_op_passes_pytorchs_own_check_of_custom_ops():
 
 def test_flop_of_forward_and_backward():
     shape = (2, 4, 16, 32)
-    assert _attention.flop(shape, shape, shape) == 4 * 2 * 4 * 16 * 16 * 32
-    assert _attention.backward_flop(shape, shape, shape) == 10 * 2 * 4 * 16 * 16 * 32
+    assert attention.flop(shape, shape, shape) == 4 * 2 * 4 * 16 * 16 * 32
+    assert attention.backward_flop(shape, shape, shape) == 10 * 2 * 4 * 16 * 16 * 32

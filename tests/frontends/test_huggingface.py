@@ -9,7 +9,7 @@ import torch
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends import read
 from roost.frontends.torch import step_of
-from roost.runtime.verify import verify
+from roost.runtime.ops.verify import verify
 from roost.testing.runs import any_placement, virtual_problem
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")

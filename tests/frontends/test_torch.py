@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import roost
 from roost.core.graph import PHASES
 from roost.errors import InputError, UnknownName, UnsupportedOp
-from roost.frontends._trace import trace
 from roost.frontends.torch import Torch, capture, describe
+from roost.frontends.tracing.trace import trace
 from roost.testing.numerics import compare_with_eager
 
 MODELS = {"everything": everything, "convolutions": convolutions}

@@ -9,9 +9,9 @@ from torch import nn
 import roost
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends import read
-from roost.frontends._trace import trace
 from roost.frontends.torch import capture, step_of
-from roost.runtime.graph import GraphRuntime
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.run import GraphRuntime
 from roost.testing.numerics import compare_with_eager
 from roost.testing.runs import residents_of, virtual_problem
 

@@ -15,15 +15,15 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import FETCH
 from roost.core.trial import Result
-from roost.placers._annealer import Annealer
-from roost.placers._orders import placement_of
-from roost.placers._population import Heat
-from roost.placers._units import Units
+from roost.placers._annealing.annealer import Annealer
+from roost.placers._annealing.critical_units import hot_units
+from roost.placers._annealing.population import Heat
+from roost.placers._annealing.sixteen_moves import BEST_EXCESS, BEST_STEP, STEP
+from roost.placers._genetic.any_order import order_of, push_in_order
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
 from roost.placers.annealing import Annealing
 from roost.placers.descent import Descent
-from roost.placers.kernels.annealing import BEST_EXCESS, BEST_STEP, STEP
-from roost.placers.kernels.ordered import order_of, push_in_order
-from roost.placers.kernels.path import hot_units
 from roost.search.solve import search
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.kernels.batch import run_batch

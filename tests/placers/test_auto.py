@@ -15,8 +15,8 @@ from layered import machine, model, timed
 from roost import catalog
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
-from roost.placers._orders import placement_of
-from roost.placers._population import Heat
+from roost.placers._annealing.population import Heat
+from roost.placers._shared.orders import placement_of
 from roost.placers.auto import Auto
 from roost.search.solve import search
 from roost.testing.problems import nasty, training_like

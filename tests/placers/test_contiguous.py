@@ -11,10 +11,10 @@ from layered import machine, model, nastier, searching, timed
 from roost.core.graph import FORWARD, GraphBuilder
 from roost.core.placement import Placement
 from roost.errors import InputError
-from roost.placers._chain import Chain
-from roost.placers._units import Units
+from roost.placers._shared.units import Units
+from roost.placers._splits.chain import Chain
+from roost.placers._splits.cut_chain import cheapest_parts
 from roost.placers.contiguous import Contiguous
-from roost.placers.kernels.contiguous import cheapest_parts
 from roost.simulator.compiled import simulate
 
 

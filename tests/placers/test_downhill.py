@@ -12,9 +12,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.placers import Evaluate
-from roost.placers._downhill import go_downhill
-from roost.placers._orders import placement_of
-from roost.placers._units import Units
+from roost.placers._annealing.downhill import go_downhill
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
 from roost.testing.problems import training_like
@@ -65,7 +65,7 @@ def test_it_is_never_worse_and_within_its_budget_with_all_that_may_go_wrong(seed
 
 def test_it_is_better_than_annealing_with_few_trials() -> None:
     """What it is for: a thousand simulations are sixty moves where sixteen are simulated for each."""
-    from roost.placers._population import Heat, Population
+    from roost.placers._annealing.population import Heat, Population
 
     @dataclass(frozen=True, eq=False)
     class Anneal(Downhill):

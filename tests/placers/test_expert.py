@@ -13,9 +13,9 @@ from layered import machine, model, nastier, searching, timed
 
 from roost.core.graph import FORWARD, Graph, GraphBuilder
 from roost.errors import InputError, UnknownName
-from roost.placers._expert_rules import recurrent, rule_for, split, split_within
-from roost.placers._layers import Layers, top_level
-from roost.placers._units import Units
+from roost.placers._shared.layers import Layers, top_level
+from roost.placers._shared.units import Units
+from roost.placers._splits.expert_rules import recurrent, rule_for, split, split_within
 from roost.placers.expert import Expert
 from roost.placers.published import BLOCKS, PUBLISHED, Published, published_gpus
 from roost.simulator.compiled import simulate

@@ -11,7 +11,7 @@ from layered import machine, nastier
 from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
-from roost.placers._orders import placement_of
+from roost.placers._shared.orders import placement_of
 from roost.placers.genetic import Genetic, _World
 from roost.search.solve import search
 from roost.simulator.compiled import simulate

@@ -12,13 +12,13 @@ from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError
-from roost.placers._groups import groups_of
-from roost.placers._lesson import named_by_use
-from roost.placers._network import Network
+from roost.placers._lessons.lesson import named_by_use
+from roost.placers._lessons.sequence_learner import Network
+from roost.placers._shared.groups import groups_of
 from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
-from roost.search import evaluate as evaluating
+from roost.search import evaluate
 from roost.search.budget import Budget
 from roost.search.local import Simulating
 from roost.search.solve import search
@@ -119,7 +119,7 @@ def test_equal_seeds_give_equal_results_within_the_budget(name):
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post", "post_heuristic"])
 @pytest.mark.parametrize("keep", [0.0, 1e9], ids=["state kept", "trials only"])
 def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", keep)
+    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", keep)
     problem, placer = branches(), PLACERS[name]
 
     def run(journal, stop=10**9):
@@ -149,7 +149,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monk
 
 
 def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
     problem, path = branches(), tmp_path / "trials.jsonl"
     whole = search(problem, PLACERS["post"], trials=200, seed=1, prove=False)
     for damage in (b"", b"PK\x03\x04 no such thing", None):
@@ -162,7 +162,7 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["spotlight", "post"])
 def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluating, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
     problem, path = branches(), tmp_path / "trials.jsonl"
     whole = search(problem, PLACERS[name], trials=150, seed=1, prove=False)
     search(problem, PLACERS[name], trials=100, seed=1, journal=path, prove=False)
@@ -210,7 +210,7 @@ def _random(problem, count):
 
 
 def problem_placement(problem, device):
-    from roost.placers._orders import placement_of
+    from roost.placers._shared.orders import placement_of
 
     return placement_of(problem, device, "rank")
 

@@ -16,9 +16,10 @@ from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._groups import groups_of
-from roost.placers._lister_course import Course, Rates
-from roost.placers._lister_rolls import (
+from roost.placers._lister.compiled_network import SEEN
+from roost.placers._lister.portable_rules import COLUMNS
+from roost.placers._lister.problem_view import Framed, Rolled, twins
+from roost.placers._lister.rollouts import (
     NUM_SEEN,
     ORDERS,
     choices_in,
@@ -30,12 +31,11 @@ from roost.placers._lister_rolls import (
     new_tensors,
     units_of,
 )
-from roost.placers._lister_rule_course import best_together
-from roost.placers._lister_view import Framed, Rolled, twins
-from roost.placers._listing import Prepared
-from roost.placers._portable_rules import COLUMNS
-from roost.placers._restoring import restore
-from roost.placers.kernels.lister import SEEN
+from roost.placers._lister.rule_training import best_together
+from roost.placers._lister.training import Course, Rates
+from roost.placers._listing.prepared import Prepared
+from roost.placers._shared.checkpoints import restore
+from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister, _benches
 from roost.policies.lister_network import Policy
 from roost.policies.weights import save_weights

@@ -14,8 +14,8 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._listing import Prepared, device_choices, named_rules
-from roost.placers._units import Units
+from roost.placers._listing.prepared import Prepared, device_choices, named_rules
+from roost.placers._shared.units import Units
 from roost.placers.sct import Sct, _favourites
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search

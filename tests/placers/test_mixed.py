@@ -7,7 +7,7 @@ from roost.core.cluster import MEMORY, Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
-from roost.placers._mixed import mixed
+from roost.placers._starts.kept_or_streamed import mixed
 from roost.search.solve import search
 
 COUNT, SIZE = 40, 1000

@@ -8,7 +8,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
-from roost.placers._offload import offloaded
+from roost.placers._starts.offload import offloaded
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating

@@ -10,9 +10,9 @@ from roost.core.arrays import Array
 from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._orders import early_updates, in_orders, listed_order, placement_of, reordered
-from roost.placers._units import Units
-from roost.placers.kernels.ordered import order_of
+from roost.placers._genetic.any_order import order_of
+from roost.placers._shared.orders import early_updates, in_orders, listed_order, placement_of, reordered
+from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.order import by_priority, dispatch_order, placed_rank, upward_rank
 from roost.testing.problems import nasty, training_like

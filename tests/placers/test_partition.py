@@ -14,9 +14,9 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
-from roost.placers._fitting import fitted, missing_bytes
-from roost.placers._partition import accelerators, mean_seconds, speeds, unit_graph, whole
-from roost.placers._units import Units
+from roost.placers._shared.fitting import fitted, missing_bytes
+from roost.placers._shared.units import Units
+from roost.placers._splits.unit_graph import accelerators, mean_seconds, speeds, unit_graph, whole
 from roost.placers.metis import partition
 from roost.placers.scotch import mapping
 from roost.simulator.compiled import simulate

@@ -16,14 +16,14 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result, Trial
 from roost.errors import InputError
-from roost.placers._placeto_course import simulated
-from roost.placers._placeto_episodes import anywhere
-from roost.placers._placeto_features import DEVICE, Moment, Sight
-from roost.placers._placeto_learner import Learner
-from roost.placers._units import Units
+from roost.placers._placeto.episodes import anywhere
+from roost.placers._placeto.features import DEVICE, Moment, Sight
+from roost.placers._placeto.learner import Learner
+from roost.placers._placeto.training import simulated
+from roost.placers._shared.units import Units
 from roost.placers.placeto import SETTINGS, Placeto, Settings
 from roost.policies.weights import save_weights
-from roost.search import evaluate as engine
+from roost.search import evaluate
 from roost.search.local import Simulating
 from roost.search.solve import search
 from roost.testing.placers import tiny_problem
@@ -105,7 +105,7 @@ def test_equal_seeds_give_equal_curves_and_others_do_not(setting: Settings) -> N
 def test_killed_and_resumed_it_comes_to_the_same_end(
     setting: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
     problem, trials = training_like(60, 3), 240
 
     def run(path: Path, stop: int | None = None) -> Result:

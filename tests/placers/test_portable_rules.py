@@ -9,12 +9,12 @@ import pytest
 from layered import machine, model, timed
 
 from roost.core.problem import Problem
-from roost.placers._list_orders import ORDERS, prepared
-from roost.placers._lister_rolls import cost_of
-from roost.placers._lister_rule_course import RuleCourse, added, best_together
-from roost.placers._portable_rules import COLUMNS, SETTINGS, Bench, Near, are_valid, drawn, usable_by, varied
-from roost.placers._units import Units
-from roost.placers.kernels.listing import FEATURES
+from roost.placers._lister.portable_rules import COLUMNS, SETTINGS, Bench, Near, are_valid, drawn, usable_by, varied
+from roost.placers._lister.rollouts import cost_of
+from roost.placers._lister.rule_training import RuleCourse, added, best_together
+from roost.placers._lister.visiting_orders import ORDERS, prepared
+from roost.placers._listing.linear_rules import FEATURES
+from roost.placers._shared.units import Units
 from roost.placers.lister import Lister
 from roost.search.solve import search
 from roost.simulator.compiled import simulate

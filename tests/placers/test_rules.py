@@ -11,9 +11,9 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError
-from roost.placers._listing import SCALES, Prepared, named_rules
-from roost.placers._units import Units
-from roost.placers.kernels.listing import FEATURES
+from roost.placers._listing.linear_rules import FEATURES
+from roost.placers._listing.prepared import SCALES, Prepared, named_rules
+from roost.placers._shared.units import Units
 from roost.placers.rules import Rules, best_placements, draw, portfolio
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search

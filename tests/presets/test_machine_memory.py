@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from roost.presets import _machine
+from roost.presets import machine
 
 # Three at a time of up to 48 MB, again and again: how many pages were new.
 PROGRAM = """
 import resource, sys
 import torch
-from roost.presets import _machine
+from roost.presets import machine
 if sys.argv[1] == "kept":
-    _machine.keep_memory()
+    machine.keep_memory()
 
 def faults():
     some = [torch.ones(size) for size in (12_000_000, 3_000_000, 9_000_000)]
@@ -52,5 +52,5 @@ def test_a_library_that_refuses_large_blocks_is_asked_for_less_or_left_alone(mon
         return 1
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
-    _machine.keep_memory()
+    machine.keep_memory()
     assert found == kept

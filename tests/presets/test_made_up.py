@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from roost.presets import cluster
-from roost.presets._made_up import made_up
+from roost.presets.made_up import made_up
 
 
 def test_a_made_up_machine_has_the_same_devices_at_other_speeds() -> None:

@@ -11,8 +11,10 @@ import torch
 import roost
 from roost import presets
 from roost.errors import InputError, UnknownName
-from roost.presets import _figures, _kept, _machine
-from roost.presets import probe as probing
+from roost.presets import _figures
+from roost.presets import machine
+from roost.presets import measurement_cache
+from roost.presets import probe
 
 GPU = pytest.mark.gpu
 
@@ -24,7 +26,7 @@ def _own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr(_machine, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
 
 
 FIGURES = {
@@ -42,7 +44,7 @@ def given(no_gpu, monkeypatch):
         calls.append(virtual)
         return FIGURES
 
-    monkeypatch.setattr(probing, "measured", measured)
+    monkeypatch.setattr(probe, "measured", measured)
     return calls
 
 
@@ -69,7 +71,7 @@ def test_the_cpu_is_found_and_measured_once(no_gpu, monkeypatch):
     def never(virtual):
         raise AssertionError("measured again")
 
-    monkeypatch.setattr(probing, "measured", never)
+    monkeypatch.setattr(probe, "measured", never)
     again = roost.probe()
     assert again.devices[0].peak == cluster.devices[0].peak
     assert again.devices[0].memory_bandwidth == cluster.devices[0].memory_bandwidth
@@ -86,7 +88,7 @@ def test_threads_as_devices(no_gpu):
     sound(cluster)
     assert cluster.latency[0, 1] > 0
     assert cluster.bus[0, 1] != cluster.bus[1, 0]
-    assert cluster.memory.sum() <= _machine.available_memory() * 1.5
+    assert cluster.memory.sum() <= machine.available_memory() * 1.5
 
 
 def test_what_a_crossing_takes_is_shared_out_between_its_ends_and_latency():
@@ -101,11 +103,11 @@ def test_what_a_crossing_takes_is_shared_out_between_its_ends_and_latency():
 
 def test_figures_of_both_ends_come_to_the_link():
     found = {"bandwidth": 1e9, "latency": 2e-5, "send_bandwidth": 5e8}
-    link = probing._link(*probing._row("cpu", "cuda:0", found | _figures._ends(True, 2e-5, 0.0, 1e-6, 3e-6), "there"))
+    link = probe._link(*probe._row("cpu", "cuda:0", found | _figures._ends(True, 2e-5, 0.0, 1e-6, 3e-6), "there"))
     assert (link.send_bandwidth, link.send_latency) == (5e8, 2e-5)
     assert (link.sender_busy, link.receiver_busy) == (3e-6, 1e-6)
     assert "sender_busy: measured here" in link.figures_from
-    plain = probing._link(*probing._row("cuda:0", "cuda:1", {"bandwidth": 1e9, "latency": 2e-5}, "there"))
+    plain = probe._link(*probe._row("cuda:0", "cuda:1", {"bandwidth": 1e9, "latency": 2e-5}, "there"))
     assert "receiver_busy: assumed" in plain.figures_from
 
 
@@ -113,8 +115,8 @@ def test_other_hardware_is_measured_anew(given, monkeypatch):
     roost.probe()
     roost.probe()
     assert given == [0]
-    before = _machine.hardware()
-    monkeypatch.setattr(_machine, "hardware", lambda: {**before, "driver": "999.1"})
+    before = machine.hardware()
+    monkeypatch.setattr(machine, "hardware", lambda: {**before, "driver": "999.1"})
     roost.probe()
     assert given == [0, 0]
 
@@ -139,8 +141,8 @@ def test_other_hardware_is_measured_anew(given, monkeypatch):
     ],
 )
 def test_a_damaged_file_is_measured_anew(given, content):
-    key = _machine.hardware() | {"virtual": 0}
-    path = _kept.path_of("probe", key)
+    key = machine.hardware() | {"virtual": 0}
+    path = measurement_cache.path_of("probe", key)
     path.parent.mkdir()
     path.write_bytes(content if isinstance(content, bytes) else json.dumps({"key": key, "found": content}).encode())
     assert roost.probe().devices[0].peak == {"float32": 1e11}
@@ -159,7 +161,7 @@ def test_memory_is_capped(given):
     assert roost.probe({"cpu": "100MiB"}).devices[0].memory == 100 * 2**20
     assert roost.probe({"cpu": 12345}).devices[0].memory == 12345
     whole = roost.probe().devices[0].memory
-    assert 0 < whole <= _machine.available_memory() * 1.5
+    assert 0 < whole <= machine.available_memory() * 1.5
 
 
 def test_caps_that_cannot_be(given):
@@ -181,13 +183,13 @@ def test_here_is_this_machine(given):
 
 def test_cores_are_shared_evenly(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda who: {3, 5, 7, 9, 11})
-    assert _machine.shares(2) == [{3, 5}, {7, 9, 11}]
-    assert _machine.shares(5) == [{3}, {5}, {7}, {9}, {11}]
-    assert _machine.shares(7) == [{3}, {5}, {7}, {9}, {11}, {3}, {5}]
+    assert machine.shares(2) == [{3, 5}, {7, 9, 11}]
+    assert machine.shares(5) == [{3}, {5}, {7}, {9}, {11}]
+    assert machine.shares(7) == [{3}, {5}, {7}, {9}, {11}, {3}, {5}]
 
 
 def test_a_thread_of_its_own_says_what_it_raised():
-    with _machine.OwnThread(1) as thread:
+    with machine.OwnThread(1) as thread:
         assert thread(lambda: 3) == 3
         with pytest.raises(ZeroDivisionError):
             thread(lambda: 1 / 0)
@@ -214,7 +216,7 @@ def test_gpus_are_found_and_measured():
 
 @pytest.fixture
 def _nothing_said(monkeypatch):
-    monkeypatch.setattr(_kept, "_said", set())
+    monkeypatch.setattr(measurement_cache, "_said", set())
 
 
 @pytest.mark.usefixtures("_nothing_said")
@@ -227,11 +229,11 @@ def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, 
 
     for name in ("os.open", "pathlib.Path.mkdir"):
         caplog.clear()
-        _kept._said.clear()
+        measurement_cache._said.clear()
         with monkeypatch.context() as patch:
             patch.setattr(name, closed)
             for what in ("probe", "profile", "probe"):
-                _kept.write(what, {"a": 1}, {})
+                measurement_cache.write(what, {"a": 1}, {})
         [said] = caplog.messages
         assert said.startswith("what was measured cannot be kept: ")
         assert "Permission denied" in said
@@ -241,8 +243,8 @@ def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, 
 @pytest.mark.usefixtures("_nothing_said")
 def test_what_is_kept_and_cannot_be_read_is_measured_again(caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    _kept.write("probe", {"a": 1}, {"b": 2})
-    assert _kept.read("probe", {"a": 1}) == {"b": 2}
+    measurement_cache.write("probe", {"a": 1}, {"b": 2})
+    assert measurement_cache.read("probe", {"a": 1}) == {"b": 2}
 
     def closed(*args, **settings):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -251,8 +253,8 @@ def test_what_is_kept_and_cannot_be_read_is_measured_again(caplog, tmp_path, mon
         caplog.clear()
         with monkeypatch.context() as patch:
             patch.setattr(name, closed)
-            assert _kept.read("probe", {"a": 1}) == {}
-            assert _kept.read("probe", {"a": 1}) == {}
+            assert measurement_cache.read("probe", {"a": 1}) == {}
+            assert measurement_cache.read("probe", {"a": 1}) == {}
         [said] = caplog.messages
         assert "Permission denied" in said
 
@@ -266,21 +268,21 @@ def test_without_a_home_nothing_is_kept(caplog, monkeypatch):
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.setattr("pathlib.Path.home", homeless)
-    assert _kept.read("probe", {}) == {}
-    _kept.write("probe", {}, {})
+    assert measurement_cache.read("probe", {}) == {}
+    measurement_cache.write("probe", {}, {})
     assert len(caplog.messages) == 2
     assert all("home directory" in said for said in caplog.messages)
 
 
 def test_a_thread_that_tells_a_gpu_what_to_do_has_a_core_of_its_own(monkeypatch):
-    monkeypatch.setattr(_machine, "own_cores", lambda: list(range(8)))
-    assert _machine.parts(["cpu", "cuda"]) == [set(range(6)), {6, 7}]
-    assert _machine.parts(["cpu", "cpu"]) == [{0, 1, 2, 3}, {4, 5, 6, 7}]
-    many = _machine.parts(["cpu", *["cuda"] * 8])
+    monkeypatch.setattr(machine, "own_cores", lambda: list(range(8)))
+    assert machine.parts(["cpu", "cuda"]) == [set(range(6)), {6, 7}]
+    assert machine.parts(["cpu", "cpu"]) == [{0, 1, 2, 3}, {4, 5, 6, 7}]
+    many = machine.parts(["cpu", *["cuda"] * 8])
     assert many == [set(range(6)), *[{6, 7}] * 8]  # the CPU keeps most
-    monkeypatch.setattr(_machine, "own_cores", lambda: [0, 1])
-    assert _machine.parts(["cpu", "cuda"]) == [{0, 1}, set()]  # too few
-    assert _machine.parts(["cuda"]) == [set()]
+    monkeypatch.setattr(machine, "own_cores", lambda: [0, 1])
+    assert machine.parts(["cpu", "cuda"]) == [{0, 1}, set()]  # too few
+    assert machine.parts(["cuda"]) == [set()]
 
 
 def test_a_small_product_that_took_long_is_not_the_last(monkeypatch):

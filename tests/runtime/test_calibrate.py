@@ -11,8 +11,8 @@ import roost
 from roost.core.cluster import Device, Link
 from roost.core.problem import Problem
 from roost.frontends.torch import step_of
-from roost.runtime import calibrate
-from roost.runtime.calibrate import Crossings, calibrated, with_crossings
+from roost.runtime.ops import calibrate
+from roost.runtime.ops.calibrate import Crossings, calibrated, with_crossings
 from roost.testing.runs import any_placement, residents_of, virtual_problem
 
 

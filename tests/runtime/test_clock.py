@@ -7,9 +7,9 @@ from test_graph_runtime import made, on_one
 import roost
 from roost.errors import InputError
 from roost.report.trace import write_trace
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.runtime.places import Cpu
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.devices import Cpu
+from roost.runtime.step.optimizers import Optimizer
 from roost.testing.late import late_place
 from roost.testing.runs import any_placement, mixed_problem, residents_of
 

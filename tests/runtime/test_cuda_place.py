@@ -14,15 +14,15 @@ from test_graph_runtime import made, on_one
 from torch import nn
 
 from roost.errors import ExecutionError, InputError
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.runtime._lines import Line, Ref
-from roost.runtime.cuda import Pins, device_named
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.runtime.places import Cpu
-from roost.runtime.segments import Segment, segmented
-from roost.runtime.window import ALIGNMENT, lives, packed
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.cuda import Pins, device_named
+from roost.runtime.ops.fetch_window import ALIGNMENT, lives, packed
+from roost.runtime.ops.lines import Line, Ref
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.ops.segments import Segment, segmented
+from roost.runtime.step.devices import Cpu
+from roost.runtime.step.optimizers import Optimizer
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import plan_fetches
 from roost.testing.late import late_place

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from roost.errors import InputError
-from roost.runtime.eager import eager_step_time
+from roost.runtime.step.eager import eager_step_time
 
 CPU = torch.device("cpu")
 

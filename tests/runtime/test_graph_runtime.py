@@ -14,14 +14,14 @@ from torch import nn
 
 import roost
 from roost.errors import ExecutionError, InputError
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.runtime import aside
-from roost.runtime._lines import Line
-from roost.runtime.code import _compiled
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.lanes import Worker
-from roost.runtime.optimizers import Optimizer
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.device_code import _compiled
+from roost.runtime.ops.lines import Line
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.device_threads import Worker
+from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.whole import cpu_beside_gpu
 from roost.testing.numerics import distance
 from roost.testing.runs import any_placement, differences, residents_of, run_steps, virtual_problem
 
@@ -319,14 +319,14 @@ def test_threads_that_start_others_at_once_keep_their_number_of_threads():
 
 
 def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
-    monkeypatch.setattr(aside, "stream_wait", lambda: None)
-    monkeypatch.setattr(aside, "CudaFlags", MagicMock)
-    monkeypatch.setattr(aside, "num_threads", lambda: 4)
+    monkeypatch.setattr(cpu_beside_gpu, "stream_wait", lambda: None)
+    monkeypatch.setattr(cpu_beside_gpu, "CudaFlags", MagicMock)
+    monkeypatch.setattr(cpu_beside_gpu, "num_threads", lambda: 4)
     before, seen = torch.get_num_threads(), []
     try:
         torch.set_num_threads(5)
         assert torch.get_num_threads() == 5
-        beside = aside.Aside(torch.device("cuda:0"))
+        beside = cpu_beside_gpu.Aside(torch.device("cuda:0"))
         beside._work.put(lambda: seen.append(torch.get_num_threads()))
         beside.join()
         with ThreadPoolExecutor(1) as pool:
@@ -340,7 +340,7 @@ def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
 def test_the_cpu_beside_a_gpu_leaves_cores_to_others(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     for count, threads in ((16, 14), (8, 6), (4, 3), (2, 2)):
-        monkeypatch.setattr(aside._machine, "own_cores", lambda count=count: list(range(count)))
-        assert aside.num_threads() == threads
+        monkeypatch.setattr(cpu_beside_gpu._machine, "own_cores", lambda count=count: list(range(count)))
+        assert cpu_beside_gpu.num_threads() == threads
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as asked for by whoever runs this
-    assert aside.num_threads() == 1
+    assert cpu_beside_gpu.num_threads() == 1

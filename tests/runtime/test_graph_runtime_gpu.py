@@ -11,9 +11,9 @@ from torch import nn
 import roost
 from roost import zoo
 from roost.errors import ExecutionError, InputError
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.runtime.graph import GraphRuntime
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import any_placement, differences, mixed_problem, residents_of, run_steps, streamed
 
 pytestmark = [

@@ -8,12 +8,12 @@ from test_graph_runtime import made
 
 import roost
 from roost.core.cluster import Cluster, Device, Link
-from roost.runtime._lines import Line
-from roost.runtime.code import Code, _Writer
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.merged import has_time, merged
-from roost.runtime.places import Cpu
-from roost.runtime.transfers import hosts
+from roost.runtime.ops.device_code import Code, _Writer
+from roost.runtime.ops.lines import Line
+from roost.runtime.ops.merged import has_time, merged
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.ops.transfers import hosts
+from roost.runtime.step.devices import Cpu
 from roost.simulator.compiled import simulate
 from roost.testing.late import late_place
 from roost.testing.runs import any_placement, mixed_problem, residents_of, streamed

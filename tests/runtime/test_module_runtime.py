@@ -15,9 +15,9 @@ from torch.nn import functional
 
 import roost
 from roost.errors import InputError, UnknownName
-from roost.runtime.modules import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
-from roost.runtime.moves import mapped, moved
-from roost.runtime.verify_modules import verify_modules
+from roost.runtime.whole.apply import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
+from roost.runtime.whole.tensor_moves import mapped, moved
+from roost.runtime.whole.verify import verify_modules
 
 
 class Block(nn.Module):
@@ -529,7 +529,9 @@ def test_what_a_module_elsewhere_writes_into_its_input_is_there(monkeypatch, mod
     with mode():
         expected = model(x)
         apply(model, ModulePlacement("cpu:0", {}, {"relu": "cpu:1"}, stays=stays))
-        monkeypatch.setattr("roost.runtime.moves._moved", lambda tensor, device: tensor.clone())  # as between devices
+        monkeypatch.setattr(
+            "roost.runtime.whole.tensor_moves._moved", lambda tensor, device: tensor.clone()
+        )  # as between devices
         assert torch.equal(model(x), expected)
     remove(model)
 

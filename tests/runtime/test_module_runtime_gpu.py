@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import roost
-from roost.runtime.modules import ModulePlacement, apply, is_placed, named_tensors, remove, signature
+from roost.runtime.whole.apply import ModulePlacement, apply, is_placed, named_tensors, remove, signature
 
 pytestmark = pytest.mark.gpu
 

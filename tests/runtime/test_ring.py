@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from roost.runtime.ring import Load, Ring
-from roost.runtime.ways import ThreadWay
+from roost.runtime.whole.copy_streams import ThreadWay
+from roost.runtime.whole.weight_window import Load, Ring
 
 
 class LateWay:

@@ -9,16 +9,16 @@ import roost
 from roost import catalog, zoo
 from roost.core.cluster import Cluster, Device, Link
 from roost.errors import InputError, VerificationFailed
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
-from roost.runtime import graph as graph_runtime
-from roost.runtime import transfers
-from roost.runtime import verify as verification
-from roost.runtime._differences import apart
-from roost.runtime.code import _Writer
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.runtime.verify import check_devices, verify
+from roost.frontends.tracing.trace import trace
+from roost.runtime.ops import run as graph_runtime
+from roost.runtime.ops import transfers
+from roost.runtime.ops import verify as verification
+from roost.runtime.ops.device_code import _Writer
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.ops.verify import check_devices, verify
+from roost.runtime.step.differences import apart
+from roost.runtime.step.optimizers import Optimizer
 from roost.testing.runs import any_placement, residents_of, virtual_problem
 
 

@@ -12,7 +12,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate
-from roost.placers._orders import placement_of
+from roost.placers._shared.orders import placement_of
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating

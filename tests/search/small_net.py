@@ -16,7 +16,7 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.frontends.torch import capture
-from roost.runtime.graph import GraphRuntime
+from roost.runtime.ops.run import GraphRuntime
 
 FAULTS = ("fine", "allocates", "sleeps", "killed", "raises", "nan", "wrong", "slow", "child")
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from roost.core.trial import Result
-from roost.placers._population import Heat
+from roost.placers._annealing.population import Heat
 from roost.placers.annealing import Annealing
 from roost.search.journal import HeadLine, RoundLine, TrialLine
 from roost.search.solve import search

@@ -22,14 +22,14 @@ from roost.core.cluster import Cluster, Device
 from roost.core.trial import Trial
 from roost.errors import ExecutionError, Infeasible, InputError
 from roost.placers import Round
-from roost.placers._orders import best_of
-from roost.search.bench import Bench, Built, WrongResult, cores_of, difference, told
-from roost.search.measured import Measuring, surely_below
-from roost.search.model_source import ModelSource
-from roost.search.race import race
+from roost.placers._shared.orders import best_of
+from roost.search.measured.candidates import Limits, check_devices
+from roost.search.measured.measuring import Measuring, surely_below
+from roost.search.measured.model_source import ModelSource
+from roost.search.measured.race import race
+from roost.search.measured.worker import Failed, descendants
+from roost.search.measured.worker_process import Bench, Built, WrongResult, cores_of, difference, told
 from roost.search.solve import search, solve
-from roost.search.stand import Limits, check_devices
-from roost.search.worker import Failed, descendants
 from roost.testing.runs import any_placement
 
 # Far more than a loaded machine needs for a few steps of a tenth of a second.

@@ -21,7 +21,7 @@ from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
 from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Evaluate, Round
-from roost.placers._orders import listed_order, placement_of
+from roost.placers._shared.orders import listed_order, placement_of
 from roost.placers.single import Single
 from roost.search import local
 from roost.search import solve as solving

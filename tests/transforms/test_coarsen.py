@@ -11,9 +11,9 @@ from roost.core.placement import Placement
 from roost.errors import GraphError, InputError
 from roost.simulator import compiled, reference
 from roost.testing.problems import nasty, scattered, training_like
-from roost.transforms._parts import stages
 from roost.transforms.coarsen import Coarsen
 from roost.transforms.colocate import Colocate
+from roost.transforms.merging.parts import stages
 
 
 def least(graph):

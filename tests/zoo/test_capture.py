@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import roost
 from roost import zoo
 from roost.core.graph import PHASES
-from roost.frontends._trace import trace
 from roost.frontends.torch import described
+from roost.frontends.tracing.trace import trace
 from roost.testing.numerics import compare_with_eager
 from roost.testing.runs import any_placement, differences, run_steps, virtual_problem
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from roost.bounds._alike import alike
 from roost.bounds._relaxed import Relaxed
+from roost.bounds.alike import alike
 from roost.bounds.heads_tails import Ends
 from roost.core.arrays import Array
 from roost.core.graph import UPDATE

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roost.bounds._longest import heads as _heads
 from roost.bounds._relaxed import Relaxed
-from roost.bounds.kernels.longest import heads as _heads
 from roost.core.arrays import Array
 from roost.core.graph import UPDATE
 

@@ -29,8 +29,8 @@ class Built:
         from collections.abc import Mapping
 
         from roost.errors import UnknownName
-        from roost.frontends._trace import trace
         from roost.frontends.torch import OPTIMIZERS, described
+        from roost.frontends.tracing.trace import trace
 
         chosen = self.chosen
         if chosen.optimizer not in OPTIMIZERS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roost.core.trial import Result, Trial
     from roost.search.evaluate import Progress
     from roost.search.measured import Measuring
-    from roost.search.race import Race
+    from roost.search.measured.race import Race
 
 Evaluate = Annotated[
     str,
@@ -48,7 +48,7 @@ def check(evaluate: str, race: bool | None, source: str, on: str | None) -> bool
     """Whether to measure; what cannot be measured is refused before any time is spent on it."""
     from roost import presets
     from roost.cli._problem import Model
-    from roost.search.stand import check_devices
+    from roost.search.measured.candidates import check_devices
 
     if evaluate not in _WAYS:
         raise InputError(f"--evaluate {evaluate!r}: is none of {', '.join(_WAYS)}")
@@ -69,7 +69,7 @@ def check(evaluate: str, race: bool | None, source: str, on: str | None) -> bool
 def source_of(problem: Problem, model: Model, seed: int) -> Measuring:
     """The devices as a source of trials, with the model ready to run."""
     from roost.search.measured import Measuring
-    from roost.search.model_source import ModelSource
+    from roost.search.measured.model_source import ModelSource
 
     made = ModelSource(model.source, dict(model.settings), model.train, model.optimizer, seed=seed)
     if model.is_config:
@@ -110,7 +110,7 @@ def raced(
     problem: Problem, source: Measuring, result: Result, finalists: list[Trial], single: Trial
 ) -> tuple[Result, Trial, Race | None]:
     """The result with what the race recommends, and the single device, in the seconds of the race."""
-    from roost.search.race import race
+    from roost.search.measured.race import race
 
     if not result.best.feasible:
         return result, single, None

@@ -166,8 +166,8 @@ class Model:
     def _described(self) -> Described:
         import torch
 
-        from roost.frontends import _trace
         from roost.frontends.torch import OPTIMIZERS, described
+        from roost.frontends.tracing import trace
 
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
@@ -184,7 +184,7 @@ class Model:
                 model, inputs = self.real()
             args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
             args = tuple(args) if isinstance(args, tuple | list) else (args,)
-            program = _trace.trace(model, args, kwargs, train=self.train)
+            program = trace.trace(model, args, kwargs, train=self.train)
         except (RuntimeError, NotImplementedError, OverflowError) as error:
             raise InputError(f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}") from error
         name = self.source if self.in_zoo else type(model).__name__

@@ -33,7 +33,7 @@ def ready(
     from roost.core.placement import Placement
     from roost.core.problem import Problem
     from roost.presets import cluster
-    from roost.runtime import verify as verification
+    from roost.runtime.ops import verify
 
     if path is None:
         raise InputError("--placement is missing; name the placement.json to run")
@@ -43,13 +43,13 @@ def ready(
     _problem.check_cluster(chosen.source, on, costs)
     placement = formats.load_as(Placement, path)
     if on is not None:
-        verification.check_devices(cluster(on))
+        verify.check_devices(cluster(on))
     elif costs is not None:
-        verification.check_devices(formats.load_as(Problem, costs).cluster)
+        verify.check_devices(formats.load_as(Problem, costs).cluster)
     with _console.working(f"building {chosen.source}"):
         check_size(chosen, copies)
         built = _built.build(chosen, "cpu", seed)
-        verification.check_weights(built.module)
+        verify.check_weights(built.module)
     with _console.working(f"capturing {chosen.source}"):
         step = built.described()
     problem = _problem.with_cluster(step.graph, chosen.source, on, costs)

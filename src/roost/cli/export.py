@@ -87,7 +87,7 @@ def _planned(
     plan: Plan, source: str, train: bool, optimizer: str | None, setting: list[str] | None, shape: list[str] | None
 ) -> nn.Module | None:
     """The model that a plan is for; None where it is not one of PyTorch."""
-    from roost.runtime.modules import check_signature
+    from roost.runtime.whole.apply import check_signature
 
     if _problem.is_our_file(source):
         raise InputError(f"{source}: is a file of a graph, and a plan is for a model; name that")

@@ -192,7 +192,7 @@ def _problems(family: str, count: int, clusters: list[str], output: Path, num_ma
 
     from roost.cost_models import estimate
     from roost.presets import cluster
-    from roost.presets._made_up import made_up
+    from roost.presets.made_up import made_up
 
     kept = output / "graphs"
     if kept.exists() and not kept.is_dir():

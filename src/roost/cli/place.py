@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from roost.placers import Placer
     from roost.search.evaluate import Progress
     from roost.search.measured import Measuring
-    from roost.search.race import Race
+    from roost.search.measured.race import Race
 
 JOURNAL = "trials.jsonl"
 FILES = {

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profile
     from roost.frontends.torch import Described
-    from roost.runtime.calibrate import Calibrated
+    from roost.runtime.ops.calibrate import Calibrated
 
 _SLOWEST = 12  # kinds of ops that are shown
 
@@ -96,9 +96,9 @@ def profile(
 def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> Calibrated:
     import torch
 
-    from roost.runtime._unplaced import residents_of
-    from roost.runtime.calibrate import calibrated
-    from roost.search.bench import cores_of
+    from roost.runtime.ops.calibrate import calibrated
+    from roost.runtime.step.unplaced import residents_of
+    from roost.search.measured.worker_process import cores_of
 
     torch.manual_seed(0)
     module, inputs = model.real()
@@ -156,7 +156,7 @@ def _measure(model: _problem.Model, problem: Problem, facts: dict[str, Any]) -> 
     import torch
 
     from roost.cost_models.profiled import alone_on
-    from roost.runtime.eager import eager_step_time
+    from roost.runtime.step.eager import eager_step_time
 
     torch.manual_seed(0)
     module, inputs = model.real()

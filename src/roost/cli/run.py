@@ -60,9 +60,9 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     import statistics
     import time
 
-    from roost.runtime.graph import GraphRuntime
-    from roost.runtime.modules import named_tensors
-    from roost.search.bench import cores_of
+    from roost.runtime.ops.run import GraphRuntime
+    from roost.runtime.whole.apply import named_tensors
+    from roost.search.measured.worker_process import cores_of
     from roost.simulator.compiled import simulate
 
     if graphs and not any(device.kind == "cuda" for device in ready.problem.cluster.devices):
@@ -106,9 +106,9 @@ def _args(ready: _ready.Ready) -> Any:
 
 def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None) -> dict[str, Any]:
     """Run a step whose ops are timed, and write that; seconds that each device was busy, measured and expected."""
-    from roost.runtime.graph import GraphRuntime
-    from roost.runtime.modules import named_tensors
-    from roost.search.bench import cores_of
+    from roost.runtime.ops.run import GraphRuntime
+    from roost.runtime.whole.apply import named_tensors
+    from roost.search.measured.worker_process import cores_of
     from roost.simulator.compiled import simulate
 
     weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}

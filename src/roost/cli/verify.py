@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from roost.plan.plan import Plan
-    from roost.runtime.verify import Verification
+    from roost.runtime.ops.verify import Verification
 
 
 def verify(
@@ -62,10 +62,10 @@ def verify(
 
 
 def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | None) -> Verification:
-    from roost.runtime import verify as verification
+    from roost.runtime.ops import verify
 
     with _console.working("running it placed and unplaced"):
-        return verification.verify(
+        return verify.verify(
             ready.step,
             ready.problem,
             ready.placement,
@@ -78,15 +78,15 @@ def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | Non
 
 
 def _plan_verified(plan: Plan, chosen: _problem.Model, steps: int, seed: int, tolerance: float | None) -> Verification:
-    from roost.runtime import verify as verification
-    from roost.runtime.verify_modules import verify_modules
+    from roost.runtime.ops import verify
+    from roost.runtime.whole.verify import verify_modules
 
     if chosen.train:
         raise InputError("a plan is for inference; leave out --train")
     with _console.working(f"building {chosen.source}"):
         _ready.check_size(chosen, 2)
         built = _built.build(chosen, "cpu", seed)
-        verification.check_weights(built.module)
+        verify.check_weights(built.module)
     with _console.working("running it placed and unplaced"):
         return verify_modules(built.module, plan.modules, built.inputs, steps=steps, tolerance=tolerance)
 

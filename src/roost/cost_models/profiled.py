@@ -19,14 +19,15 @@ from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import INPUT, UPDATE, Graph
-from roost.cost_models._told import Logged
 from roost.cost_models.roofline import Roofline
+from roost.cost_models.timing.progress_log import Logged
 from roost.errors import InputError
-from roost.presets import _kept, _machine
+from roost.presets import machine
+from roost.presets import measurement_cache
 
 if TYPE_CHECKING:
-    from roost.cost_models._timers import Lane, Timer
-    from roost.cost_models._works import Task, Work
+    from roost.cost_models.timing.timed_ops import Task, Work
+    from roost.cost_models.timing.timers import Lane, Timer
     from roost.frontends.torch import Described
 
 _log = logging.getLogger(__name__)
@@ -58,12 +59,12 @@ def profile(
 
 def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:
     """Call with the PyTorch device that a device of a cluster is here, in a thread as ops are timed in there."""
-    from roost.cost_models._timers import lanes
+    from roost.cost_models.timing.timers import lanes
 
     lane = lanes(cluster)[device]
     if lane.device.type != "cpu":
         return call(lane.device)
-    with _machine.OwnThread(lane.threads, set(lane.cores or ()) or None) as thread:
+    with machine.OwnThread(lane.threads, set(lane.cores or ()) or None) as thread:
         return thread(lambda: call(lane.device))
 
 
@@ -132,17 +133,18 @@ class _Run:
     """Times what is not known yet, and puts together what is."""
 
     def __init__(self, settings: Profiled, step: Described, cluster: Cluster) -> None:
-        from roost.cost_models import _timers, _works
+        from roost.cost_models.timing import timed_ops
+        from roost.cost_models.timing import timers
 
         self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster
-        self.lanes = _timers.lanes(cluster)
-        self.tasks: list[Task] = list(_works.tasks(step))
-        self.inputs: list[Task] = list(_works.inputs(step))  # which take time on GPUs
+        self.lanes = timers.lanes(cluster)
+        self.tasks: list[Task] = list(timed_ops.tasks(step))
+        self.inputs: list[Task] = list(timed_ops.inputs(step))  # which take time on GPUs
         # New values of parameters go back to the host, while others come from there.
         self.copies = _BOTH_WAYS if (step.graph.phase == UPDATE).any() else _BESIDE
         self.gpu = next((lane.device for lane in self.lanes if lane.device.type == "cuda"), None)
         self.rough = Roofline().estimate(step.graph, cluster).op_time
-        self.key = {name: value for name, value in _machine.hardware().items() if name != "threads"}
+        self.key = {name: value for name, value in machine.hardware().items() if name != "threads"}
         self.key |= {"method": _METHOD}
         self.times: dict[str, tuple[float, float]] = {}
         self.failed: dict[str, str] = {}
@@ -158,7 +160,7 @@ class _Run:
             self._time_rows()
         finally:
             if self.settings.cache and self.times != before:
-                _kept.write("profile", self.key, {**self._kept(), **self.times})
+                measurement_cache.write("profile", self.key, {**self._kept(), **self.times})
         replays = self._replays()
         alone, beside = self._op_times(False, replays), self._op_times(True, replays)
         fallen = self._fallen_back()
@@ -191,12 +193,12 @@ class _Run:
         """What was timed before, on this hardware; whatever in the file is no pair of times is passed over."""
         if not self.settings.cache:
             return {}
-        return {name: (pair[0], pair[1]) for name, pair in _kept.read("profile", self.key).items() if _is_pair(pair)}
+        return {name: (pair[0], pair[1]) for name, pair in measurement_cache.read("profile", self.key).items() if _is_pair(pair)}
 
     # ------------------------------------------------------------------ timing
 
     def _time(self, missing: Sequence[tuple[Lane, Work, bool]]) -> None:
-        from roost.cost_models._timers import CopiesBeside, Timer
+        from roost.cost_models.timing.timers import CopiesBeside, Timer
 
         done = 0
         for lane, beside in dict.fromkeys((lane, beside) for lane, _, beside in missing):
@@ -232,7 +234,7 @@ class _Run:
 
     def _time_rows(self) -> None:
         """What a call takes more among others than by itself, again and again: its code comes from no cache then."""
-        from roost.cost_models._timers import Timer
+        from roost.cost_models.timing.timers import Timer
 
         works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
         small = [work for work in works.values() if work.num_bytes + work.made_bytes <= _SMALL][:_MANY]
@@ -249,7 +251,7 @@ class _Run:
         """By hardware, the seconds of the host for each op in a whole step, where there is room and time for that."""
         if not self.settings.in_step and (self.gpu is None or not self.settings.launches):
             return {}
-        kept = _kept.read("steps", self.key) if self.settings.cache else {}
+        kept = measurement_cache.read("steps", self.key) if self.settings.cache else {}
         found: dict[str, list[float]] = {}
         for lane in {lane.hardware: lane for lane in self.lanes}.values():
             if not (self.settings.in_step if lane.device.type == "cpu" else self.settings.launches):
@@ -260,18 +262,18 @@ class _Run:
             if times is not None:
                 found[lane.hardware] = kept[name] = times
         if self.settings.cache and found:
-            _kept.write("steps", self.key, kept)
+            measurement_cache.write("steps", self.key, kept)
         return found
 
     def _replay(self, lane: Lane) -> list[float] | None:
-        from roost.cost_models._replay import replayed
-        from roost.cost_models._timers import Timer
+        from roost.cost_models.timing.timers import Timer
+        from roost.cost_models.timing.whole_step import replayed
 
         pairs = [self._of(lane, task.work, False) for task in self.tasks]
         about = sum(pair[0] for pair in pairs if pair is not None)
-        room = _machine.available_memory() // 2
+        room = machine.available_memory() // 2
         if lane.device.type == "cuda":
-            room = _machine.gpu_memory(lane.device.index) // 2
+            room = machine.gpu_memory(lane.device.index) // 2
         if None in pairs or about > _LONGEST_STEP or self.graph.output_bytes.sum(dtype=float) > room:
             return None
         seconds = _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1) if about < _LONG_STEP else 0.0

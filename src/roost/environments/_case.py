@@ -15,10 +15,10 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, FORWARD, UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._fitting import fastest_allowed, lasting_bytes
-from roost.placers._groups import groups_of
-from roost.placers._orders import placement_of
-from roost.placers._units import Units
+from roost.placers._shared.fitting import fastest_allowed, lasting_bytes
+from roost.placers._shared.groups import groups_of
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
 from roost.simulator.compiled import Outcomes, Simulator
 from roost.simulator.order import upward_rank
 

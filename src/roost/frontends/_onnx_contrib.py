@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from roost.frontends._onnx_flop import Call
-from roost.frontends._tensors import Shape, Tensor, words
+from roost.frontends.tracing.tensors import Shape, Tensor, words
 
 # Makes a tensor like the first it takes. The last two are of the standard, which has no shape inference for them.
 _LIKE_FIRST = words(

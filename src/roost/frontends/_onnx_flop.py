@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roost.frontends._tensors import Tensor, einsum_flop, words
+from roost.frontends.tracing.tensors import Tensor, einsum_flop, words
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from roost.core.arrays import Array
 from roost.errors import InputError, UnknownName, UnsupportedOp
 from roost.frontends import _onnx_contrib
 from roost.frontends._onnx_flop import Call
-from roost.frontends._tensors import Declared, Dimension, Shape, Tensor, fixed_shapes
+from roost.frontends.tracing.tensors import Declared, Dimension, Shape, Tensor, fixed_shapes
 
 log = logging.getLogger(__name__)
 

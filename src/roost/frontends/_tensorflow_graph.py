@@ -14,7 +14,7 @@ from roost.core.graph import Graph, GraphBuilder
 from roost.errors import GraphError, InputError
 from roost.frontends._tensorflow_flop import SHAPE_ONLY, Call, bytes_of, flop_of
 from roost.frontends._tensorflow_traced import Inferred, Traced, infer
-from roost.frontends._tensors import BITS, Count, Coverage, Names, Tensor, words
+from roost.frontends.tracing.tensors import BITS, Count, Coverage, Names, Tensor, words
 
 # Whoever reads what they make reads what they take.
 _VIEWS = words(

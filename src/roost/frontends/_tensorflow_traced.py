@@ -8,7 +8,7 @@ from typing import Any
 
 from roost.errors import InputError
 from roost.frontends._tensorflow_inline import Inlined, inline
-from roost.frontends._tensors import fixed_shapes
+from roost.frontends.tracing.tensors import fixed_shapes
 
 
 @dataclass(frozen=True)

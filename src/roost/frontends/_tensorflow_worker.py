@@ -17,7 +17,7 @@ from roost.core.graph import Graph
 from roost.errors import InputError, MissingExtra, RoostError, UnknownName
 from roost.frontends._tensorflow_graph import describe
 from roost.frontends._tensorflow_traced import Traced, Variable
-from roost.frontends._tensors import Coverage
+from roost.frontends.tracing.tensors import Coverage
 
 
 def import_tensorflow() -> Any:

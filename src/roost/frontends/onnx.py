@@ -21,7 +21,7 @@ from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError, MissingExtra
 from roost.frontends._onnx_flop import QUANTISED, SHAPE_ONLY, Call, bytes_of, flop_of
 from roost.frontends._onnx_shapes import DTYPES, Shapes, node_name
-from roost.frontends._tensors import Count, Coverage, Names, Tensor
+from roost.frontends.tracing.tensors import Count, Coverage, Names, Tensor
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from typing import Any
 from roost.core import formats
 from roost.core.graph import Graph
 from roost.errors import GraphError, InputError, MissingExtra, UnsupportedOp
-from roost.frontends._tensors import Coverage
+from roost.frontends.tracing.tensors import Coverage
 
 _ERRORS: dict[str, type[InputError]] = {error.__name__: error for error in (GraphError, UnsupportedOp)}
 

@@ -1,6 +1,6 @@
 """PyTorch: a module and example inputs, a `.pt2` file, or `package.module:callable`, to a Graph.
 
-`capture` traces the model (see `_trace.py`) and describes each op. Views are no ops: whoever reads a view reads the
+`capture` traces the model (see `trace.py`) and describes each op. Views are no ops: whoever reads a view reads the
 tensor it looks into. An op with several outputs is one op, and a free op for each output that is used, in one group
 with it, so that each goes where it is needed.
 """
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError, UnknownName
-from roost.frontends._tensors import Count, Coverage
+from roost.frontends.tracing.tensors import Count, Coverage
 
 if TYPE_CHECKING:
     from torch import Tensor, fx, nn
 
-    from roost.frontends._trace import Program
+    from roost.frontends.tracing.trace import Program
 
 # Optimizer -> states it keeps for each parameter, FLOP for each element.
 OPTIMIZERS: dict[str, tuple[tuple[str, ...], int]] = {
@@ -60,7 +60,7 @@ def step_of(
     name: str | None = None,
 ) -> Described:
     """As `capture`, with the program that the graph describes: what the runtime and the profiler take."""
-    from roost.frontends import _trace
+    from roost.frontends.tracing import trace
 
     if not isinstance(optimizer, str):
         known = ", ".join(OPTIMIZERS)
@@ -75,7 +75,7 @@ def step_of(
         args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
         kwargs = {}
     try:
-        program = _trace.trace(model, args, kwargs, train=train, loss=loss)
+        program = trace.trace(model, args, kwargs, train=train, loss=loss)
         return described(program, name or type(model).__name__, optimizer if train else None)
     except (RuntimeError, NotImplementedError) as error:  # sparse gradients, nested tensors: PyTorch says no
         raise InputError(f"the model cannot be captured: {str(error).strip().splitlines()[0]}") from error
@@ -160,8 +160,8 @@ class _Description:
         self.made_by[op] = node
 
     def add_op(self, node: fx.Node) -> None:
-        from roost.frontends import _flop
-        from roost.frontends._trace import BACKWARD, is_getitem
+        from roost.frontends.tracing import flop as _flop
+        from roost.frontends.tracing.trace import BACKWARD, is_getitem
 
         value = node.meta.get("val")
         made = list(_flop.tensors_in(value))
@@ -209,7 +209,7 @@ class _Description:
 
     def _check_dtypes(self, node: fx.Node, module: str) -> None:
         """Fake tensors multiply what real ones refuse to: a half-precision weight with single-precision inputs."""
-        from roost.frontends import _flop
+        from roost.frontends.tracing import flop as _flop
 
         if not _kind(node).endswith(("mm", "convolution")):
             return
@@ -330,7 +330,7 @@ class Torch:
     def _read_exported(self, path: Path, *, train: bool, optimizer: str, name: str | None) -> Graph:
         import torch
 
-        from roost.frontends import _trace
+        from roost.frontends.tracing import trace
 
         if not path.is_file():
             raise InputError(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
@@ -338,7 +338,7 @@ class Torch:
             exported = torch.export.load(str(path))
         except Exception as error:  # a damaged archive fails in many ways
             raise InputError(f"{path}: is not a program saved by torch.export.save: {error}") from error
-        program = _trace.trace_exported(exported, train=train)
+        program = trace.trace_exported(exported, train=train)
         return describe(program, name or path.stem, optimizer if train else None)[0]
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from roost.core.arrays import Array
-from roost.learners._optimizer import state_arrays, take_up
+from roost.learners.optimizer_state import state_arrays, take_up
 
 _MUCH = 1.5  # times the target, up or down: then the weight of the penalty changes
 _LEAST_PENALTY, _MOST_PENALTY = 1e-4, 1e3

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from roost.core.arrays import Array
-from roost.learners._optimizer import state_arrays, take_up
+from roost.learners.optimizer_state import state_arrays, take_up
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._population import Heat, Population
-from roost.placers._starts import starting_points
+from roost.placers._annealing.population import Heat, Population
+from roost.placers._starts.starting_points import starting_points
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._chain import Chain
-from roost.placers._fitting import best_or_nearest, best_reordered, fastest_allowed, fitted
-from roost.placers._orders import in_orders
-from roost.placers._partition import accelerators
-from roost.placers._units import Units
-from roost.placers.kernels.contiguous import cheapest_parts
+from roost.placers._shared.fitting import best_or_nearest, best_reordered, fastest_allowed, fitted
+from roost.placers._shared.orders import in_orders
+from roost.placers._shared.units import Units
+from roost.placers._splits.chain import Chain
+from roost.placers._splits.cut_chain import cheapest_parts
+from roost.placers._splits.unit_graph import accelerators
 
 _SCALES = (1.0, 0.9, 0.8, 0.65)  # of the memory
 _MOST_STATES = 256  # eight devices of which no two are alike, or many more that are

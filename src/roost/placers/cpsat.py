@@ -16,8 +16,8 @@ from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._units import Units
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.units import Units
 from roost.placers.single import Single
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._population import Heat
+from roost.placers._annealing.population import Heat
 from roost.placers.annealing import Annealing
 
 _NONE = 1e-12  # a temperature at which nothing worse is ever taken

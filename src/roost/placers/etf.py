@@ -13,9 +13,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._listing import SCALES, Prepared, device_choices
-from roost.placers._units import Units
+from roost.placers._listing.prepared import SCALES, Prepared, device_choices
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.units import Units
 
 
 @dataclass(frozen=True)

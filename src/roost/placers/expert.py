@@ -22,19 +22,19 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError, UnknownName
 from roost.placers import Evaluate
-from roost.placers import _expert_rules as rules
-from roost.placers._fitting import best_or_nearest, fitted, lasting_bytes
-from roost.placers._layers import Layers
-from roost.placers._partition import accelerators, mean_seconds, speeds
-from roost.placers._units import Units
+from roost.placers._shared.fitting import best_or_nearest, fitted, lasting_bytes
+from roost.placers._shared.layers import Layers
+from roost.placers._shared.units import Units
+from roost.placers._splits import expert_rules
+from roost.placers._splits.unit_graph import accelerators, mean_seconds, speeds
 from roost.placers.published import Published
 
 _SCALES = (1.0, 0.85, 0.7)  # of the memory, until what was estimated fits
 
 _BY_NAME: dict[str, Callable[[Graph, Layers, int], Array]] = {
-    "recurrent": rules.recurrent,
-    "blocks": rules.blocks,
-    "cells": rules.cells,
+    "recurrent": expert_rules.recurrent,
+    "blocks": expert_rules.blocks,
+    "cells": expert_rules.cells,
 }
 RULES = ("auto", "layers", *_BY_NAME, "published")
 
@@ -54,11 +54,11 @@ class Expert:
         if self.rule == "published":
             return Published().place(problem, evaluate)
         layers = Layers.of(problem.graph)
-        rule = rules.rule_for(problem.graph, layers) if self.rule == "auto" else self.rule
+        rule = expert_rules.rule_for(problem.graph, layers) if self.rule == "auto" else self.rule
         units, devices = Units.of(problem), np.array(accelerators(problem))
         if rule == "layers":
             return _by_speed(units, layers, devices, evaluate).placement
-        if rule == "recurrent" and not rules.recurrent_layers(problem.graph, layers):
+        if rule == "recurrent" and not expert_rules.recurrent_layers(problem.graph, layers):
             raise InputError(f"graph {problem.graph.name!r} has no recurrent layers to split; use another rule")
         part = _BY_NAME[rule](problem.graph, layers, len(devices))
         return fitted(units, evaluate, devices[part][layers.of_units(units)], layers).placement
@@ -74,7 +74,7 @@ def _by_speed(units: Units, layers: Layers, devices: Array, evaluate: Evaluate) 
     devices = np.concatenate([devices, spare])
     trials: list[Trial] = []
     for scale in _SCALES:
-        part = rules.split_within(seconds, share, sizes, units.problem.cluster.memory[devices] * scale)
+        part = expert_rules.split_within(seconds, share, sizes, units.problem.cluster.memory[devices] * scale)
         trials.append(fitted(units, evaluate, devices[part][layer], layers))
         if trials[-1].feasible:
             break

@@ -18,11 +18,11 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
-from roost.placers._orders import placement_of
-from roost.placers._space import space_of
-from roost.placers._starts import starting_points
-from roost.placers._units import Units
-from roost.placers.kernels import evolution as kernels
+from roost.placers._annealing.move_space import space_of
+from roost.placers._genetic import evolution
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
+from roost.placers._starts.starting_points import starting_points
 from roost.simulator.compiled import Simulator
 from roost.simulator.order import dispatch_order
 
@@ -89,7 +89,7 @@ class Genetic:
 
     def _evolve(self, world: _World, before: Mapping[str, Array], generations: int) -> Round:
         state = {name: np.array(value) for name, value in before.items()}
-        spent = kernels.evolve(
+        spent = evolution.evolve(
             world.layout, world.space, state["keys"], state["steps"], state["excesses"], *world.fixed, world.room,
             generations, self._num_elite, int(self.mutants * self.individuals), self.bias, self.mutation,
             state["state"],
@@ -127,14 +127,14 @@ class _World:
         return np.concatenate([(place + 0.5) / allowed.sum(axis=1), np.full(len(device), 0.5)])
 
     def judge(self, keys: Array) -> tuple[float, float]:
-        step, excess = kernels.judge(self.layout, self.space, keys, *self.fixed, self.room)
+        step, excess = evolution.judge(self.layout, self.space, keys, *self.fixed, self.room)
         return float(step), float(excess)
 
     def placement(self, keys: Array) -> Placement:
         """The placement that an individual stands for."""
         placed, device, urgency, held, *_ = self.room
         unit_of, home_of, base, spread, _ = self.fixed
-        kernels.decode(self.layout, self.space, keys, unit_of, home_of, base, spread, placed, device, urgency, held)
+        evolution.decode(self.layout, self.space, keys, unit_of, home_of, base, spread, placed, device, urgency, held)
         priority = np.zeros(self.problem.graph.num_ops)
         priority[self.layout.op] = urgency
         return placement_of(self.problem, self.units.devices(placed), "priority", priority)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._listing import Prepared, in_orders, named_rules
-from roost.placers._units import Units
+from roost.placers._listing.prepared import Prepared, in_orders, named_rules
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.units import Units
 
 
 @dataclass(frozen=True)

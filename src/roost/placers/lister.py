@@ -28,9 +28,12 @@ from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
-from roost.placers._groups import groups_of, may_group
-from roost.placers._list_orders import ORDERS as LIST_ORDERS
-from roost.placers._lister_rolls import (
+from roost.placers._annealing.population import Heat, Population
+from roost.placers._lister.compiled_network import Rolls
+from roost.placers._lister.portable_rules import COLUMNS, Bench, Near, varied
+from roost.placers._lister.portable_rules import drawn as drawn_rules
+from roost.placers._lister.problem_view import Framed, Rolled
+from roost.placers._lister.rollouts import (
     NUM_SEEN,
     ORDERS,
     PORTFOLIO,
@@ -43,15 +46,12 @@ from roost.placers._lister_rolls import (
     new_tensors,
     rolls_of,
 )
-from roost.placers._lister_view import Framed, Rolled
-from roost.placers._listing import SCALES, total_time
-from roost.placers._orders import best_order, reordered
-from roost.placers._population import Heat, Population
-from roost.placers._portable_rules import COLUMNS, Bench, Near, varied
-from roost.placers._portable_rules import drawn as drawn_rules
-from roost.placers._restoring import restore
-from roost.placers._starts import ask
-from roost.placers.kernels.lister import Rolls
+from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
+from roost.placers._listing.prepared import SCALES, total_time
+from roost.placers._shared.checkpoints import restore
+from roost.placers._shared.groups import groups_of, may_group
+from roost.placers._shared.orders import best_order, reordered
+from roost.placers._starts.starting_points import ask
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +248,7 @@ class Lister:
         import torch
 
         from roost.learners.recorded import clipped
-        from roost.placers._lister_course import Rates, batch_of
+        from roost.placers._lister.training import Rates, batch_of
         from roost.policies.lister_network import Policy
 
         rates = Rates(rolls=self.batch, entropy=self.entropy)
@@ -294,7 +294,7 @@ class Lister:
         """
         import torch
 
-        from roost.placers._lister_course import Course, Rates
+        from roost.placers._lister.training import Course, Rates
 
         with one_thread():
             course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)

@@ -20,9 +20,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
 from roost.placers import Evaluate
-from roost.placers._fitting import fitted
-from roost.placers._partition import accelerators, mean_seconds, speeds, unit_graph, whole
-from roost.placers._units import Units
+from roost.placers._shared.fitting import fitted
+from roost.placers._shared.units import Units
+from roost.placers._splits.unit_graph import accelerators, mean_seconds, speeds, unit_graph, whole
 
 _FEWEST_UNITS = 4  # for each part
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._fitting import fitted
-from roost.placers._partition import accelerators
-from roost.placers._units import Units
+from roost.placers._shared.fitting import fitted
+from roost.placers._shared.units import Units
+from roost.placers._splits.unit_graph import accelerators
 from roost.placers.scotch import mapping
 
 

@@ -35,10 +35,10 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate
-from roost.placers._restoring import restore
+from roost.placers._shared.checkpoints import restore
 
 if TYPE_CHECKING:  # whoever lists placers needs no torch
-    from roost.placers._placeto_learner import Learner
+    from roost.placers._placeto.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Placeto:
         if isinstance(self.setting, str) and self.setting not in SETTINGS:
             raise InputError(f"setting is {self.setting!r}; it must be one of {', '.join(SETTINGS)}, or Settings")
         if self.weights is not None:  # what is wrong with them is told before any time is spent
-            from roost.placers._placeto_learner import Learner
+            from roost.placers._placeto.learner import Learner
 
             self._taught(Learner(self.settings, 0, 1))
 
@@ -135,7 +135,7 @@ class Placeto:
         return SETTINGS[self.setting] if isinstance(self.setting, str) else self.setting
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        from roost.placers._placeto_learner import Learner
+        from roost.placers._placeto.learner import Learner
 
         with one_thread():
             starts = self._starts(problem, evaluate)
@@ -185,7 +185,7 @@ class Placeto:
         """
         import torch
 
-        from roost.placers._placeto_course import Course
+        from roost.placers._placeto.training import Course
 
         with one_thread():
             course = Course(problems, seconds, seed, self.settings, on_note)
@@ -201,7 +201,7 @@ class Placeto:
         names = self.settings.starts if self.settings.start == "best" else ()
         if self.weights is not None:
             names = tuple(dict.fromkeys((*self.baselines, *names)))
-        from roost.placers._starts import ask, distinct
+        from roost.placers._starts.starting_points import ask, distinct
 
         found = [trial for name in names for trial in ask(name, problem, evaluate.named(name))]
         return [trial.placement for trial in distinct(found)]

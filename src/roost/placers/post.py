@@ -23,8 +23,8 @@ from roost.errors import BudgetSpent
 from roost.learners.rewards import standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.placers import Evaluate
-from roost.placers._lesson import FAR, Lesson, check_lesson
-from roost.placers._settings import check_choice, check_number, check_whole
+from roost.placers._lessons.lesson import FAR, Lesson, check_lesson
+from roost.placers._shared.setting_checks import check_choice, check_number, check_whole
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest, best_reordered, fastest_allowed
-from roost.placers._layers import Layers
-from roost.placers._orders import in_orders
-from roost.placers._partition import accelerators
-from roost.placers._units import Units
+from roost.placers._shared.fitting import best_or_nearest, best_reordered, fastest_allowed
+from roost.placers._shared.layers import Layers
+from roost.placers._shared.orders import in_orders
+from roost.placers._shared.units import Units
+from roost.placers._splits.unit_graph import accelerators
 
 NUM_GPUS = 4
 

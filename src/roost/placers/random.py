@@ -17,10 +17,10 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._layers import Layers
-from roost.placers._orders import placement_of
-from roost.placers._units import Units
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.layers import Layers
+from roost.placers._shared.orders import placement_of
+from roost.placers._shared.units import Units
 
 _BATCH = 16  # placements handed over at a time
 

@@ -18,7 +18,8 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.placers import Evaluate, Round
-from roost.placers._listing import (
+from roost.placers._listing.linear_rules import FEATURES, LinearRules
+from roost.placers._listing.prepared import (
     SCALES,
     Prepared,
     Rolled,
@@ -28,8 +29,7 @@ from roost.placers._listing import (
     no_rules,
     total_time,
 )
-from roost.placers._units import Units
-from roost.placers.kernels.listing import FEATURES, LinearRules
+from roost.placers._shared.units import Units
 
 # What is drawn for a feature: how often its weight is not zero, and around which value it then is. Seconds are weighed
 # as they are, one of the others like so many ops of mean length.

@@ -25,9 +25,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
 from roost.placers import Evaluate
-from roost.placers._fitting import fitted
-from roost.placers._partition import MOST_WEIGHT, mean_seconds, speeds, unit_graph, whole
-from roost.placers._units import Units
+from roost.placers._shared.fitting import fitted
+from roost.placers._shared.units import Units
+from roost.placers._splits.unit_graph import MOST_WEIGHT, mean_seconds, speeds, unit_graph, whole
 
 _FARTHEST = 1000  # length of the slowest link beside the fastest: beyond that they are all alike
 _FASTEST = 1000  # weight of all devices together

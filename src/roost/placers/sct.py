@@ -19,9 +19,9 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._listing import SCALES, Prepared, device_choices, total_time
-from roost.placers._units import Units
+from roost.placers._listing.prepared import SCALES, Prepared, device_choices, total_time
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.units import Units
 from roost.simulator.kernels.base import Layout
 from roost.transforms.coarsen import Coarsen
 

@@ -13,9 +13,9 @@ import numpy as np
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest, fastest_allowed
-from roost.placers._orders import in_orders
-from roost.placers._units import Units
+from roost.placers._shared.fitting import best_or_nearest, fastest_allowed
+from roost.placers._shared.orders import in_orders
+from roost.placers._shared.units import Units
 
 
 @dataclass(frozen=True)

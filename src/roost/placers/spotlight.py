@@ -21,9 +21,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
 from roost.placers import Evaluate
-from roost.placers._lesson import FAR, Lesson, Outcomes, check_lesson
-from roost.placers._network import Network, check_network, learn
-from roost.placers._settings import check_number, check_whole
+from roost.placers._lessons.lesson import FAR, Lesson, Outcomes, check_lesson
+from roost.placers._lessons.sequence_learner import Network, check_network, learn
+from roost.placers._shared.setting_checks import check_number, check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,9 @@ import numpy as np
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._fitting import best_or_nearest
-from roost.placers._listing import Prepared, device_choices, in_orders, named_rules
-from roost.placers._units import Units
+from roost.placers._listing.prepared import Prepared, device_choices, in_orders, named_rules
+from roost.placers._shared.fitting import best_or_nearest
+from roost.placers._shared.units import Units
 
 _FAR_MORE = 1e6  # being with the module counts before being over the share, and that before the place in the line
 

@@ -163,6 +163,6 @@ def hop_of(main: str) -> float:
         return 0.0
     import torch
 
-    from roost.runtime.aside import hop_seconds
+    from roost.runtime.whole.cpu_beside_gpu import hop_seconds
 
     return hop_seconds(torch.device(main)) if torch.cuda.is_available() else _HOP

@@ -18,16 +18,16 @@ from roost.core.units import parse_bytes
 from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Placer
 from roost.plan.clusters import cluster_of, main_of, with_less
-from roost.plan.course import Course
+from roost.plan.module_search import Course
 from roost.plan.plan import Plan
-from roost.plan.tuning import tuned
+from roost.plan.trial_runs import tuned
 from roost.search.evaluate import Progress
 
 if TYPE_CHECKING:
     from torch import nn
 
     from roost.frontends.torch import Described
-    from roost.runtime.tried import Tried
+    from roost.runtime.whole.trial_run import Tried
 
 log = logging.getLogger(__name__)
 
@@ -68,9 +68,9 @@ def place(
     """
     import torch
 
-    from roost.frontends._hooked import refuse_dispatched
     from roost.frontends.torch import step_of
-    from roost.runtime.modules import is_placed
+    from roost.frontends.tracing.hooked import refuse_dispatched
+    from roost.runtime.whole.apply import is_placed
 
     _check_arguments(cluster, memory, reserve)
     if not isinstance(model, torch.nn.Module):
@@ -139,7 +139,7 @@ def _spaces(step: Described, main: str) -> Array | None:
     """What ops hold for themselves on a GPU, [ops] bytes; None where there is none to tell."""
     import torch
 
-    from roost.cost_models._spaces import spaces
+    from roost.cost_models.timing.workspaces import spaces
 
     return spaces(step, torch.device(main)) if main.startswith("cuda") and torch.cuda.is_available() else None
 
@@ -148,7 +148,7 @@ def _tried(model: nn.Module, plan: Plan) -> Tried | None:
     """What a run of a plan shows; None where it cannot be run here, for which a log tells why."""
     import torch
 
-    from roost.runtime.tried import Tried, tried
+    from roost.runtime.whole.trial_run import Tried, tried
 
     try:
         return tried(model, plan.modules, plan.example_inputs)
@@ -164,7 +164,7 @@ def _threads_beside(main: str) -> Iterator[None]:
     """The CPU with as many threads as it has beside a GPU."""
     import torch
 
-    from roost.runtime.aside import num_threads
+    from roost.runtime.whole.cpu_beside_gpu import num_threads
 
     before = torch.get_num_threads()
     if main.startswith("cuda"):

@@ -16,7 +16,7 @@ from roost.core.trial import Result
 from roost.core.units import show_bytes, show_seconds
 from roost.errors import InputError
 from roost.plan.clusters import without_store
-from roost.plan.spots import on_the_spot
+from roost.plan.in_call_copies import on_the_spot
 from roost.simulator.compiled import simulate
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from roost.frontends.torch import Described
     from roost.report.exports import DeviceMap
-    from roost.runtime.modules import ModulePlacement
-    from roost.runtime.verify import Verification
+    from roost.runtime.ops.verify import Verification
+    from roost.runtime.whole.apply import ModulePlacement
 
 
 def simulated(problem: Problem, placement: Placement, modules: ModulePlacement) -> Timeline:
@@ -62,13 +62,13 @@ class Plan:
 
     def apply(self, model: nn.Module) -> nn.Module:
         """Place the model: the same object, for inference, with `generate` and all."""
-        from roost.runtime.modules import apply
+        from roost.runtime.whole.apply import apply
 
         return apply(model, self.modules)
 
     def remove(self, model: nn.Module) -> nn.Module:
         """Take the placement off again."""
-        from roost.runtime.modules import remove
+        from roost.runtime.whole.apply import remove
 
         return remove(model)
 
@@ -77,7 +77,7 @@ class Plan:
 
         `inputs` are those that the plan was made with where none are given; a plan from a file has none.
         """
-        from roost.runtime.verify_modules import verify_modules
+        from roost.runtime.whole.verify import verify_modules
 
         given = self.example_inputs if inputs is None else inputs
         if given is None:
@@ -91,7 +91,7 @@ class Plan:
         from roost.report.exports import device_map
 
         if model is not None:
-            from roost.runtime.modules import check_signature
+            from roost.runtime.whole.apply import check_signature
 
             check_signature(model, self.modules)
         problem, placement = self.on_real_devices()

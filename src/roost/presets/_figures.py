@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roost.presets import _machine
-from roost.presets._clock import cuda_time, host_time
+from roost.presets import machine
+from roost.presets.clock import cuda_time, host_time
 
 DTYPES = ("float32", "bfloat16", "float16")
 _SECONDS = 0.1  # for each figure
@@ -28,14 +28,14 @@ Clock = Callable[[Callable[[], Any]], float]
 def of_cpu(threads: int, cores: set[int] | None = None) -> dict[str, Any]:
     """Figures of a device of the kind `cpu` with so many threads, and cores where given."""
     cpu = torch.device("cpu")
-    size = min(max(_LARGE, 4 * _machine.cache_bytes()), _machine.available_memory() // 8)
-    with _machine.OwnThread(threads, cores) as thread:
+    size = min(max(_LARGE, 4 * machine.cache_bytes()), machine.available_memory() // 8)
+    with machine.OwnThread(threads, cores) as thread:
         return thread(lambda: _device(cpu, lambda call: host_time([call], _SECONDS), size, 0.02))  # type: ignore[no-any-return]
 
 
 def of_gpu(number: int) -> dict[str, Any]:
     device = torch.device("cuda", number)
-    size = min(2**30, _machine.gpu_memory(number) // 8)
+    size = min(2**30, machine.gpu_memory(number) // 8)
     found = _device(device, lambda call: cuda_time([call], number, _SECONDS)[0], size, 0.002)
     one = torch.ones(1, device=device)
     found["launch_overhead"] = cuda_time([lambda: torch.ops.aten.add.Tensor(one, one)], number, _SECONDS)[1]
@@ -108,7 +108,7 @@ def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> d
         latency = host_time([cross], _SECONDS)
         found |= {"latency": latency}
         launching = host_time([_receiving(there.device) if up else _handing(there.device)], _SECONDS)
-    with _machine.OwnThread(threads, cores) as thread:
+    with machine.OwnThread(threads, cores) as thread:
         posting = thread(lambda: host_time([_posting()], _SECONDS)) if up else 0.0
         waits = thread(lambda: _wait(there.device, up))
         takes = thread(lambda: [_send(there.device, up, size) - latency for size in _SENT])
@@ -167,7 +167,7 @@ def _wait(gpu: torch.device, up: bool) -> float:
     has nothing left to do, and what comes next has to be launched first.
     """
     around = torch.ones(_AROUND // 4)
-    size = min(_BUSY, _machine.gpu_memory(gpu.index) // 8)
+    size = min(_BUSY, machine.gpu_memory(gpu.index) // 8)
     made, busy = torch.empty_like(around), torch.ones(size // 4, device=gpu)
     tiny = torch.ones(_SMALL // 4, device=gpu)
     at_home = torch.ones(_SMALL // 4)
@@ -278,7 +278,7 @@ def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[st
 def between_threads() -> dict[str, float]:
     """A way between two devices that are threads: a third thread is given a tensor, and hands over a copy of it."""
     small, large = (torch.zeros(size, dtype=torch.uint8) for size in (_SMALL, _ACTIVATION))
-    with _machine.OwnThread(1) as link:
+    with machine.OwnThread(1) as link:
         latency = host_time([lambda: link(small.clone)], _SECONDS)
         whole = host_time([lambda: link(large.clone)], _SECONDS)
     return {"latency": latency, "bandwidth": _ACTIVATION / max(whole - latency, 1e-9)}

@@ -10,7 +10,8 @@ from typing import Any
 from roost.core.cluster import MOST_DEVICES, Cluster, Device, Link
 from roost.core.units import parse_bytes, show_bytes
 from roost.errors import InputError, UnknownName
-from roost.presets import _kept, _machine
+from roost.presets import machine
+from roost.presets import measurement_cache
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +46,12 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
         raise InputError(f"virtual is {virtual!r}; it must be a number of devices, at most {MOST_DEVICES}")
     names = _names(virtual)
     caps = _caps(memory or {}, names)
-    key = _machine.hardware() | {"virtual": virtual, "method": _METHOD}
-    figures = {} if refresh else _kept.read("probe", key)
+    key = machine.hardware() | {"virtual": virtual, "method": _METHOD}
+    figures = {} if refresh else measurement_cache.read("probe", key)
     if not _sound(figures, names):
         _log.info("measuring this machine, once for its hardware: less than a minute")
         figures = measured(virtual)
-        _kept.write("probe", key, figures)
+        measurement_cache.write("probe", key, figures)
     room = {name: _memory(name, virtual) for name in names}
     for name, cap in caps.items():
         if cap > room[name]:
@@ -65,7 +66,7 @@ def measured(virtual: int) -> dict[str, Any]:
     from roost.presets import _figures
 
     if virtual:
-        cores = _machine.shares(virtual)
+        cores = machine.shares(virtual)
         found = {
             len(share): _figures.of_cpu(len(share), share) for share in {len(each): each for each in cores}.values()
         }
@@ -76,11 +77,11 @@ def measured(virtual: int) -> dict[str, Any]:
         }
     import torch
 
-    own = _machine.parts(["cpu", *["cuda"] * _machine.num_gpus()])[0]
-    host = min(len(own), torch.get_num_threads()), own if _machine.num_gpus() else None  # threads, and their cores
+    own = machine.parts(["cpu", *["cuda"] * machine.num_gpus()])[0]
+    host = min(len(own), torch.get_num_threads()), own if machine.num_gpus() else None  # threads, and their cores
     devices = {"cpu": _figures.of_cpu(*host)}
     links: list[list[Any]] = []
-    for number in range(_machine.num_gpus()):
+    for number in range(machine.num_gpus()):
         name = f"cuda:{number}"
         devices[name] = _figures.of_gpu(number)
         links += [
@@ -103,7 +104,7 @@ def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list
 def _names(virtual: int) -> list[str]:
     if virtual:
         return [f"cpu:{number}" for number in range(virtual)]
-    return ["cpu", *(f"cuda:{number}" for number in range(_machine.num_gpus()))]
+    return ["cpu", *(f"cuda:{number}" for number in range(machine.num_gpus()))]
 
 
 def _caps(memory: Mapping[str, int | str], names: list[str]) -> dict[str, int]:
@@ -116,9 +117,9 @@ def _caps(memory: Mapping[str, int | str], names: list[str]) -> dict[str, int]:
 def _memory(name: str, virtual: int) -> int:
     """What a device can have, rounded down: a program that differs by a page is not another problem."""
     if name.startswith("cuda:"):
-        room = _machine.gpu_memory(int(name.removeprefix("cuda:")))
+        room = machine.gpu_memory(int(name.removeprefix("cuda:")))
     else:
-        room = _machine.available_memory() // max(virtual, 1)
+        room = machine.available_memory() // max(virtual, 1)
     return room // _ROUND * _ROUND
 
 

@@ -20,9 +20,9 @@ from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
 from roost.core.timeline import SEND, Timeline, Transfers
 from roost.errors import InputError
-from roost.simulator import compiling as compiling  # before anything is compiled
+from roost.simulator import compiling  # before anything is compiled
 from roost.simulator import memory
-from roost.simulator.kernels import batch as kernels
+from roost.simulator.kernels import batch
 from roost.simulator.kernels import lanes
 from roost.simulator.kernels.base import Busy, Layout
 from roost.simulator.kernels.fetches import fetches_anything
@@ -202,7 +202,7 @@ class Simulator:
             raise InputError("move_start must go up from 0 to the number of moves, with one more entry than neighbours")
         if op.shape != device.shape or op.ndim != 1:
             raise InputError(f"move_op and move_device must match, not {list(op.shape)} and {list(device.shape)}")
-        wrong = kernels.first_wrong_neighbour(
+        wrong = batch.first_wrong_neighbour(
             placement.device,
             start,
             op,
@@ -234,7 +234,7 @@ class Simulator:
         num_ops = self.problem.graph.num_ops
         if devices.ndim != 2 or devices.shape[1] != num_ops:
             raise InputError(f"devices must be [batch, {num_ops}], not {list(devices.shape)}")
-        wrong = kernels.first_wrong(devices, self._allowed, self._leader, self.problem.cluster.num_devices)
+        wrong = batch.first_wrong(devices, self._allowed, self._leader, self.problem.cluster.num_devices)
         if wrong >= 0:
             self.problem.check(Placement(devices[wrong]))
             raise AssertionError("what the kernel refuses, the problem refuses too")
@@ -250,7 +250,7 @@ class Simulator:
         peak = np.zeros((count, cluster.num_devices), np.int64)
 
         def run(rows: slice) -> None:
-            kernels.run_batch(
+            batch.run_batch(
                 layout,
                 devices[rows],
                 window,
@@ -276,7 +276,7 @@ class Simulator:
         fifo = placement.order == "fifo"
         placed = placement.device.astype(np.uint32)
         device, home = placed[layout.op], placed[layout.parameter_op]
-        _, count, begins, ends, moves, window = kernels.run_full(layout, device, home, self._window(placement), fifo)
+        _, count, begins, ends, moves, window = batch.run_full(layout, device, home, self._window(placement), fifo)
         start, finish = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
         start[layout.op], finish[layout.op] = begins, ends
         kind = moves.kind[:count].astype(np.int32)

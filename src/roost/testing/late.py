@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from roost.runtime.cuda import Cuda, Stream
-from roost.runtime.places import Mark
-from roost.runtime.segments import Capture
+from roost.runtime.ops.cuda import Cuda, Stream
+from roost.runtime.ops.segments import Capture
+from roost.runtime.step.devices import Mark
 
 
 class LateMark:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from roost.frontends._trace import Program, trace
+from roost.frontends.tracing.trace import Program, trace
 
 
 def compare_with_eager(

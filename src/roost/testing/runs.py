@@ -14,10 +14,10 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.frontends.torch import Described
-from roost.runtime._unplaced import residents_of as residents_of
-from roost.runtime.graph import GraphRuntime
-from roost.runtime.optimizers import Optimizer
-from roost.runtime.places import Place
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.devices import Place
+from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of as residents_of
 from roost.testing.numerics import distance
 
 

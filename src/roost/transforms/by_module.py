@@ -24,7 +24,7 @@ from roost.core.cluster import MEMORY
 from roost.core.graph import Graph
 from roost.core.kinds import class_of
 from roost.transforms._transformed import Transformed
-from roost.transforms._unions import Kinds, Unions
+from roost.transforms.merging.unions import Kinds, Unions
 
 _SHARE = 1 / 16  # of all weights: a module of modules with more than this is not one decision
 _LITTLE = 1 / 1000  # of its weights: where less than this is handed on inside a module of modules, it need not be one

@@ -27,10 +27,10 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.graph import Graph
 from roost.errors import InputError
-from roost.transforms._lightest import Lightest
-from roost.transforms._merged import merged
-from roost.transforms._parameters import Parameters
 from roost.transforms._transformed import Transformed
+from roost.transforms.merging.lightest import Lightest
+from roost.transforms.merging.merged import merged
+from roost.transforms.merging.parameters import Parameters
 
 
 @dataclass(frozen=True)

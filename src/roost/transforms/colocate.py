@@ -19,7 +19,7 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, FORWARD, PARAMETER, UPDATE, Graph
 from roost.errors import InputError
 from roost.transforms._transformed import Transformed
-from roost.transforms._unions import Kinds, Unions, units_of
+from roost.transforms.merging.unions import Kinds, Unions, units_of
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, FORWARD, UPDATE, Graph
 from roost.transforms._transformed import Transformed
-from roost.transforms._unions import Kinds
+from roost.transforms.merging.unions import Kinds
 
 
 @dataclass(frozen=True)

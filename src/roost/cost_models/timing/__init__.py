@@ -1,0 +1,1 @@
+"""Ops timed on the devices of this machine."""

@@ -1,0 +1,1 @@
+"""The compiled search: annealing chains, their moves, and the way downhill."""

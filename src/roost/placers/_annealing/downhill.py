@@ -1,0 +1,48 @@
+"""Downhill from one placement, op by op and one move at a time: the most for few simulations.
+
+Annealing in lanes simulates sixteen neighbours for each move that it makes: with a thousand simulations, sixty moves.
+One after the other they are a thousand, most of them of what the step waits for.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.placers import Evaluate, Round
+from roost.placers._annealing.annealer import Annealer, Chain
+from roost.placers._shared.units import Units
+
+_MOST_MOVES = 5_000  # after so many, annealing finds more
+_ROUND = 1_000  # moves
+_MOST_SECONDS = 1.6  # that a round may take, about
+_FEW = 16  # simulations: not worth another round
+_NONE = 1e-12  # a temperature at which nothing worse is ever taken
+
+
+def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> None:
+    """Make a placement better in its order, until it has moved enough or the budget is spent."""
+    units = _whole_units(problem, start)
+    annealer = Annealer(problem, units, start, alone=True)
+    placed, seed, moves = units.unit_devices(start.device), int(evaluate.rng.integers(2**31)), 0
+    longest = min(_ROUND, max(8, int(_MOST_SECONDS / annealer.seconds_per_batch)))
+    while moves < _MOST_MOVES and evaluate.simulations_left >= _FEW and evaluate.seconds_left > 0:
+        length = int(min(longest, evaluate.simulations_left - 2))  # where it begins is simulated too
+        chain = annealer.chain(placed, seed + moves)
+        placed = evaluate.round(partial(_run, annealer, chain, length))["placed"]
+        moves += length
+
+
+def _run(annealer: Annealer, chain: Chain, length: int) -> Round:
+    spent = annealer.run(chain, length, _NONE, _NONE)
+    return Round([annealer.placement(chain.best)], spent, {"placed": chain.best})
+
+
+def _whole_units(problem: Problem, placement: Placement) -> Units:
+    """The largest units that the placement keeps together."""
+    for tie in ("readers", "updates"):
+        units = Units.of(problem, tie)
+        if (units.devices(units.unit_devices(placement.device)) == placement.device).all():
+            return units
+    return Units.of(problem, "nothing")

@@ -1,0 +1,1 @@
+"""The genetic algorithm over biased random keys, compiled."""

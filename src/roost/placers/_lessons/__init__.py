@@ -1,0 +1,1 @@
+"""What the placers that learn on one problem share."""

@@ -1,0 +1,1 @@
+"""The learned list scheduler: rules, network, and training over many problems."""

@@ -1,0 +1,1 @@
+"""List scheduling: ops in dispatch order, each unit placed by a rule."""

@@ -1,0 +1,1 @@
+"""Placeto: episodes, features, the learner, and training over many problems."""

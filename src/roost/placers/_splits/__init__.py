@@ -1,0 +1,1 @@
+"""Contiguous splits and partitions."""

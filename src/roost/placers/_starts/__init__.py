@@ -1,0 +1,1 @@
+"""Where searches begin: placements of other placers, and parameters that live elsewhere."""

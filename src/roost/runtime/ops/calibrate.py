@@ -1,0 +1,175 @@
+"""Costs held against whole steps: on each device alone, and cut into pieces that go from device to device.
+
+Ops are timed one by one; in a step they find other caches, other threads and other launches around them. What a step on
+one device alone takes more or less is put on all ops of that device alike, so that placements on several devices are
+predicted with each as fast as it is at work. Then a few steps in pieces tell what crossings cost among other work: a
+probe has them in a loop, where all that Python needs for them is at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+from roost.core.cluster import Cluster
+from roost.core.costs import Costs
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.errors import RoostError
+from roost.frontends.torch import Described
+from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.optimizers import Optimizer
+from roost.simulator.compiled import simulate
+
+log = logging.getLogger(__name__)
+
+_WARM, _LEAST, _MOST = 2, 5, 30  # steps
+_ODD = 5.0  # times: something else was going on
+_PIECES = (3, 8, 20, 50)  # that a step is cut into
+# What is tried for crossings: times what was probed, and seconds more.
+_TIMES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
+_MORE = (0.0, 2e-5, 5e-5, 1e-4, 2e-4, 4e-4)
+_BETTER = 0.9  # of the error, for a link to be otherwise than probed
+
+
+class Crossings(NamedTuple):
+    """What tensors that cross cost, than was probed."""
+
+    times: float = 1.0  # what keeps either end busy, and what is waited for
+    more: float = 0.0  # seconds: of whoever sends, or of the way where crossings keep nobody busy
+
+
+_AS_PROBED = Crossings()
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A problem as whole steps have it."""
+
+    problem: Problem
+    slower: dict[str, float]  # devices that were run, and how many times as long their ops take
+    crossings: Crossings = _AS_PROBED
+
+
+def calibrated(
+    step: Described,
+    problem: Problem,
+    residents: Mapping[str, Tensor],
+    inputs: Any,
+    cores: Sequence[set[int]] | None = None,
+    seconds: float = 1.0,
+) -> Calibrated:
+    """The problem with devices as fast as whole steps on them are, and crossings as steps in pieces tell.
+
+    A device that the whole step does not fit on, or fails on, keeps its costs. `inputs` are a tuple, a dict or a
+    tensor; `residents` are copied; `seconds` are for each placement that is run, at least five steps.
+    """
+    given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+
+    def measured(placement: Placement, what: str) -> float | None:
+        try:
+            with GraphRuntime(step, problem, placement, residents, Optimizer(rate=0.0), cores) as run:
+                return _step_time(run, given, seconds)
+        except (RoostError, RuntimeError) as error:
+            log.warning("the whole step could not be run %s: %s", what, str(error).partition("\n")[0])
+            return None
+
+    slower: dict[str, float] = {}
+    op_time = problem.op_time.copy()
+    for number, name in enumerate(problem.cluster.device_names):
+        alone = problem.placement(np.full(problem.graph.num_ops, number))
+        expected = simulate(problem, alone)
+        if not expected.feasible or expected.step_time <= 0:
+            why = "takes no time" if expected.feasible else "does not fit"
+            log.info("the whole step %s on %s: its costs stay as they are", why, name)
+            continue
+        took = measured(alone, f"on {name}")
+        if took is None:
+            continue
+        slower[name] = took / expected.step_time
+        if not 1 / _ODD < slower[name] < _ODD:
+            log.warning(
+                "a whole step on %s takes %.2g times what its ops take: time them anew, with nothing else at work",
+                name,
+                slower[name],
+            )
+        op_time[:, number] *= slower[name]
+    source = f"{problem.costs.source}, held against whole steps on {' and '.join(slower)}" if slower else ""
+    found = Problem(problem.graph, problem.cluster, Costs(op_time, source or problem.costs.source))
+    if len(slower) < 2:
+        return Calibrated(found, slower)
+    tried = [(placement, measured(placement, "in pieces")) for placement in _in_pieces(found, list(slower))]
+    crossings = _fitted(found, [(placement, took) for placement, took in tried if took is not None])
+    return Calibrated(Problem(found.graph, with_crossings(found.cluster, crossings), found.costs), slower, crossings)
+
+
+def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
+    """The program cut into pieces, each on the next device; parameters where they are first read."""
+    graph, found = problem.graph, []
+    devices = np.array([problem.cluster.index_of(name) for name in names])
+    consumers, members = graph.consumer_lists(), np.flatnonzero(graph.group >= 0)
+    computes = np.flatnonzero(~graph.is_parameter)
+    for pieces in (count for count in _PIECES if count <= len(computes)):
+        device = np.full(graph.num_ops, devices[0])
+        device[computes] = devices[np.arange(len(computes)) * pieces // len(computes) % len(devices)]
+        for parameter in np.flatnonzero(graph.is_parameter).tolist():
+            if consumers[parameter]:
+                device[parameter] = device[consumers[parameter][0]]
+        device[members] = device[problem.group_leader[graph.group[members]]]
+        if problem.allowed[np.arange(graph.num_ops), device].all():
+            placement = problem.placement(device)
+            if simulate(problem, placement).feasible:
+                found.append(placement)
+    return found
+
+
+def _fitted(problem: Problem, measured: Sequence[tuple[Placement, float]]) -> Crossings:
+    """What brings predicted steps nearest to measured ones; as probed where nothing is much nearer."""
+
+    def error(crossings: Crossings) -> float:
+        other = Problem(problem.graph, with_crossings(problem.cluster, crossings), problem.costs)
+        return statistics.mean(abs(math.log(simulate(other, each).step_time / took)) for each, took in measured)
+
+    if not measured:
+        return _AS_PROBED
+    errors = {crossings: error(crossings) for crossings in (Crossings(*each) for each in product(_TIMES, _MORE))}
+    # Of several that are as near, the one that is nearest to what was probed.
+    best = min(errors, key=lambda each: (round(errors[each], 6), abs(math.log(each.times)), each.more))
+    log.info("in pieces, steps are off by %.0f %% as probed, %.0f %% with %s", *(
+        100 * each for each in (errors[_AS_PROBED], errors[best])), best)  # fmt: skip
+    return best if errors[best] < _BETTER * errors[_AS_PROBED] else _AS_PROBED
+
+
+def with_crossings(cluster: Cluster, crossings: Crossings) -> Cluster:
+    """The cluster with links whose crossings cost so much; where they keep no device busy, they take longer."""
+    times, more = crossings
+    links = []
+    for link in cluster.links:
+        busy = {name: getattr(link, name) * times for name in ("sender_busy", "receiver_busy")}
+        late = max(link.latency, max(link.latency, link.send_latency) * times)
+        if cluster.keeps_busy:
+            busy["sender_busy"] += more
+        else:
+            late += more
+        links.append(replace(link, send_latency=late, **busy))
+    return cluster if crossings == _AS_PROBED else replace(cluster, links=tuple(links))
+
+
+def _step_time(run: GraphRuntime, inputs: Sequence[Any], seconds: float) -> float:
+    for _ in range(_WARM):
+        run.step(*inputs)
+    found: list[float] = []
+    while len(found) < _LEAST or (sum(found) < seconds and len(found) < _MOST):
+        begun = time.perf_counter()
+        run.step(*inputs)
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)

@@ -1,0 +1,1 @@
+"""What both runtimes need: devices, threads, random ops, optimizers, and the unplaced step."""

@@ -1,0 +1,1 @@
+"""The module runtime: an unchanged nn.Module, with its weights where a plan has them."""

@@ -1,0 +1,1 @@
+"""Ops that merge: sets that grow without closing a cycle, and the graph made of them."""

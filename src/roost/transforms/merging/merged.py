@@ -1,0 +1,193 @@
+"""The graph whose ops are sets of another graph's ops."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.graph import Graph
+from roost.transforms._transformed import Transformed
+from roost.transforms.merging.unions import Kinds, Unions
+
+MERGED = "merged"  # kind of an op that stands for ops of several kinds
+
+
+def merged(graph: Graph, part: Array, unit: list[int], units: Unions, counts: dict[str, int]) -> Transformed:
+    """The graph with one op for each part [ops]: sums of what its ops do, and of what leaves the part.
+
+    Ops of a part share a phase and a unit; what the units allow, and which groups have become one, is in `units`.
+    Its workspace is what the part holds inside when it is run by itself, beyond the output.
+    """
+    _, first, new_op = np.unique(part, return_index=True, return_inverse=True)
+    order = _program_order(graph, new_op)
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    new_op, first = place[new_op], first[order]
+    start, source = _edges(graph, new_op)
+    output, workspace = _memory(graph, new_op)
+    root = np.array([units.find(unit[op]) for op in first.tolist()])
+    kinds = Kinds(graph)
+    group, group_names = _groups(graph, root)
+    coarse = Graph(
+        name=graph.name,
+        op_names=_names(graph, new_op, first),
+        kinds=_common(graph.kinds, new_op, first),
+        dtypes=_dtypes(graph, new_op),
+        modules=_modules(graph, new_op, len(first)),
+        allowed=tuple(kinds.allowed(units.mask[item]) for item in root.tolist()),
+        phase=graph.phase[first],
+        flop=np.bincount(new_op, graph.flop),
+        bytes_read=_sums(graph.bytes_read, new_op),
+        bytes_written=_sums(graph.bytes_written, new_op),
+        output_bytes=output,
+        workspace_bytes=workspace,
+        group_names=group_names,
+        group=group,
+        input_start=start,
+        input_op=source,
+    )
+    return Transformed(graph, coarse, new_op, counts)
+
+
+def _sums(values: Array, new_op: Array) -> Array:
+    sums = np.zeros(int(new_op.max()) + 1, dtype=np.int64)
+    np.add.at(sums, new_op, values)
+    return sums
+
+
+def _program_order(graph: Graph, new_op: Array) -> Array:
+    """Parts in a topological order close to the graph's: of those that are ready, the one whose last op comes first.
+
+    Parameters stand just before their first consumer.
+    """
+    count = int(new_op.max()) + 1
+    last = np.zeros(count, dtype=np.int64)
+    np.maximum.at(last, new_op, np.arange(graph.num_ops))
+    pairs = np.unique(new_op[graph.input_op] * count + new_op[graph.edge_target])
+    source, target = pairs // count, pairs % count
+    is_parameter = np.zeros(count, dtype=bool)
+    is_parameter[new_op[graph.is_parameter]] = True
+    wanted = (source != target) & ~is_parameter[source]
+    source, target = source[wanted], target[wanted]
+    start = np.searchsorted(source, np.arange(count + 1)).tolist()
+    targets, waiting, keys = target.tolist(), np.bincount(target, minlength=count).tolist(), last.tolist()
+    ready = [(keys[part], part) for part in range(count) if waiting[part] == 0 and not is_parameter[part]]
+    heapify(ready)
+    place = np.full(count, -1, dtype=np.int64)  # parameters that nobody reads come first
+    done = 0
+    while ready:
+        _, part = heappop(ready)
+        place[part] = done
+        done += 1
+        for other in targets[start[part] : start[part + 1]]:
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                heappush(ready, (keys[other], other))
+    assert done == count - is_parameter.sum(), "parts never close a cycle"
+    read = graph.is_parameter[graph.input_op]
+    reader = np.full(count, count, dtype=np.int64)
+    np.minimum.at(reader, new_op[graph.input_op[read]], place[new_op[graph.edge_target[read]]])
+    place = np.where(is_parameter, np.where(reader < count, reader, -1), place)
+    return np.lexsort((last, ~is_parameter, place))
+
+
+def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
+    """Inputs of each new op, without repeats, in the order its ops take them."""
+    count = int(new_op.max()) + 1
+    source, target = new_op[graph.input_op], new_op[graph.edge_target]
+    outside = source != target
+    source, target = source[outside], target[outside]
+    pairs, first = np.unique(target * count + source, return_index=True)
+    order = np.lexsort((first, pairs // count))
+    start = np.searchsorted(pairs // count, np.arange(count + 1))
+    return start, (pairs % count)[order]
+
+
+def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
+    """Bytes that leave each new op, and bytes that it holds besides while its ops run one after the other."""
+    count, num_ops = int(new_op.max()) + 1, graph.num_ops
+    source, target = graph.input_op, graph.edge_target
+    outside = new_op[source] != new_op[target]
+    leaves = graph.is_parameter.copy()  # a parameter is resident, whether or not it is read
+    leaves[source[outside]] = True
+    leaving = _sums(np.where(leaves, graph.output_bytes, 0), new_op)
+    place = np.empty(num_ops, dtype=np.int64)
+    order = np.argsort(new_op, kind="stable")
+    place[order] = np.arange(num_ops)
+    last = place.copy()  # where the last consumer inside stands
+    np.maximum.at(last, source[~outside], place[target[~outside]])
+    freed = np.zeros(num_ops, dtype=np.int64)
+    np.add.at(freed, last[~leaves], graph.output_bytes[~leaves])
+    # All that a part does not let out it has given back at its end, so what is left over is what earlier parts let out.
+    held = np.cumsum(graph.output_bytes[order]) - np.concatenate([[0], np.cumsum(freed)[:-1]])
+    held += graph.workspace_bytes[order]
+    starts = np.searchsorted(new_op[order], np.arange(count))
+    before = np.concatenate([[0], np.cumsum(leaving)[:-1]])
+    peak = np.maximum.reduceat(held, starts) - before
+    parameter = np.zeros(count, dtype=bool)
+    parameter[new_op[graph.is_parameter]] = True
+    alone = np.bincount(new_op, minlength=count) == 1
+    # An op by itself keeps the output it had, even where nobody reads it.
+    output = np.where(alone, _sums(graph.output_bytes, new_op), leaving)
+    return output, np.where(parameter, _sums(graph.workspace_bytes, new_op), np.maximum(0, peak - output))
+
+
+def _groups(graph: Graph, root: Array) -> tuple[Array, tuple[str, ...]]:
+    """Groups are kept by name; of those that have become one, the first."""
+    kept = np.unique(root[root < graph.num_groups])
+    number = np.full(graph.num_groups + graph.num_ops, -1)
+    number[kept] = np.arange(len(kept))
+    return number[root], tuple(graph.group_names[group] for group in kept.tolist())
+
+
+def _names(graph: Graph, new_op: Array, first: Array) -> tuple[str, ...]:
+    """The name of its first op, and how many more there are."""
+    more = np.bincount(new_op) - 1
+    taken = {graph.op_names[op] for op in first[more == 0].tolist()}
+    names = []
+    for op, others in zip(first.tolist(), more.tolist(), strict=True):
+        name = f"{graph.op_names[op]}+{others}" if others else graph.op_names[op]
+        while others and name in taken:
+            name += "+"
+        taken.add(name)
+        names.append(name)
+    return tuple(names)
+
+
+def _common(texts: tuple[str, ...], new_op: Array, first: Array) -> tuple[str, ...]:
+    """What all its ops have in common, or that there is no such thing."""
+    number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+    values = np.array([number[text] for text in texts])
+    mixed = np.zeros(len(first), dtype=bool)
+    mixed[new_op[values != values[first][new_op]]] = True
+    return tuple(MERGED if mix else texts[op] for mix, op in zip(mixed.tolist(), first.tolist(), strict=True))
+
+
+def _dtypes(graph: Graph, new_op: Array) -> tuple[str, ...]:
+    """What the op with the most FLOP computes in."""
+    order = np.lexsort((-graph.flop, new_op))
+    starts = np.searchsorted(new_op[order], np.arange(int(new_op.max()) + 1))
+    return tuple(graph.dtypes[op] for op in order[starts].tolist())
+
+
+def _modules(graph: Graph, new_op: Array, count: int) -> tuple[str, ...]:
+    """The path that all its ops have in common."""
+    found: list[str | None] = [None] * count
+    for part, module in zip(new_op.tolist(), graph.modules, strict=True):
+        before = found[part]
+        if before is None:
+            found[part] = module
+        elif before != module:
+            found[part] = _common_path(before, module)
+    return tuple(path or "" for path in found)
+
+
+def _common_path(one: str, other: str) -> str:
+    names = []
+    for mine, theirs in zip(one.split("."), other.split("."), strict=False):
+        if mine != theirs:
+            break
+        names.append(mine)
+    return ".".join(names)
