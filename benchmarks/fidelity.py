@@ -1,17 +1,20 @@
-"""Predicted step time against measured: profiled costs and the simulator beside the graph runtime, on this machine.
+"""Predicted step time against measured: profiled costs and the simulator beside the graph runtime,
+on this machine.
 
-    python benchmarks/fidelity.py run --on virtual2 --small [--models cifar10_cnn,gpt2,rnnlm] [--placements 30]
+    python benchmarks/fidelity.py run --on virtual2 --small [--models cifar10_cnn,gpt2,rnnlm]
+    [--placements 30]
     python benchmarks/fidelity.py run --on here [--models cifar10_cnn,gpt2,rnnlm] [--held 8]
     python benchmarks/fidelity.py run --on here_graphs ...
     python benchmarks/fidelity.py page
 
-`virtual2` is two devices that are threads with half of the cores each, `here` the CPU and the GPUs, `here_graphs` the
-same with runs of ops without transfers launched as CUDA graphs (and predicted without launches). For each model,
-for training and for inference, placements are drawn, made by rules and found by searches, some with parameters that are
-streamed. Each is predicted first. Then `--held` of them at a time are held ready and timed in turn, in an order drawn
-anew in each round, so that a machine that grows slower makes none of them look worse. What ops and links cost is timed
-before, op by op, with none of the placements. Rows that are there already are not run again; a model is profiled anew
-in each run, unless `--kept`. The scatter needs the `plots` extra.
+`virtual2` is two devices that are threads with half of the cores each, `here` the CPU and the GPUs,
+`here_graphs` the same with runs of ops without transfers launched as CUDA graphs (and predicted
+without launches). For each model, for training and for inference, placements are drawn, made by
+rules and found by searches, some with parameters that are streamed. Each is predicted first. Then
+`--held` of them at a time are held ready and timed in turn, in an order drawn anew in each round,
+so that a machine that grows slower makes none of them look worse. What ops and links cost is timed
+before, op by op, with none of the placements. Rows that are there already are not run again; a
+model is profiled anew in each run, unless `--kept`. The scatter needs the `plots` extra.
 """
 
 from __future__ import annotations
@@ -54,7 +57,15 @@ RESULTS = Path(__file__).parent / "results"
 # Steps of tens of milliseconds on one core.
 SMALL: dict[str, dict[str, Any]] = {
     "cifar10_cnn": {"batch": 16},
-    "gpt2": {"batch": 2, "length": 64, "layers": 4, "hidden": 256, "heads": 4, "vocab": 2000, "positions": 64},
+    "gpt2": {
+        "batch": 2,
+        "length": 64,
+        "layers": 4,
+        "hidden": 256,
+        "heads": 4,
+        "vocab": 2000,
+        "positions": 64,
+    },
     "rnnlm": {"batch": 16, "length": 8, "hidden": 256, "vocab": 2000},
     "inception_v3": {"batch": 2, "image": 96},
     "vit": {"batch": 2, "image": 64, "layers": 4, "hidden": 192, "heads": 3},
@@ -62,7 +73,15 @@ SMALL: dict[str, dict[str, Any]] = {
 # For a GPU beside a CPU: steps of milliseconds on the one, of a tenth of a second on the other.
 FULL: dict[str, dict[str, Any]] = {
     "cifar10_cnn": {"batch": 128},
-    "gpt2": {"batch": 4, "length": 128, "layers": 6, "hidden": 512, "heads": 8, "vocab": 8000, "positions": 128},
+    "gpt2": {
+        "batch": 4,
+        "length": 128,
+        "layers": 6,
+        "hidden": 512,
+        "heads": 8,
+        "vocab": 8000,
+        "positions": 128,
+    },
     "rnnlm": {"batch": 64, "length": 10, "hidden": 1024, "vocab": 8000},
     "inception_v3": {"batch": 16},
 }
@@ -119,14 +138,20 @@ def _all(problem: Problem, rng: np.random.Generator) -> Iterator[tuple[str, Plac
         yield f"annealing, {trials} trials", _found(problem, Annealing(threads=1), trials, seed)
     tight = capped(problem, 0.6)
     for name, trials in (("auto", 300), ("annealing", 1000)):
-        yield f"{name}, 0.6 of the memory", _found(tight, Annealing(threads=1) if name != "auto" else name, trials, 0)
+        yield (
+            f"{name}, 0.6 of the memory",
+            _found(tight, Annealing(threads=1) if name != "auto" else name, trials, 0),
+        )
     best = _found(problem, "auto", 200, 1)
     for number in range(1000):
         yield f"streamed {number}", streamed(problem, rng, on=cluster.num_devices - 1 - number % 2)
         yield f"pieces {number}", _pieces(problem, rng, int(rng.integers(2, 12)))
         share = float(rng.choice([0.01, 0.03, 0.1]))
         yield f"found, {share:.0%} moved, {number}", _moved(problem, best, rng, share)
-        yield f"pieces and streamed {number}", _pieces(problem, rng, int(rng.integers(2, 6)), away=0.3)
+        yield (
+            f"pieces and streamed {number}",
+            _pieces(problem, rng, int(rng.integers(2, 6)), away=0.3),
+        )
         if number % 2 == 0:
             yield f"any {number}", any_placement(problem, rng)
 
@@ -139,7 +164,9 @@ def _found(problem: Problem, placer: Any, trials: int, seed: int) -> Placement:
 
 def capped(problem: Problem, share: float) -> Problem:
     """The last device has so much of the memory that a step takes all on one device."""
-    whole = simulate(problem, problem.placement(np.full(problem.graph.num_ops, problem.cluster.num_devices - 1)))
+    whole = simulate(
+        problem, problem.placement(np.full(problem.graph.num_ops, problem.cluster.num_devices - 1))
+    )
     *others, last = problem.cluster.devices
     less = replace(last, memory=int(share * whole.peak_memory[-1]))
     return Problem(problem.graph, replace(problem.cluster, devices=(*others, less)), problem.costs)
@@ -151,12 +178,19 @@ def _grouped(problem: Problem, device: Any, **more: Any) -> Placement:
     return problem.placement(device, **more)
 
 
-def _pieces(problem: Problem, rng: np.random.Generator, pieces: int, away: float = 0.0) -> Placement:
-    """The program cut into pieces, each on another device than the last; parameters where they are first read."""
+def _pieces(
+    problem: Problem, rng: np.random.Generator, pieces: int, away: float = 0.0
+) -> Placement:
+    """The program cut into pieces, each on another device than the last; parameters where they are
+    first read."""
     graph = problem.graph
     cuts = np.sort(rng.choice(graph.num_ops, pieces - 1, replace=False))
     device = (np.searchsorted(cuts, np.arange(graph.num_ops), side="right") + rng.integers(2)) % 2
-    device = device if problem.cluster.num_devices == 2 else device * rng.integers(1, problem.cluster.num_devices)
+    device = (
+        device
+        if problem.cluster.num_devices == 2
+        else device * rng.integers(1, problem.cluster.num_devices)
+    )
     for op in np.flatnonzero(graph.is_parameter).tolist():
         readers = _readers(graph, op)
         if readers:
@@ -171,18 +205,26 @@ def _readers(graph: Graph, op: int) -> list[int]:
     return graph.consumer_lists()[op]
 
 
-def _moved(problem: Problem, placement: Placement, rng: np.random.Generator, share: float) -> Placement:
+def _moved(
+    problem: Problem, placement: Placement, rng: np.random.Generator, share: float
+) -> Placement:
     device = placement.device.copy()
     chosen = ~problem.graph.is_parameter & (rng.random(len(device)) < share)
     device[chosen] = rng.integers(0, problem.cluster.num_devices, int(chosen.sum()))
-    same = {"order": placement.order, "priority": placement.priority, "prefetch_bytes": placement.prefetch_bytes}
+    same = {
+        "order": placement.order,
+        "priority": placement.priority,
+        "prefetch_bytes": placement.prefetch_bytes,
+    }
     return _grouped(problem, device, **same)
 
 
 # ---------------------------------------------------------------------- one model
 
 
-def captured(name: str, train: bool, small: bool) -> tuple[torch.nn.Module, tuple[Any, ...], Described]:
+def captured(
+    name: str, train: bool, small: bool
+) -> tuple[torch.nn.Module, tuple[Any, ...], Described]:
     torch.manual_seed(0)
     model, inputs = zoo.model(name, train, **(SMALL if small else FULL).get(name, {}))
     program = trace(model, inputs, train=train)
@@ -191,7 +233,9 @@ def captured(name: str, train: bool, small: bool) -> tuple[torch.nn.Module, tupl
 
 def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     what = {"on": given.on, "model": name, "train": train, "small": given.small}
-    done = {row["placement"] for row in rows() if all(row[key] == value for key, value in what.items())}
+    done = {
+        row["placement"] for row in rows() if all(row[key] == value for key, value in what.items())
+    }
     if len(done) >= given.placements:
         return
     begun = time.perf_counter()
@@ -199,7 +243,9 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     cluster = roost.probe(virtual=2) if given.on == "virtual2" else roost.probe()
     graphs = given.on == "here_graphs"
     launched = {"launches": not graphs, "seconds_each": given.seconds_each}
-    costs = Profiled(step, in_step=True, refresh=not given.kept, **launched).profile(step.graph, cluster)
+    costs = Profiled(step, in_step=True, refresh=not given.kept, **launched).profile(
+        step.graph, cluster
+    )
     problem = Problem(step.graph, cluster, costs.costs)
     each_alone = Profiled(step, in_step=False, **launched).profile(step.graph, cluster)
     by_itself = Problem(step.graph, cluster, each_alone.costs)
@@ -209,7 +255,8 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
     every = placements(problem, given.placements, given.seed)
     missing = [each for each in every if each not in done]
     print(
-        f"{name} train={train}: {step.graph.num_ops} ops, profiled in {took:.0f} s, {len(missing)} to time", flush=True
+        f"{name} train={train}: {step.graph.num_ops} ops, profiled in {took:.0f} s, {len(missing)} to time",
+        flush=True,
     )
     chance = np.random.default_rng(given.seed)
     chance.shuffle(missing)
@@ -223,24 +270,36 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
             row["predicted_by_itself"] = simulate(by_itself, placement).step_time
             row["predicted_loaded"] = simulate(loaded, placement).step_time
             row["predicted_calibrated"] = simulate(whole.problem, placement).step_time
-            row |= {"load": round(os.getloadavg()[0], 2), "costs": problem.costs.source, "profiled_s": round(took, 1)}
+            row |= {
+                "load": round(os.getloadavg()[0], 2),
+                "costs": problem.costs.source,
+                "profiled_s": round(took, 1),
+            }
             with rows_file().open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            said = f"{row['predicted'] * 1e3:8.2f} ms predicted {row['measured'] * 1e3:8.2f} measured"
+            said = (
+                f"{row['predicted'] * 1e3:8.2f} ms predicted {row['measured'] * 1e3:8.2f} measured"
+            )
             print(f"  {said} {row['predicted'] / row['measured']:6.3f}  {each}", flush=True)
 
 
-def as_loaded(problem: Problem, alone: dict[str, Placement], laps: dict[str, list[tuple[float, float]]]) -> Problem:
-    """The problem with devices as much slower as the steps on each of them alone were, in the same rounds."""
-    slower = [undisturbed(laps[name])[1] / simulate(problem, placement).step_time for name, placement in alone.items()]
+def as_loaded(
+    problem: Problem, alone: dict[str, Placement], laps: dict[str, list[tuple[float, float]]]
+) -> Problem:
+    """The problem with devices as much slower as the steps on each of them alone were, in the same
+    rounds."""
+    slower = [
+        undisturbed(laps[name])[1] / simulate(problem, placement).step_time
+        for name, placement in alone.items()
+    ]
     return Problem(problem.graph, problem.cluster, problem.op_time * np.array(slower))
 
 
 def undisturbed(laps: list[tuple[float, float]]) -> tuple[float, float, float, float]:
     """Quartiles of the laps that count, and the share of them that threads waited for a core.
 
-    Laps where other programs had the cores are not steps of this one. Where all are like that, a third counts: those
-    that were disturbed least.
+    Laps where other programs had the cores are not steps of this one. Where all are like that, a
+    third counts: those that were disturbed least.
     """
     quiet = [lap for lap in laps if lap[1] <= QUIET]
     if len(quiet) < 3:
@@ -261,7 +320,9 @@ def waited() -> float:
 def _row(problem: Problem, placement: Placement, laps: list[tuple[float, float]]) -> dict[str, Any]:
     timeline = simulate(problem, placement)
     busy = np.zeros(problem.cluster.num_devices)
-    np.add.at(busy, placement.device, problem.op_time[np.arange(len(placement.device)), placement.device])
+    np.add.at(
+        busy, placement.device, problem.op_time[np.arange(len(placement.device)), placement.device]
+    )
     low, middle, high, share = undisturbed(laps)
     return {
         "predicted": timeline.step_time, "measured": middle, "low": low, "high": high, "waited": round(share, 4),
@@ -280,14 +341,17 @@ def timed(
     given: argparse.Namespace,
     chance: np.random.Generator,
 ) -> dict[str, list[tuple[float, float]]]:
-    """Seconds of single steps of each, in turn, and the share of them that threads waited for a core."""
+    """Seconds of single steps of each, in turn, and the share of them that threads waited for a
+    core."""
     cores, residents = cores_of(problem.cluster), residents_of(model)
     laps: dict[str, list[tuple[float, float]]] = {each: [] for each in chunk}
     running: dict[str, GraphRuntime] = {}
     try:
         for each, placement in chunk.items():
             graphs = given.on == "here_graphs"
-            run = GraphRuntime(step, problem, placement, residents, Optimizer(rate=1e-4), cores, graphs=graphs)
+            run = GraphRuntime(
+                step, problem, placement, residents, Optimizer(rate=1e-4), cores, graphs=graphs
+            )
             running[each] = run
             for _ in range(2 + graphs):  # they are recorded in the second
                 run.step(*inputs)
@@ -295,7 +359,8 @@ def timed(
         gc.disable()
         for _ in range(given.rounds):
             for each in chance.permutation(sorted(chunk)).tolist():
-                # Read once for all of them: to read what each thread waited takes as long as a short step.
+                # Read once for all of them: to read what each thread waited takes as long as a
+                # short step.
                 before, begun, took = waited(), time.perf_counter(), []
                 for _ in range(given.settle):  # what ran before has left the caches full of its own
                     running[each].step(*inputs)
@@ -332,7 +397,11 @@ def figures(found: list[dict[str, Any]], predicted: str = OURS) -> tuple[float, 
         return math.inf, math.inf, 0.0
     ours, theirs = (np.array([row[key] for row in found]) for key in (predicted, "measured"))
     error = np.abs(ours - theirs) / theirs
-    return float(np.median(error)), float(np.quantile(error, 0.9)), float(spearmanr(ours, theirs).statistic)
+    return (
+        float(np.median(error)),
+        float(np.quantile(error, 0.9)),
+        float(spearmanr(ours, theirs).statistic),
+    )
 
 
 def _kinds(found: list[dict[str, Any]]) -> list[tuple[str, bool]]:
@@ -384,7 +453,10 @@ def page() -> str:
             lines.append(
                 f"| {model} | {how} | {len(some)} | {span} | {error:.1%} | {most:.1%} | {rank:.3f} | {bias:+.1%} | "
                 f"{statistics.median(row['waited'] for row in some):.0%} | "
-                + " | ".join(f"{other[0]:.1%}, {other[2]:.3f}" if other[0] < math.inf else "" for other in others)
+                + " | ".join(
+                    f"{other[0]:.1%}, {other[2]:.3f}" if other[0] < math.inf else ""
+                    for other in others
+                )
                 + " |"
             )
         lines += ["", *_by_kind(here), ""]
@@ -401,7 +473,10 @@ def _others(some: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], 
 
 
 def _by_kind(found: list[dict[str, Any]]) -> list[str]:
-    lines = ["| kind of placement | placements | median error | predicted over measured |", "|---|---|---|---|"]
+    lines = [
+        "| kind of placement | placements | median error | predicted over measured |",
+        "|---|---|---|---|",
+    ]
     for kind in dict.fromkeys(_kind(row) for row in found):
         some = [row for row in found if _kind(row) == kind]
         ratio = statistics.median(row[OURS] / row["measured"] for row in some)
@@ -429,17 +504,31 @@ def plot(path: Path) -> None:
         for model, train in _kinds(here):
             some = [row for row in here if (row["model"], row["train"]) == (model, train)]
             x, y = ([row[key] * 1e3 for row in some] for key in ("measured", OURS))
-            dots = panel.scatter(x, y, s=14, marker="o" if train else "x", label=f"{model}, {HOW[train]}")
-            held = [(r["measured"] * 1e3, r[CALIBRATED] * 1e3) for r in some if CALIBRATED in r and train]
+            dots = panel.scatter(
+                x, y, s=14, marker="o" if train else "x", label=f"{model}, {HOW[train]}"
+            )
+            held = [
+                (r["measured"] * 1e3, r[CALIBRATED] * 1e3)
+                for r in some
+                if CALIBRATED in r and train
+            ]
             if held:
                 colour = dots.get_facecolor()
-                panel.scatter(*zip(*held, strict=True), s=22, marker="o", facecolors="none", edgecolors=colour)
+                panel.scatter(
+                    *zip(*held, strict=True), s=22, marker="o", facecolors="none", edgecolors=colour
+                )
         ends = [f(row[key] * 1e3 for row in here for key in ("measured", OURS)) for f in (min, max)]
         panel.plot(ends, ends, "k-", linewidth=0.8)
         for factor in (0.9, 1.1):
             panel.plot(ends, [end * factor for end in ends], "k:", linewidth=0.6)
         rings = " (rings: calibrated)" if any(CALIBRATED in row for row in here) else ""
-        panel.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel=f"predicted, ms{rings}", title=on)
+        panel.set(
+            xscale="log",
+            yscale="log",
+            xlabel="measured, ms",
+            ylabel=f"predicted, ms{rings}",
+            title=on,
+        )
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     figure.tight_layout()
@@ -454,10 +543,14 @@ def main() -> None:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--steps-of", choices=("both", "training", "inference"), default="both")
     parser.add_argument("--placements", type=int, default=30)
-    parser.add_argument("--held", type=int, default=10, help="placements that are held ready at a time")
+    parser.add_argument(
+        "--held", type=int, default=10, help="placements that are held ready at a time"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="that are timed in each round")
-    parser.add_argument("--settle", type=int, default=1, help="steps of each round that are not timed")
+    parser.add_argument(
+        "--settle", type=int, default=1, help="steps of each round that are not timed"
+    )
     parser.add_argument("--seconds-each", type=float, default=0.03, help="for each unique op")
     parser.add_argument("--kept", action="store_true", help="use op times of before")
     parser.add_argument("--seed", type=int, default=0)
@@ -467,7 +560,9 @@ def main() -> None:
         plot(rows_file().with_suffix(".svg"))
         return
     for name in given.models.split(","):
-        for train in {"both": (True, False), "training": (True,), "inference": (False,)}[given.steps_of]:
+        for train in {"both": (True, False), "training": (True,), "inference": (False,)}[
+            given.steps_of
+        ]:
             run_model(name, train, given)
 
 

@@ -1,14 +1,17 @@
-"""Fits the CPU's efficiencies in the k80 presets to the ratios that Mirhoseini et al. 2017 published.
+"""Fits the CPU's efficiencies in the k80 presets to the ratios that Mirhoseini et al. 2017
+published.
 
     python benchmarks/fit_k80.py
 
-Source figures, seconds a step (their table, as recalled in full by several later papers): RNNLM Single-CPU 6.89 and
-Single-GPU 1.57, so 4.39; Inception-V3 26.21 and 4.60, so 5.70. NMT has 10.72 on the CPU and does not fit a GPU. Only
-ratios are fitted: their TensorFlow of 2017 took several times as long for each op as the hardware needs, on both.
+Source figures, seconds a step (their table, as recalled in full by several later papers): RNNLM
+Single-CPU 6.89 and Single-GPU 1.57, so 4.39; Inception-V3 26.21 and 4.60, so 5.70. NMT has 10.72 on
+the CPU and does not fit a GPU. Only ratios are fitted: their TensorFlow of 2017 took several times
+as long for each op as the hardware needs, on both.
 
-The GPU's efficiencies are assumed: 0.7 of the peak in matrix products, 0.6 in convolutions, 0.75 of the memory
-bandwidth (GDDR5 with ECC); the CPU's share of memory bandwidth is assumed the same. What is left, the CPU's share of
-its peak in matrix products and in convolutions, is found by bisection, one ratio each.
+The GPU's efficiencies are assumed: 0.7 of the peak in matrix products, 0.6 in convolutions, 0.75 of
+the memory bandwidth (GDDR5 with ECC); the CPU's share of memory bandwidth is assumed the same. What
+is left, the CPU's share of its peak in matrix products and in convolutions, is found by bisection,
+one ratio each.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """How good the placers are, on the zoo's training graphs.
 
-    python benchmarks/placers.py PART ...     PART: auto, ten, starts, bounds, proof, exact, large, page
+    python benchmarks/placers.py PART ...     PART: auto, ten, starts, bounds, proof, exact, large,
+    page
 
-Each part appends to benchmarks/results/placers_*.jsonl what it finds, one row for each search, and leaves out what is
-there already, so it can be stopped and go on; `page` makes the page from the rows. Budgets are CPU seconds of the whole
-process, or trials. Nothing is asserted about time.
+Each part appends to benchmarks/results/placers_*.jsonl what it finds, one row for each search, and
+leaves out what is there already, so it can be stopped and go on; `page` makes the page from the
+rows. Budgets are CPU seconds of the whole process, or trials. Nothing is asserted about time.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def graph_of(model: str) -> roost.Graph:
     return roost.load(path)
 
 
-def problems(models: list[str], clusters: tuple[str, ...] = CLUSTERS) -> Iterator[tuple[str, str, roost.Problem]]:
+def problems(
+    models: list[str], clusters: tuple[str, ...] = CLUSTERS
+) -> Iterator[tuple[str, str, roost.Problem]]:
     for model in models:
         graph = graph_of(model)
         for cluster in clusters:
@@ -88,7 +91,9 @@ def warm_up() -> None:
     search(training_like(200, 3), "auto", trials=20_000)
 
 
-def run_auto(part: str, models: list[str], seconds_of: Any, clusters: tuple[str, ...] = CLUSTERS) -> None:
+def run_auto(
+    part: str, models: list[str], seconds_of: Any, clusters: tuple[str, ...] = CLUSTERS
+) -> None:
     warm_up()
     for model, cluster, problem in problems(models, clusters):
         if (proof := nothing_fits(problem)) is not None:
@@ -105,7 +110,9 @@ def run_auto(part: str, models: list[str], seconds_of: Any, clusters: tuple[str,
                 continue
             seconds = seconds_of(problem)
             result = search(problem, "auto", budget=cpu_budget(seconds), seed=seed)
-            found = {name: trial.step_time for name, trial in result.baselines.items() if trial.feasible}
+            found = {
+                name: trial.step_time for name, trial in result.baselines.items() if trial.feasible
+            }
             add(
                 {
                     "part": part, "model": model, "cluster": cluster, "key": [seed], "ops": problem.graph.num_ops,
@@ -118,8 +125,13 @@ def run_auto(part: str, models: list[str], seconds_of: Any, clusters: tuple[str,
 
 
 def spread_of(model: str, cluster: str) -> float:
-    """Worst over best seed of the part `auto`, which has fewer seconds; infinite where there are none."""
-    best = [r["best"] for r in rows("auto") if (r["model"], r["cluster"]) == (model, cluster) and r["feasible"]]
+    """Worst over best seed of the part `auto`, which has fewer seconds; infinite where there are
+    none."""
+    best = [
+        r["best"]
+        for r in rows("auto")
+        if (r["model"], r["cluster"]) == (model, cluster) and r["feasible"]
+    ]
     return max(best) / min(best) if len(best) == len(SEEDS) else float("inf")
 
 
@@ -135,8 +147,18 @@ def run_starts(models: list[str]) -> None:
                 for evaluations in EVALUATIONS:
                     placer = Annealing(starts=starts, heat=Heat(members=1, groups=False))
                     result = search(problem, placer, trials=evaluations, seed=seed, prove=False)
-                    curve[evaluations] = result.best.step_time if result.best.feasible else float("inf")
-                add({"part": "starts", "model": model, "cluster": cluster, "key": [seed, name], "curve": curve})
+                    curve[evaluations] = (
+                        result.best.step_time if result.best.feasible else float("inf")
+                    )
+                add(
+                    {
+                        "part": "starts",
+                        "model": model,
+                        "cluster": cluster,
+                        "key": [seed, name],
+                        "curve": curve,
+                    }
+                )
 
 
 def run_proof(models: list[str]) -> None:
@@ -173,7 +195,9 @@ def run_large() -> None:
     problem = training_like(100_000, 4)
     search(training_like(200, 3), "auto", trials=20_000)
     result = search(problem, "auto", budget=cpu_budget(60), prove=True)
-    baselines = {name: trial.step_time for name, trial in result.baselines.items() if trial.feasible}
+    baselines = {
+        name: trial.step_time for name, trial in result.baselines.items() if trial.feasible
+    }
     add(
         {"part": "large", "model": "training_like", "cluster": "alike", "key": [0], "best": result.best.step_time,
          "baselines": baselines, "bound": result.bound.step_time, "seconds": result.seconds,
@@ -182,7 +206,8 @@ def run_large() -> None:
 
 
 def run_exact() -> None:
-    """`cpsat` and `annealing` against every placement in every order, on problems of up to seven ops."""
+    """`cpsat` and `annealing` against every placement in every order, on problems of up to seven
+    ops."""
     for kind, plain in (("plain", True), ("all", False)):
         if not missing("exact", kind, "tiny", 0):
             continue
@@ -234,7 +259,9 @@ def geometric(values: list[float]) -> float:
 
 
 def page() -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    ).stdout.strip()
     return "\n".join(
         [
             "# Placers on the zoo's training graphs\n",
@@ -268,7 +295,10 @@ def _page_auto() -> list[str]:
     ]
     everywhere, helped, possible = [], [], []
     for (model, cluster), found in _by_problem("auto").items():
-        classic = [min((v for k, v in r.get("baselines", {}).items() if k in CLASSIC), default=np.inf) for r in found]
+        classic = [
+            min((v for k, v in r.get("baselines", {}).items() if k in CLASSIC), default=np.inf)
+            for r in found
+        ]
         best = [row["best"] for row in found if row["feasible"]]
         if not best:
             lines.append(f"| {model} | {cluster} | nothing fits | nothing fits, proved | | | | |")
@@ -278,7 +308,9 @@ def _page_auto() -> list[str]:
         others = {k: v for row in found for k, v in row["baselines"].items()}
         other = min(others, key=others.__getitem__) if others else "-"
         if not np.isfinite(base):
-            lines.append(f"| {model} | {cluster} | nothing fits | {np.median(best):.4g} s | | | | |")
+            lines.append(
+                f"| {model} | {cluster} | nothing fits | {np.median(best):.4g} s | | | | |"
+            )
             continue
         ratio = float(np.median(best)) / base
         everywhere.append(ratio)
@@ -307,7 +339,15 @@ def _page_spread() -> list[str]:
     for (model, cluster), group in _by_problem("ten").items():
         best = [row["best"] for row in group if row["feasible"]]
         if len(best) == len(group) and best:
-            found.append((max(best) / min(best), model, cluster, min(best), float(np.median(best)) / min(best)))
+            found.append(
+                (
+                    max(best) / min(best),
+                    model,
+                    cluster,
+                    min(best),
+                    float(np.median(best)) / min(best),
+                )
+            )
     for spread, model, cluster, best, median in sorted(found, reverse=True):
         lines.append(f"| {model} | {cluster} | {best:.4g} s | {spread:.3f} | {median:.3f} |")
     over = sum(spread > 1.05 for spread, *_ in found)
@@ -338,7 +378,11 @@ def _page_starts() -> list[str]:
         "|---|" + "---|" * len(EVALUATIONS),
     ]
     for name, curve in curves.items():
-        lines.append(f"| from {name} | " + " | ".join(f"{geometric(curve.get(n, [])):.3f}" for n in EVALUATIONS) + " |")
+        lines.append(
+            f"| from {name} | "
+            + " | ".join(f"{geometric(curve.get(n, [])):.3f}" for n in EVALUATIONS)
+            + " |"
+        )
     return [*lines, ""]
 
 
@@ -356,9 +400,20 @@ def _page_gaps() -> list[str]:
         key = (row["model"], row["cluster"])
         fits = [r["best"] for r in found.get(key, []) if r["feasible"]]
         if fits:
-            table.append((row["bound"] / min(fits), *key, min(fits), row["bound"], row["proof"], row["seconds"]))
+            table.append(
+                (
+                    row["bound"] / min(fits),
+                    *key,
+                    min(fits),
+                    row["bound"],
+                    row["proof"],
+                    row["seconds"],
+                )
+            )
     for ratio, model, cluster, best, low, proof, spent in sorted(table):
-        lines.append(f"| {model} | {cluster} | {best:.4g} s | {low:.4g} s | {ratio:.3f} | {proof} | {spent:.2f} |")
+        lines.append(
+            f"| {model} | {cluster} | {best:.4g} s | {low:.4g} s | {ratio:.3f} | {proof} | {spent:.2f} |"
+        )
     lines.append(f"\n{sum(row[0] < 0.55 for row in table)} of {len(table)} are below 0.55.\n")
     lines += [
         "### Up to 100 groups, sixty seconds (`python benchmarks/placers.py proof`)\n",
@@ -366,7 +421,9 @@ def _page_gaps() -> list[str]:
     ]  # fmt: skip
     for row in sorted(rows("proof"), key=lambda r: r["bound"] / r["best"]):
         share = row["bound"] / row["best"]
-        lines.append(f"| {row['model']} | {row['cluster']} | {row['best']:.4g} s | {share:.4f} | {row['proof']} |")
+        lines.append(
+            f"| {row['model']} | {row['cluster']} | {row['best']:.4g} s | {share:.4f} | {row['proof']} |"
+        )
     return [*lines, ""]
 
 
@@ -387,9 +444,13 @@ def _page_exact() -> list[str]:
 
 
 def _page_large() -> list[str]:
-    lines = ["## 100,000 ops on four devices, 60 CPU seconds (`python benchmarks/placers.py large`)\n"]
+    lines = [
+        "## 100,000 ops on four devices, 60 CPU seconds (`python benchmarks/placers.py large`)\n"
+    ]
     for row in rows("large"):
-        others = ", ".join(f"{name} {value / row['best']:.3f}" for name, value in row["baselines"].items())
+        others = ", ".join(
+            f"{name} {value / row['best']:.3f}" for name, value in row["baselines"].items()
+        )
         lines.append(
             f"{row['seconds']:.0f} CPU s, {row['memory'] / 2**30:.1f} GiB; best {row['best']:.4g} s, bound "
             f"{row['bound'] / row['best']:.3f} of it; baselines over best: {others}.\n"

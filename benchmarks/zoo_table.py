@@ -1,9 +1,11 @@
-"""The table of the zoo: every model captured, for inference and for a training step, each in a process of its own.
+"""The table of the zoo: every model captured, for inference and for a training step, each in a
+process of its own.
 
     python benchmarks/zoo_table.py [MODEL ...]
 
-Writes docs/zoo.md, and src/roost/zoo/figures.json that `roost zoo` shows. CPU seconds include building the model and
-importing PyTorch; peak memory is the resident memory of the process, of which PyTorch alone takes about 300 MB.
+Writes docs/zoo.md, and src/roost/zoo/figures.json that `roost zoo` shows. CPU seconds include
+building the model and importing PyTorch; peak memory is the resident memory of the process, of
+which PyTorch alone takes about 300 MB.
 """
 
 from __future__ import annotations
@@ -49,12 +51,16 @@ print(sum(parameter.numel() for parameter in model.parameters()))
 
 
 def run(code: str, argument: object) -> str:
-    return subprocess.check_output([sys.executable, "-c", code, json.dumps(argument)], text=True, cwd=ROOT)
+    return subprocess.check_output(
+        [sys.executable, "-c", code, json.dumps(argument)], text=True, cwd=ROOT
+    )
 
 
 def main() -> None:
     names = sys.argv[1:] or sorted(
-        path.stem for path in (ROOT / "src" / "roost" / "zoo").glob("*.py") if not path.stem.startswith("_")
+        path.stem
+        for path in (ROOT / "src" / "roost" / "zoo").glob("*.py")
+        if not path.stem.startswith("_")
     )
     found = json.loads(FIGURES.read_text()) if FIGURES.exists() and sys.argv[1:] else {}
     for label in [*names, *(() if sys.argv[1:] else EXTRA)]:
@@ -78,7 +84,6 @@ takes the first 24 of seed 0 unless told otherwise, so those from 24 on are unse
 
 
 def page(found: dict[str, dict]) -> str:  # type: ignore[type-arg]
-    # ruff: noqa: E501
     lines = [
         "# The zoo",
         "",

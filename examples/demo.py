@@ -1,7 +1,8 @@
-"""One training step of Inception-V3 on a CPU and four K80s: every placer, the best placement, and why it is the best.
+"""One training step of Inception-V3 on a CPU and four K80s: every placer, the best placement, and
+why it is the best.
 
-`make demo` runs this. It prints the comparison and writes to out/demo/: the placement, the result of the search, its
-timeline, and a trace of it for ui.perfetto.dev.
+`make demo` runs this. It prints the comparison and writes to out/demo/: the placement, the result
+of the search, its timeline, and a trace of it for ui.perfetto.dev.
 """
 
 from __future__ import annotations
@@ -40,7 +41,11 @@ def main(seconds: float, out: Path) -> None:
         f"{problem.graph.num_ops:,} ops to place on {problem.cluster.name}. Every placer may take {seconds:g} s. "
         "In its first run on a machine Roost compiles its simulator and its searches: up to a minute more."
     )
-    results = {name: found for name in catalog.names("placers") if (found := solve(console, problem, name, seconds))}
+    results = {
+        name: found
+        for name in catalog.names("placers")
+        if (found := solve(console, problem, name, seconds))
+    }
     bound = roost.bound(problem)
     console.print(comparison(problem, results, bound))
     best = replace(min(results.values(), key=longest_last), bound=bound)
@@ -58,11 +63,16 @@ def main(seconds: float, out: Path) -> None:
     )
 
 
-def solve(console: Console, problem: roost.Problem, name: str, seconds: float) -> roost.Result | None:
+def solve(
+    console: Console, problem: roost.Problem, name: str, seconds: float
+) -> roost.Result | None:
     """What a placer finds in the time given; None where it cannot be asked."""
     try:
-        with console.status(f"{name} (the first run compiles, up to a minute for all placers together)"):
-            return search(problem, name, seconds=seconds, prove=False)  # as roost.solve, but one bound serves all
+        with console.status(
+            f"{name} (the first run compiles, up to a minute for all placers together)"
+        ):
+            # As roost.solve, but one bound serves all.
+            return search(problem, name, seconds=seconds, prove=False)
     except (roost.InputError, ImportError) as error:  # for another model, or not installed
         console.print(f"Without {name}: {error}")
         return None
@@ -72,7 +82,9 @@ def longest_last(result: roost.Result) -> tuple[bool, float]:
     return not result.best.feasible, result.best.step_time
 
 
-def comparison(problem: roost.Problem, results: dict[str, roost.Result], bound: roost.Bound) -> Table:
+def comparison(
+    problem: roost.Problem, results: dict[str, roost.Result], bound: roost.Bound
+) -> Table:
     single = results["single"].best.step_time
     where, least = problem.cluster.name, show_seconds(bound.step_time)
     table = Table(
@@ -109,7 +121,9 @@ def explanation(
     assert timeline.transfers is not None
     single = results["single"].best.step_time
     gpus = [d for d, device in enumerate(problem.cluster.devices) if device.kind == "cuda"]
-    busy = ", ".join(f"{timeline.device_names[d]} {timeline.busy[d] / timeline.step_time:.0%}" for d in gpus)
+    busy = ", ".join(
+        f"{timeline.device_names[d]} {timeline.busy[d] / timeline.step_time:.0%}" for d in gpus
+    )
     moved = problem.graph.output_bytes[timeline.transfers.tensor].sum()
     gap = 1 - bound.step_time / timeline.step_time
     return (

@@ -1,14 +1,18 @@
-"""One training step of Inception-V3 as a graph, with the placement published for it: no deep-learning framework needed.
+"""One training step of Inception-V3 as a graph, with the placement published for it: no
+deep-learning framework needed.
 
-The model is Szegedy et al., arXiv 1512.00567, as commonly trained: 299 x 299 x 3 images, 1000 classes, float32.
-`python examples/inception_v3.py OUT_DIR` writes OUT_DIR/inception_v3.json.gz and prints, for a batch of 32,
+The model is Szegedy et al., arXiv 1512.00567, as commonly trained: 299 x 299 x 3 images, 1000
+classes, float32. `python examples/inception_v3.py OUT_DIR` writes OUT_DIR/inception_v3.json.gz and
+prints, for a batch of 32,
 
-    585 ops, 1134 edges, 23,834,568 parameters, 11.45 GFLOP forward per image (11.43 in conv2d and linear)
+    585 ops, 1134 edges, 23,834,568 parameters, 11.45 GFLOP forward per image (11.43 in conv2d and
+    linear)
 
 and the FLOP of the whole step, 1.10 T. A multiply and an add are two FLOP.
 
-Differs in: no auxiliary head, dropout or labels. A convolution, its batch norm and its relu are one op with one output,
-and their backward is folded likewise, so the tensor between convolution and batch norm is neither held nor moved.
+Differs in: no auxiliary head, dropout or labels. A convolution, its batch norm and its relu are one
+op with one output, and their backward is folded likewise, so the tensor between convolution and
+batch norm is neither held nor moved.
 """
 
 from __future__ import annotations
@@ -40,42 +44,60 @@ class Tensor:
 
 
 class TrainingStep:
-    """Adds layers forward, notes how each runs backward, then adds that in reverse, and the updates."""
+    """Adds layers forward, notes how each runs backward, then adds that in reverse, and the
+    updates."""
 
     def __init__(self, name: str, batch: int) -> None:
         self.builder = GraphBuilder(name)
         self.batch = batch
         self.size: dict[str, int] = {}  # op -> bytes of its output
         self.tape: list[Callable[[], None]] = []
-        self.gradients: dict[str, list[str]] = defaultdict(list)  # op -> gradients of its output, one for each use
+        # Op -> gradients of its output, one for each use.
+        self.gradients: dict[str, list[str]] = defaultdict(list)
         self.updates: list[tuple[str, str]] = []  # parameter and its gradient
 
     def images(self, channels: int, side: int) -> Tensor:
         size = NUMBER * self.batch * channels * side**2
-        op = self.builder.add("images/input", "input", output_bytes=size, phase="input", module="images")
+        op = self.builder.add(
+            "images/input", "input", output_bytes=size, phase="input", module="images"
+        )
         self.size[op] = size
         return Tensor("images", op, channels, side)
 
     def conv(
-        self, path: str, x: Tensor, channels: int, kernel: tuple[int, int], stride: int = 1, padded: bool = True
+        self,
+        path: str,
+        x: Tensor,
+        channels: int,
+        kernel: tuple[int, int],
+        stride: int = 1,
+        padded: bool = True,
     ) -> Tensor:
         """Convolution, batch norm, relu. A stride of 2 is never padded in this model."""
         side = x.side if padded and stride == 1 else (x.side - kernel[0]) // stride + 1
         weights = x.channels * channels * kernel[0] * kernel[1]
         # Relu and batch norm run backward from their own output, so it is saved as well.
-        return self._weighted(path, "conv2d", x, channels, side, weights, 2 * channels, saves_output=True)
+        return self._weighted(
+            path, "conv2d", x, channels, side, weights, 2 * channels, saves_output=True
+        )
 
     def linear(self, path: str, x: Tensor, channels: int) -> Tensor:
-        return self._weighted(path, "linear", x, channels, 1, x.channels * channels, channels, saves_output=False)
+        return self._weighted(
+            path, "linear", x, channels, 1, x.channels * channels, channels, saves_output=False
+        )
 
-    def pool(self, path: str, x: Tensor, kind: str, window: int, stride: int = 1, padded: bool = False) -> Tensor:
+    def pool(
+        self, path: str, x: Tensor, kind: str, window: int, stride: int = 1, padded: bool = False
+    ) -> Tensor:
         side = x.side if padded else (x.side - window) // stride + 1
         flop = float(self.batch * x.channels * side**2 * window**2)
         y = self._forward(path, kind, [x.op], x.channels, side, flop)
         saved = [x.op, y.op] if kind == "max_pool" else []
 
         def backward() -> None:
-            self._backward_to(x, f"{path}/backward", f"{kind}_backward", [self._gradient(y), *saved], flop)
+            self._backward_to(
+                x, f"{path}/backward", f"{kind}_backward", [self._gradient(y), *saved], flop
+            )
 
         self.tape.append(backward)
         return y
@@ -98,21 +120,43 @@ class TrainingStep:
         """Softmax and cross entropy; it starts the backward pass."""
         flop = 3.0 * self.batch * x.channels
         op = self._add(f"{path}/forward", "cross_entropy", [x.op], NUMBER, "forward", flop)
-        self.tape.append(lambda: self._backward_to(x, f"{path}/backward", "cross_entropy_backward", [x.op, op], flop))
+        self.tape.append(
+            lambda: self._backward_to(
+                x, f"{path}/backward", "cross_entropy_backward", [x.op, op], flop
+            )
+        )
 
     def freeze(self) -> Graph:
         for backward in reversed(self.tape):
             backward()
-        for parameter, gradient in reversed(self.updates):  # in the order of the layers, as optimizers go
+        # In the order of the layers, as optimizers go.
+        for parameter, gradient in reversed(self.updates):
             size = self.size[parameter]
             name = parameter.replace("/weight", "/update")
-            self._add(name, "sgd", [parameter, gradient], 0, "update", 2.0 * size / NUMBER, bytes_written=size)
+            self._add(
+                name,
+                "sgd",
+                [parameter, gradient],
+                0,
+                "update",
+                2.0 * size / NUMBER,
+                bytes_written=size,
+            )
         return self.builder.freeze()
 
     def _weighted(
-        self, path: str, kind: str, x: Tensor, channels: int, side: int, weights: int, extra: int, saves_output: bool
+        self,
+        path: str,
+        kind: str,
+        x: Tensor,
+        channels: int,
+        side: int,
+        weights: int,
+        extra: int,
+        saves_output: bool,
     ) -> Tensor:
-        """A layer that multiplies by `weights` at each place of its output and adds or scales by `extra` others."""
+        """A layer that multiplies by `weights` at each place of its output and adds or scales by
+        `extra` others."""
         size = NUMBER * (weights + extra)
         weight = self.builder.parameter(f"{path}/weight", size, module=path.replace("/", "."))
         self.size[weight] = size
@@ -133,13 +177,25 @@ class TrainingStep:
         return y
 
     def _forward(
-        self, path: str, kind: str, inputs: Sequence[str], channels: int, side: int, flop: float = 0.0
+        self,
+        path: str,
+        kind: str,
+        inputs: Sequence[str],
+        channels: int,
+        side: int,
+        flop: float = 0.0,
     ) -> Tensor:
         size = NUMBER * self.batch * channels * side**2
-        return Tensor(path, self._add(f"{path}/forward", kind, inputs, size, "forward", flop), channels, side)
+        return Tensor(
+            path, self._add(f"{path}/forward", kind, inputs, size, "forward", flop), channels, side
+        )
 
-    def _backward_to(self, x: Tensor, name: str, kind: str, inputs: Sequence[str], flop: float) -> None:
-        self.gradients[x.op].append(self._add(name, kind, inputs, self.size[x.op], "backward", flop))
+    def _backward_to(
+        self, x: Tensor, name: str, kind: str, inputs: Sequence[str], flop: float
+    ) -> None:
+        self.gradients[x.op].append(
+            self._add(name, kind, inputs, self.size[x.op], "backward", flop)
+        )
 
     def _gradient(self, y: Tensor) -> str:
         """The op that gives the gradient of a tensor: the sum where several ops took it."""
@@ -177,12 +233,15 @@ class TrainingStep:
 
 
 def _branch(step: TrainingStep, path: str, x: Tensor, *layers: str) -> Tensor:
-    """Convolutions one after another, each written as "name kernel channels", with "/2" for a stride of 2."""
+    """Convolutions one after another, each written as "name kernel channels", with "/2" for a
+    stride of 2."""
     for layer in layers:
         name, shape, channels = layer.split()
         kernel, _, stride = shape.partition("/")
         height, width = kernel.split("x")
-        x = step.conv(f"{path}/{name}", x, int(channels), (int(height), int(width)), int(stride or 1))
+        x = step.conv(
+            f"{path}/{name}", x, int(channels), (int(height), int(width)), int(stride or 1)
+        )
     return x
 
 
@@ -207,13 +266,17 @@ def _mixed_35(step: TrainingStep, path: str, x: Tensor, pooled: int) -> Tensor:
 def _reduced_17(step: TrainingStep, path: str, x: Tensor) -> Tensor:
     three = _branch(step, path, x, "b3x3 3x3/2 384")
     double = _branch(step, path, x, "b3x3dbl_1 1x1 64", "b3x3dbl_2 3x3 96", "b3x3dbl_3 3x3/2 96")
-    return step.concat(f"{path}/concat", [three, double, step.pool(f"{path}/pool", x, "max_pool", 3, stride=2)])
+    return step.concat(
+        f"{path}/concat", [three, double, step.pool(f"{path}/pool", x, "max_pool", 3, stride=2)]
+    )
 
 
 def _mixed_17(step: TrainingStep, path: str, x: Tensor, n: int) -> Tensor:
     one = _branch(step, path, x, "b1x1 1x1 192")
     seven = _branch(step, path, x, f"b7x7_1 1x1 {n}", f"b7x7_2 1x7 {n}", "b7x7_3 7x1 192")
-    double = _branch(step, path, x, f"b7x7dbl_1 1x1 {n}", f"b7x7dbl_2 7x1 {n}", f"b7x7dbl_3 1x7 {n}")
+    double = _branch(
+        step, path, x, f"b7x7dbl_1 1x1 {n}", f"b7x7dbl_2 7x1 {n}", f"b7x7dbl_3 1x7 {n}"
+    )
     double = _branch(step, path, double, f"b7x7dbl_4 7x1 {n}", "b7x7dbl_5 1x7 192")
     return step.concat(f"{path}/concat", [one, seven, double, _pooled(step, path, x, 192)])
 
@@ -222,7 +285,9 @@ def _reduced_8(step: TrainingStep, path: str, x: Tensor) -> Tensor:
     three = _branch(step, path, x, "b3x3_1 1x1 192", "b3x3_2 3x3/2 320")
     seven = _branch(step, path, x, "b7x7x3_1 1x1 192", "b7x7x3_2 1x7 192", "b7x7x3_3 7x1 192")
     seven = _branch(step, path, seven, "b7x7x3_4 3x3/2 192")
-    return step.concat(f"{path}/concat", [three, seven, step.pool(f"{path}/pool", x, "max_pool", 3, stride=2)])
+    return step.concat(
+        f"{path}/concat", [three, seven, step.pool(f"{path}/pool", x, "max_pool", 3, stride=2)]
+    )
 
 
 def _mixed_8(step: TrainingStep, path: str, x: Tensor) -> Tensor:
@@ -258,12 +323,14 @@ def build(batch: int = 32) -> Graph:
 
 
 def published_placement(graph: Graph) -> npt.NDArray[np.int32]:  # [ops] GPU 0 to 3
-    """The published placement, from `roost.placers.published`; all other ops go with their forward op."""
+    """The published placement, from `roost.placers.published`; all other ops go with their forward
+    op."""
     return published_gpus(graph)
 
 
 def contiguous(graph: Graph, parts: int) -> npt.NDArray[np.int32]:  # [ops] part 0 to parts - 1
-    """Parts of about equal forward FLOP, cut in program order; all other ops go with their forward op.
+    """Parts of about equal forward FLOP, cut in program order; all other ops go with their forward
+    op.
 
     A layer belongs to the part that holds its middle; with 18 parts or more, some are empty.
     """

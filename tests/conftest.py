@@ -17,8 +17,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def _calm_pytorch():
     """PyTorch as small tests like it, where it is used at all.
 
-    One thread, since threads that wait for one another cost more than they give here. And no log of every fake tensor
-    of an export, which pytest would keep: it made tests forty times as slow.
+    One thread, since threads that wait for one another cost more than they give here. And no log of
+    every fake tensor of an export, which pytest would keep: it made tests forty times as slow.
     """
     logging.getLogger("torch.__trace").disabled = True
     torch = sys.modules.get("torch")

@@ -39,9 +39,13 @@ def test_files_in_docs_are_sound(code, output):
 
 def test_command_line_in_the_readme_prints_what_it_says():
     text = (ROOT / "README.md").read_text()
-    command, expected = re.search(r"    \$ (roost simulate [^\n]*)\n(.*?)\n\n`--trace", text, re.S).groups()
+    command, expected = re.search(
+        r"    \$ (roost simulate [^\n]*)\n(.*?)\n\n`--trace", text, re.S
+    ).groups()
     argv = [sys.executable, "-m", "roost.cli", *command.partition("#")[0].split()[1:]]
-    found = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "80", "PATH": ""})
+    found = subprocess.run(
+        argv, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "80", "PATH": ""}
+    )
     assert found.returncode == 0, found.stderr
     lines = [line.strip() for line in expected.splitlines()]
     assert [line.strip() for line in found.stdout.splitlines()] == lines
@@ -70,7 +74,10 @@ def test_the_demo_runs_and_writes_what_it_says(tmp_path):
     for name in ("placement.json", "result.json", "timeline.json.gz", "trace.json.gz"):
         assert name in found.stdout
         assert (tmp_path / name).exists()
-    result, timeline = roost.load(tmp_path / "result.json"), roost.load(tmp_path / "timeline.json.gz")
+    result, timeline = (
+        roost.load(tmp_path / "result.json"),
+        roost.load(tmp_path / "timeline.json.gz"),
+    )
     assert result.best.step_time == timeline.step_time
 
 
@@ -83,7 +90,9 @@ def test_the_placer_in_the_docs_keeps_the_contract():
 
 def test_roost_place_in_the_readme_prints_what_it_says(tmp_path):
     text = (ROOT / "README.md").read_text()
-    command, expected = re.search(r"    \$ (roost place [^\n]*)\n(.*?)\n\n    \$", text, re.S).groups()
+    command, expected = re.search(
+        r"    \$ (roost place [^\n]*)\n(.*?)\n\n    \$", text, re.S
+    ).groups()
     argv = command.partition("#")[0].split()[1:]
     argv[argv.index("-o") + 1] = str(tmp_path)
     found = subprocess.run(
@@ -95,7 +104,8 @@ def test_roost_place_in_the_readme_prints_what_it_says(tmp_path):
     )
     assert found.returncode == 0, found.stderr
     shown, printed = (
-        [re.sub(r" in [\d.]+ s$", "", line.strip()) for line in each.splitlines()] for each in (expected, found.stdout)
+        [re.sub(r" in [\d.]+ s$", "", line.strip()) for line in each.splitlines()]
+        for each in (expected, found.stdout)
     )
     assert printed == shown
 

@@ -34,7 +34,11 @@ from roost.testing.schemas import published
 class Block(nn.Module):
     def __init__(self, size):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(size),
+            nn.Linear(size, 4 * size),
+            nn.Linear(4 * size, size),
+        )
 
     def forward(self, x):
         return x + self.down(functional.gelu(self.up(self.norm(x))))
@@ -69,8 +73,15 @@ def model():
 
 
 def planned(model, cap="112MiB", inputs=IDS, **more):
-    """For a GPU that has room for little more than half of the weights, beside what libraries take."""
-    more = {"memory": {"cuda:0": cap}, "costs": "estimated", "trials": 3000, "seconds": None, **more}
+    """For a GPU that has room for little more than half of the weights, beside what libraries
+    take."""
+    more = {
+        "memory": {"cuda:0": cap},
+        "costs": "estimated",
+        "trials": 3000,
+        "seconds": None,
+        **more,
+    }
     return roost.place(model, inputs, "h200", **more)
 
 
@@ -94,7 +105,8 @@ def on_threads(plan):
 def test_a_plan_fits_and_says_what_it_does(model, plan):
     weights = sum(p.numel() * 4 for p in model.parameters())
     capped = plan.problem.cluster.devices[1]
-    assert capped.memory < 112 * 2**20 - 96 * 2**20 < weights  # libraries, and what PyTorch holds longer
+    # Libraries, and what PyTorch holds longer.
+    assert capped.memory < 112 * 2**20 - 96 * 2**20 < weights
     assert plan.timeline.feasible
     assert sum(plan._weights().values()) == weights
     assert set(plan.modules.home.values()) == {"cuda:0", "cpu:0"}
@@ -110,11 +122,14 @@ def test_what_takes_long_is_logged(model, caplog):
     caplog.set_level("INFO")
     planned(model)
     assert caplog.messages[0] == "capturing the model"
-    assert f"searching for a placement of {roost.capture(model, IDS).num_ops} ops" in caplog.messages
+    assert (
+        f"searching for a placement of {roost.capture(model, IDS).num_ops} ops" in caplog.messages
+    )
 
 
 def test_streamed_weights_queue_for_one_link(model, plan):
-    """Weights that a GPU reads and that live with the CPU come from one device, whatever the search thought."""
+    """Weights that a GPU reads and that live with the CPU come from one device, whatever the search
+    thought."""
     graph, names = plan.problem.graph, plan.problem.cluster.device_names
     consumers, device = graph.consumer_lists(), plan.placement.device
     for weight in np.flatnonzero(graph.is_parameter).tolist():
@@ -134,7 +149,8 @@ def test_the_placed_model_gives_the_same(model, plan):
 
 
 def test_weights_read_from_outside_their_module_stay(model, plan):
-    """`out_proj` of an attention is read by the module around it: that is what it can be brought for."""
+    """`out_proj` of an attention is read by the module around it: that is what it can be brought
+    for."""
     assert "attention.out_proj" not in plan.modules.streamed
     assert "attention.out_proj" not in plan.modules.runs_on
 
@@ -194,7 +210,9 @@ def test_a_loaded_plan_is_for_its_model_alone(model, saved):
     assert torch.equal(model(IDS), expected)
     here.remove(model)
     assert here.verify(model, IDS).same
-    with pytest.raises(InputError, match=r"no inputs to call the model with; give some: verify\(model, inputs\)"):
+    with pytest.raises(
+        InputError, match=r"no inputs to call the model with; give some: verify\(model, inputs\)"
+    ):
         here.verify(model)
     others = (Tower(count=2), Tower(size=128))  # the second has the same names
     for other in others:
@@ -208,14 +226,30 @@ def test_a_bad_plan_file_is_told_by_field(saved, tmp_path):
     content = json.loads(saved.read_bytes())
     weight = next(iter(content["modules"]["home"]))
     for path, value, said in (
-        (("modules", "main"), "cuda:9", "modules.main: 'cuda:9' is no device of the problem; it has cpu:0, cuda:0"),
+        (
+            ("modules", "main"),
+            "cuda:9",
+            "modules.main: 'cuda:9' is no device of the problem; it has cpu:0, cuda:0",
+        ),
         (("modules", "home", weight), "tpu", f"modules.home['{weight}']: 'tpu' is no device"),
         (("modules", "model"), "", "modules.model: is empty"),
         (("modules", "window"), -1, "modules.window: Expected int >= 0"),
-        (("modules", "window"), 2**50, "modules.window: is 1125899906842624 bytes; 'cuda:0' of the problem has "),
+        (
+            ("modules", "window"),
+            2**50,
+            "modules.window: is 1125899906842624 bytes; 'cuda:0' of the problem has ",
+        ),
         (("modules", "home", weight), STORE, f"modules.home['{weight}']: '{STORE}' is no device"),
-        (("problem", "cluster", "devices", 0, "kind"), "odd", f"problem: cluster.devices: '{STORE}' must be the last"),
-        (("modules", "streamed"), {"blocks.0": ["nothing"]}, "modules: 'nothing' is streamed to 'blocks.0', but"),
+        (
+            ("problem", "cluster", "devices", 0, "kind"),
+            "odd",
+            f"problem: cluster.devices: '{STORE}' must be the last",
+        ),
+        (
+            ("modules", "streamed"),
+            {"blocks.0": ["nothing"]},
+            "modules: 'nothing' is streamed to 'blocks.0', but",
+        ),
         (("placement", "device"), [0], "placement: the placement has 1 entries"),
         (("problem", "op_time"), [], "problem: op_time: is empty"),
         (("result", "best", "digest"), "0", "result: digest: '0' is not that of the placement"),
@@ -237,7 +271,8 @@ def test_a_bad_plan_file_is_told_by_field(saved, tmp_path):
 
 
 class Changing(nn.Module):
-    """BatchNorm that learns its statistics, dropout, and a result that is a dataclass of its own."""
+    """BatchNorm that learns its statistics, dropout, and a result that is a dataclass of its
+    own."""
 
     def __init__(self):
         super().__init__()
@@ -259,7 +294,9 @@ def test_verify_leaves_a_model_as_it_was(plan):
 def test_memory_of_the_host_counts_once(model):
     """Weights that are streamed and weights that are used in place lie in one memory."""
     caps = {"cuda:0": "112MiB", "cpu:0": "14MiB"}
-    plan = roost.place(model, IDS, "h200", memory=caps, costs="estimated", trials=3000, seconds=None)
+    plan = roost.place(
+        model, IDS, "h200", memory=caps, costs="estimated", trials=3000, seconds=None
+    )
     problem, placement = plan.on_real_devices()
     assert roost.simulate(problem, placement).peak_memory[0] <= 14 * 2**20
     caps = {"cuda:0": "106MiB", "cpu:0": "9MiB"}
@@ -277,10 +314,20 @@ def test_a_model_that_fits_stays_whole(model):
 
 def test_what_must_be_exact_is_not_computed_on_the_cpu(model):
     machine = roost.cluster("h200")
-    slow = replace(machine, links=tuple(replace(link, bandwidth=link.bandwidth / 100) for link in machine.links))
+    slow = replace(
+        machine,
+        links=tuple(replace(link, bandwidth=link.bandwidth / 100) for link in machine.links),
+    )
     for exact in (False, True):
         found = roost.place(
-            model, IDS, slow, memory={"cuda:0": "112MiB"}, costs="estimated", exact=exact, trials=3000, seconds=None
+            model,
+            IDS,
+            slow,
+            memory={"cuda:0": "112MiB"},
+            costs="estimated",
+            exact=exact,
+            trials=3000,
+            seconds=None,
         )
         assert bool(found.modules.runs_on) != exact
         assert found.modules.streamed or not exact
@@ -288,13 +335,25 @@ def test_what_must_be_exact_is_not_computed_on_the_cpu(model):
 
 
 def test_what_cannot_be_exact_is_told(model):
-    """Where too little memory is left, the CPU would compute, if only very slowly; not where nothing but it may."""
-    with pytest.raises(Infeasible, match=r"computes on 'cuda:0' alone, as exact asks: .* would run on 'cpu:0'; give"):
+    """Where too little memory is left, the CPU would compute, if only very slowly; not where
+    nothing but it may."""
+    with pytest.raises(
+        Infeasible,
+        match=r"computes on 'cuda:0' alone, as exact asks: .* would run on 'cpu:0'; give",
+    ):
         planned(model, cap="98MiB", exact=True)
     assert planned(model, cap="98MiB").modules.runs_on
     for shape in ((1, 2), (3, 2)):
         with pytest.raises(InputError, match="op_time is "):
-            roost.place(model, IDS, "h200", costs=roost.Costs(np.zeros(shape)), exact=True, trials=10, seconds=None)
+            roost.place(
+                model,
+                IDS,
+                "h200",
+                costs=roost.Costs(np.zeros(shape)),
+                exact=True,
+                trials=10,
+                seconds=None,
+            )
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -308,12 +367,20 @@ def test_what_cannot_be_exact_is_told(model):
     ],
 )
 def test_what_is_missing_is_enough(model, caps, reserve, exact):
-    given = {"reserve": reserve, "costs": "estimated", "exact": exact, "trials": 1000, "seconds": None}
+    given = {
+        "reserve": reserve,
+        "costs": "estimated",
+        "exact": exact,
+        "trials": 1000,
+        "seconds": None,
+    }
     with pytest.raises(Infeasible, match=r"; \d+ MiB of 'cuda:0' are enough") as told:
         roost.place(model, IDS, "h200", memory=caps, **given)
     assert told.value.device == "cuda:0"
     more = parse_bytes(caps["cuda:0"]) + told.value.missing_bytes
-    assert roost.place(model, IDS, "h200", memory=caps | {"cuda:0": more}, **given).timeline.feasible
+    assert roost.place(
+        model, IDS, "h200", memory=caps | {"cuda:0": more}, **given
+    ).timeline.feasible
 
 
 def test_on_a_cpu_alone_what_is_missing_is_told_too(model):
@@ -327,14 +394,22 @@ def test_on_a_cpu_alone_what_is_missing_is_told_too(model):
 def test_what_goes_to_files_and_exports_has_no_device_that_is_memory(plan):
     problem, placement = plan.on_real_devices()
     assert problem.cluster.device_names == ("cpu:0", "cuda:0")
-    assert problem.cluster.seconds_per_byte[0, 1] == plan.problem.cluster.seconds_per_byte[2, 1]  # the link as it is
+    # The link as it is.
+    assert problem.cluster.seconds_per_byte[0, 1] == plan.problem.cluster.seconds_per_byte[2, 1]
     assert roost.simulate(problem, placement).feasible
     assert any(name.startswith("blocks") for name in plan.device_map().entries)
 
 
 def test_what_is_refused(model, plan):
     with pytest.raises(Infeasible):
-        roost.place(model, IDS, "h200", memory={"cuda:0": "1MiB", "cpu:0": "1MiB"}, costs="estimated", seconds=1)
+        roost.place(
+            model,
+            IDS,
+            "h200",
+            memory={"cuda:0": "1MiB", "cpu:0": "1MiB"},
+            costs="estimated",
+            seconds=1,
+        )
     with pytest.raises(UnknownName, match="'cuda:7'"):
         roost.place(model, IDS, "h200", memory={"cuda:7": "1MiB"}, costs="estimated")
     with pytest.raises(UnknownName, match="no kind of costs called 'guessed'"):
@@ -344,7 +419,14 @@ def test_what_is_refused(model, plan):
     for wrong in (-1, 1.5, "5", None):
         with pytest.raises(InputError, match="kv_tokens is"):
             roost.place(model, IDS, "h200", costs="estimated", kv_tokens=wrong)
-    for wrong in ({"cuda:0": None}, {"cuda:0": "lots"}, ["cuda:0"], "6GiB", {0: 5}, {"cuda:0": True}):
+    for wrong in (
+        {"cuda:0": None},
+        {"cuda:0": "lots"},
+        ["cuda:0"],
+        "6GiB",
+        {0: 5},
+        {"cuda:0": True},
+    ):
         with pytest.raises(InputError, match=r"size"):
             roost.place(model, IDS, "h200", costs="estimated", memory=wrong)
     with pytest.raises(InputError, match="cluster is 5"):
@@ -370,7 +452,9 @@ def test_keys_and_values_take_room():
     assert kv_bytes(model, 10) == 2 * 3 * 2 * 16 * 4 * 10
     settings = {"costs": "estimated", "trials": 200, "seconds": None, "memory": {"cuda:0": "1GiB"}}
     rooms = [
-        roost.place(model, {"input_ids": IDS}, "h200", kv_tokens=tokens, **settings).problem.cluster.devices[1].memory
+        roost.place(model, {"input_ids": IDS}, "h200", kv_tokens=tokens, **settings)
+        .problem.cluster.devices[1]
+        .memory
         for tokens in (0, 1000)
     ]
     prompt = 128 * 64 * 4  # the largest weight, which a prompt may bring
@@ -389,7 +473,9 @@ plan.apply(model)
 assert torch.equal(model(given), expected)
 print(plan)
 """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert "kept on" in said
 
 
@@ -398,7 +484,10 @@ class Recurrent(nn.Module):
 
     def __init__(self, size=512):
         super().__init__()
-        self.layers, self.out = nn.LSTM(size, size, num_layers=4, batch_first=True), nn.Linear(size, size)
+        self.layers, self.out = (
+            nn.LSTM(size, size, num_layers=4, batch_first=True),
+            nn.Linear(size, size),
+        )
 
     def forward(self, x):
         return self.out(self.layers(x)[0])
@@ -408,13 +497,22 @@ def test_the_window_holds_all_that_a_module_needs_at_once():
     model = Recurrent().eval()
     for cap in (114, 120):
         plan = roost.place(
-            model, torch.randn(2, 4, 512), "h200", memory={"cuda:0": cap * 2**20}, costs="estimated", trials=200
+            model,
+            torch.randn(2, 4, 512),
+            "h200",
+            memory={"cuda:0": cap * 2**20},
+            costs="estimated",
+            trials=200,
         )
         tensors = named_tensors(model)
-        loads = [sum(tensors[name].nbytes for name in names) for names in plan.modules.streamed.values()]
+        loads = [
+            sum(tensors[name].nbytes for name in names) for names in plan.modules.streamed.values()
+        ]
         assert plan.modules.window >= max(loads, default=0)
         assert plan.timeline.feasible
-        kept = sum(tensors[name].nbytes for name, home in plan.modules.home.items() if home == "cuda:0")
+        kept = sum(
+            tensors[name].nbytes for name, home in plan.modules.home.items() if home == "cuda:0"
+        )
         assert kept + plan.modules.window <= (cap - 96) * 2**20
 
 
@@ -430,7 +528,11 @@ def course_of(model, cap="112MiB", inputs=IDS, **more):
     """What `place` makes of its arguments, before it searches."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roost.plan.module_search.Course, "fitting", lambda self, tries: found.append(self) or 1 / 0)
+        patch.setattr(
+            roost.plan.module_search.Course,
+            "fitting",
+            lambda self, tries: found.append(self) or 1 / 0,
+        )
         with pytest.raises(ZeroDivisionError):
             planned(model, cap, inputs, **more)
     return found[0]
@@ -450,12 +552,17 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
     runs = []
 
     def tries(plan):
-        """A machine on which the CPU takes eight times as long, and everything else what was thought."""
+        """A machine on which the CPU takes eight times as long, and everything else what was
+        thought."""
         runs.append(plan)
         cpu = computed_on_cpu(first if plan is first else plan)
         thought = cpu if plan is first else cpu / 8.0
         return Tried(
-            plan.step_time + 7.0 * thought * (plan is first), 2**20, 2**20, 8.0 * thought, len(plan.modules.runs_on)
+            plan.step_time + 7.0 * thought * (plan is first),
+            2**20,
+            2**20,
+            8.0 * thought,
+            len(plan.modules.runs_on),
         )
 
     best = tuned(course, first, known, tries)
@@ -483,10 +590,14 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
     assert best.measured == best.step_time
     assert len(peaks) >= 2
     hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
-    with pytest.raises(Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"):
+    with pytest.raises(
+        Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"
+    ):
         tuned(course, first, known, hopeless)
     monkeypatch.setattr("roost.runtime.whole.trial_run.tried", raises_out_of_memory)
-    with pytest.raises(Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"):
+    with pytest.raises(
+        Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"
+    ):
         tuned(course, first, known, lambda plan: _tried(model, plan))
 
 
@@ -495,10 +606,16 @@ def raises_out_of_memory(*_):
 
 
 def test_what_a_run_leaves_free_is_used(model):
-    """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the device."""
+    """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the
+    device."""
     course = course_of(model)
     first, known = course.fitting(tries=False)
-    best = tuned(course, first, known, lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0))
+    best = tuned(
+        course,
+        first,
+        known,
+        lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0),
+    )
     assert best.step_time < first.step_time
     assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
     growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
@@ -520,7 +637,9 @@ def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
                 raise ValueError("not today")
             return self.inside(x)
 
-    plan = roost.place(Fails().eval(), torch.ones(1, 2), costs="estimated", trials=50, seconds=None, measure=True)
+    plan = roost.place(
+        Fails().eval(), torch.ones(1, 2), costs="estimated", trials=50, seconds=None, measure=True
+    )
     assert plan.measured is None
     assert "the plan could not be tried: ValueError: not today" in caplog.text
 
@@ -548,16 +667,25 @@ def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
         roost.place(model, given, measure="no")
 
 
-def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough(model, monkeypatch):
+def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough(
+    model, monkeypatch
+):
     little = {"cuda:0": "110MiB", "cpu:0": "1KiB"}  # 23 MiB of weights, and 96 MiB by rule
     more = {"memory": little, "costs": "estimated", "trials": 200, "seconds": None}
     with pytest.raises(Infeasible):
         roost.place(model, IDS, "h200", measure=True, **more)  # it cannot be run here
     runs = []
     cluster = roost.presets.cluster("h200")
-    monkeypatch.setattr("roost.plan.placing.cluster_of", lambda name, memory: cluster_of(cluster, memory))
-    monkeypatch.setattr("roost.plan.placing._costs", lambda step, where, *_: roost.estimate(step.graph, where).costs)
-    monkeypatch.setattr("roost.plan.placing._tried", lambda _, plan: runs.append(plan) or Tried(1.0, 2**20, 0, 0.0, 0))
+    monkeypatch.setattr(
+        "roost.plan.placing.cluster_of", lambda name, memory: cluster_of(cluster, memory)
+    )
+    monkeypatch.setattr(
+        "roost.plan.placing._costs", lambda step, where, *_: roost.estimate(step.graph, where).costs
+    )
+    monkeypatch.setattr(
+        "roost.plan.placing._tried",
+        lambda _, plan: runs.append(plan) or Tried(1.0, 2**20, 0, 0.0, 0),
+    )
     plan = roost.place(model, IDS, memory=little, trials=200, seconds=None)
     assert len(runs) == 1
     assert not plan.modules.streamed
@@ -578,14 +706,16 @@ def test_what_only_holds_modules_and_is_never_called_runs_nowhere():
     model = Listed().eval()
     step = step_of(model, torch.ones(1, 512))
     problem = roost.estimate(step.graph, roost.presets.cluster("h200"))
-    everywhere = problem.placement(np.zeros(step.graph.num_ops, int))  # on the CPU, beside a GPU with nothing to do
+    # On the CPU, beside a GPU with nothing to do.
+    everywhere = problem.placement(np.zeros(step.graph.num_ops, int))
     modules, _ = by_modules(problem, everywhere, model)
     assert modules.main == "cuda:0"
     assert dict(modules.runs_on) == {f"layers.{number}": "cpu:0" for number in range(3)}
 
 
 class Writes(nn.Module):
-    """Writes into its input, puts another tensor in place of a buffer, and has one that it did not have."""
+    """Writes into its input, puts another tensor in place of a buffer, and has one that it did not
+    have."""
 
     def __init__(self):
         super().__init__()
@@ -641,7 +771,9 @@ def test_modules_without_weights_leave_where_activations_do_not_fit():
     torch.manual_seed(0)
     model, images = Images().eval(), torch.randn(8, 3, 128, 128)
     cap = (96 + 21) * 2**20  # 8 MiB each in and out of the first ReLU, 8 MiB of weights
-    plan = roost.place(model, images, "h200", memory={"cuda:0": cap}, costs="estimated", trials=2000, seconds=None)
+    plan = roost.place(
+        model, images, "h200", memory={"cuda:0": cap}, costs="estimated", trials=2000, seconds=None
+    )
     where = plan.modules
     assert {"1", "2"} <= set(where.runs_on)
     assert "1" in where.stays
@@ -652,19 +784,24 @@ def test_modules_without_weights_leave_where_activations_do_not_fit():
     apply(model, on_threads(plan))
     assert torch.equal(model(images), expected)
     remove(model)
-    with pytest.raises(InputError, match="what module '1' gives is to stay elsewhere, but it runs on cuda:0"):
+    with pytest.raises(
+        InputError, match="what module '1' gives is to stay elsewhere, but it runs on cuda:0"
+    ):
         replace(where, runs_on={})
 
 
 def test_where_activations_need_room_light_modules_leave_or_weights_come_in_their_calls():
-    """With 21 MiB the ReLU's 16 fit, but not beside a window of 8 for the weights: what is fastest is taken."""
+    """With 21 MiB the ReLU's 16 fit, but not beside a window of 8 for the weights: what is fastest
+    is taken."""
     torch.manual_seed(0)
     course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
     bare, roomy = Correction(held=96 * 2**20), Correction(held=80 * 2**20)
     assert course._spots(roomy) == ()
     assert course._spots(bare) == ("4",)
     assert course._spots(Correction(held=102 * 2**20)) is None  # 15 MiB are less than a ReLU needs
-    plans = [course.plan(bare, each) for each in (Relief(), Relief(light=True), Relief(spots=("4",)))]
+    plans = [
+        course.plan(bare, each) for each in (Relief(), Relief(light=True), Relief(spots=("4",)))
+    ]
     brought = plans[2]
     assert brought.modules.on_the_spot == ("4",)
     assert brought.modules.runs_on == {}
@@ -704,12 +841,17 @@ def test_weights_that_come_in_their_calls(tmp_path):
     with torch.no_grad():
         weight.mul_(0.5)
     model[4].weight = nn.Parameter(weight.detach().clone())
-    with pytest.raises(InputError, match="a weight of module '4' is another tensor than when the plan was applied"):
+    with pytest.raises(
+        InputError, match="a weight of module '4' is another tensor than when the plan was applied"
+    ):
         model(images)
     model[4].weight = weight
     remove(model)
     assert torch.equal(model(images), expected)
-    with pytest.raises(InputError, match="weights of module '1' are to come on the spot, but none of it are streamed"):
+    with pytest.raises(
+        InputError,
+        match="weights of module '1' are to come on the spot, but none of it are streamed",
+    ):
         replace(plan.modules, on_the_spot=("1",))
 
 
@@ -720,7 +862,10 @@ def test_what_ops_hold_for_themselves_counts_where_it_is_known():
     space = np.where(np.array(graph.kinds) == "convolution", 36 * 2**20, 0)
     known = replace(course, spaces=space)
     assert known.held(Correction()) == course.held(Correction()) - 56 * 2**20
-    first, there = course.plan(Correction(held=96 * 2**20)), known.plan(Correction(held=96 * 2**20), Relief(light=True))
+    first, there = (
+        course.plan(Correction(held=96 * 2**20)),
+        known.plan(Correction(held=96 * 2**20), Relief(light=True)),
+    )
     assert "0" not in first.modules.runs_on
     assert "0" in there.modules.runs_on  # 8 MiB come of it, and it would need 36 more
 
@@ -731,13 +876,17 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
     big, small = builder.parameter("big.weight", 2**21), builder.parameter("small.weight", 2**20)
     x = builder.add("x", "input", phase="input", output_bytes=100)
     for call in range(2):
-        x = builder.add(f"big{call}", "mm", [x, big], module=f"big@{call}", output_bytes=100, workspace_bytes=7)
+        x = builder.add(
+            f"big{call}", "mm", [x, big], module=f"big@{call}", output_bytes=100, workspace_bytes=7
+        )
         x = builder.add(f"act{call}", "relu", [x], module=f"big@{call}", output_bytes=100)
     builder.add("small", "mm", [x, small], module="small", output_bytes=100)
     devices = (roost.Device("cpu", "cpu", 2**30), roost.Device("cuda:0", "cuda", 2**30))
     cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
     graph = builder.freeze()
-    problem = roost.Problem(graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1))
+    problem = roost.Problem(
+        graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1)
+    )
     assert {name: len(own) for name, own in loads_of(graph).items()} == {"big": 1, "small": 1}
     brought = on_the_spot(problem, "cuda:0", ("big",))
     where = {name: op for op, name in enumerate(graph.op_names)}
@@ -749,9 +898,13 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
     assert brought.op_time[where["act0"], 1] == 1e-3
     assert where["small.weight"] in brought.graph.inputs_of(where["small"])
     away = np.where(graph.is_parameter, 0, 1)
-    held = [roost.simulate(each, each.placement(away)).peak_memory.tolist() for each in (problem, brought)]
+    held = [
+        roost.simulate(each, each.placement(away)).peak_memory.tolist()
+        for each in (problem, brought)
+    ]
     assert held[0] == [2**21 + 2**20, 2**21 + 200 + 7]
-    assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]  # a window for the small one alone, and the call's own
+    # A window for the small one alone, and the call's own.
+    assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]
     assert on_the_spot(problem, "cuda:0", ()) is problem
 
 
@@ -778,7 +931,9 @@ def test_weights_that_come_in_a_call_are_there_until_it_is_over():
     devices = (roost.Device("cpu", "cpu", 2**30), roost.Device("cuda:0", "cuda", 2**30))
     cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
     graph = builder.freeze()
-    problem = roost.Problem(graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1))
+    problem = roost.Problem(
+        graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1)
+    )
     brought = on_the_spot(problem, "cuda:0", ("big",))
     assert brought.graph.workspace_bytes.tolist() == [0, 0, 2**21, 2**21, 2**21, 2**21, 0]
     assert brought.op_time[:, 1].argmax() == graph.op_names.index("mm")
@@ -812,9 +967,9 @@ def test_a_weight_that_its_reader_does_not_hold_does_not_come_in_calls():
     model, x = Borrower().eval(), torch.randn(4, 512)
     course = course_of(model, "112MiB", x)
     graph = course.step.graph
-    assert {module: [graph.op_names[op] for op in own] for module, own in loads_of(graph).items()} == {
-        "reads": ["reads.weight"]
-    }
+    assert {
+        module: [graph.op_names[op] for op in own] for module, own in loads_of(graph).items()
+    } == {"reads": ["reads.weight"]}
     plan = course.plan(relief=Relief(spots=("reads",)))
     assert plan.modules.streamed == {"reads": ("reads.weight",)}
     assert plan.modules.home["other.weight"] == "cuda:0"
@@ -835,7 +990,9 @@ def test_a_file_with_weights_that_cannot_come_on_the_spot_is_refused(tmp_path):
     device = np.array(plan.placement.device)
     device[plan.problem.graph.op_names.index("4.weight")] = 1
     replace(plan, placement=replace(plan.placement, device=device)).save(tmp_path / "plan.json")
-    with pytest.raises(InputError, match=r"modules.on_the_spot: op '4.weight' may only run on memory"):
+    with pytest.raises(
+        InputError, match=r"modules.on_the_spot: op '4.weight' may only run on memory"
+    ):
         roost.load(tmp_path / "plan.json")
     devices = (roost.Device("cuda:0", "cuda", 2**30), roost.Device("cuda:1", "cuda", 2**30))
     cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))

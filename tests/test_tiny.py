@@ -10,7 +10,9 @@ def test_the_whole_line(tmp_path):
     builder = roost.GraphBuilder("tiny")
     builder.add("x", "input", phase="input", output_bytes=4_000_000)
     builder.parameter("w", 16_000_000)
-    builder.add("left", "matmul", ["x", "w"], flop=4e9, bytes_read=20_000_000, output_bytes=4_000_000)
+    builder.add(
+        "left", "matmul", ["x", "w"], flop=4e9, bytes_read=20_000_000, output_bytes=4_000_000
+    )
     builder.add("right", "matmul", ["x"], flop=4e9, bytes_read=4_000_000, output_bytes=4_000_000)
     builder.add("sum", "add", ["left", "right"], bytes_read=8_000_000, output_bytes=4_000_000)
     builder.add("step", "sgd", ["sum", "w"], phase="update", bytes_written=16_000_000)

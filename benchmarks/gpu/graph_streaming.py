@@ -1,11 +1,12 @@
-"""The graph runtime streaming a Llama-shaped model: step time against the bound of the copies, and peak memory.
+"""The graph runtime streaming a Llama-shaped model: step time against the bound of the copies, and
+peak memory.
 
     PYTHONPATH=src python benchmarks/gpu/graph_streaming.py --resident 10 --windows 1 2 3
 
-The first layers live on the GPU, and so do embedding and output layer; the rest is fetched in each step.
-Every op runs on the GPU. A window is so many layers. Prints a JSON line for each window: median of the steps, bytes
-fetched, seconds that they take at `--bandwidth`, and the peak of what PyTorch allocated. `--device cpu:1` tries it
-without a GPU.
+The first layers live on the GPU, and so do embedding and output layer; the rest is fetched in each
+step. Every op runs on the GPU. A window is so many layers. Prints a JSON line for each window:
+median of the steps, bytes fetched, seconds that they take at `--bandwidth`, and the peak of what
+PyTorch allocated. `--device cpu:1` tries it without a GPU.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ from roost.zoo.llama import Llama
 
 
 def filled(settings: Llama) -> nn.Module:
-    """The model in bf16 with some numbers in it, without the time that drawing each of them takes."""
+    """The model in bf16 with some numbers in it, without the time that drawing each of them
+    takes."""
     with torch.device("meta"):
         model = settings.model().bfloat16()
     model = model.to_empty(device="cpu").eval()
-    model.rotary = Rotary(settings.length, settings.hidden // settings.heads, settings.base).bfloat16()
+    model.rotary = Rotary(
+        settings.length, settings.hidden // settings.heads, settings.base
+    ).bfloat16()
     numbers = torch.randn(2**20, generator=torch.Generator().manual_seed(0)).mul_(0.02).bfloat16()
     for parameter in model.parameters():
         flat = parameter.data.view(-1)
@@ -62,13 +66,18 @@ def main() -> None:
     model, inputs = filled(settings), settings.inputs(False)
     step = described(trace(model, inputs), "llama")
     graph, problem = step.graph, mixed_problem(step, "cpu", given.device)
-    away = [name.startswith("layers.") and int(name.split(".")[1]) >= given.resident for name in graph.op_names]
+    away = [
+        name.startswith("layers.") and int(name.split(".")[1]) >= given.resident
+        for name in graph.op_names
+    ]
     on_host = np.array(away) & graph.is_parameter
     layer = sum(p.nbytes for p in model.layers[0].parameters())
     for window in given.windows:
         begun = time.perf_counter()
         placement = problem.placement(np.where(on_host, 0, 1), prefetch_bytes=int(window * layer))
-        with GraphRuntime(step, problem, placement, residents_of(model), graphs=given.graphs) as run:
+        with GraphRuntime(
+            step, problem, placement, residents_of(model), graphs=given.graphs
+        ) as run:
             built = time.perf_counter() - begun
             seconds = []
             for _ in range(given.steps + 2):
@@ -84,7 +93,9 @@ def main() -> None:
                 "bound_s": round(fetched / given.bandwidth, 5),
                 "fetched_bytes": fetched,
                 "peak_bytes": run.peak_memory(),
-                "window_bytes": {str(place.device): getattr(place, "window_bytes", 0) for place in run.places},
+                "window_bytes": {
+                    str(place.device): getattr(place, "window_bytes", 0) for place in run.places
+                },
             }
         print(json.dumps(row), flush=True)
 

@@ -1,9 +1,10 @@
-"""One thread for the CPU and the GPU beside it, or one for each; ops launched one by one, or as CUDA graphs.
+"""One thread for the CPU and the GPU beside it, or one for each; ops launched one by one, or as
+CUDA graphs.
 
     python benchmarks/gpu/hosts.py [--models cifar10_cnn,gpt2,rnnlm] [--placements 6]
 
-The same placements in all four ways, held ready together and timed in turn, in an order drawn anew in each round. Rows
-go to benchmarks/results/hosts_MACHINE_202611.jsonl.
+The same placements in all four ways, held ready together and timed in turn, in an order drawn anew
+in each round. Rows go to benchmarks/results/hosts_MACHINE_202611.jsonl.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ def run(name: str, given: argparse.Namespace, rows: Path) -> None:
         laps: dict[str, list[float]] = {way: [] for way in WAYS}
         for way, (together, graphs) in WAYS.items():
             how = {"graphs": graphs, "one_thread": together}
-            runs[way] = GraphRuntime(step, problem, placement, residents_of(model), Optimizer(rate=1e-4), cores, **how)
+            runs[way] = GraphRuntime(
+                step, problem, placement, residents_of(model), Optimizer(rate=1e-4), cores, **how
+            )
             for _ in range(3):
                 runs[way].step(*inputs)
         gc.collect()
@@ -80,7 +83,12 @@ def run(name: str, given: argparse.Namespace, rows: Path) -> None:
         for each in runs.values():
             each.close()
         timeline = simulate(problem, placement)
-        row = {"model": name, "placement": label, "predicted": timeline.step_time, "transfers": timeline.num_transfers}
+        row = {
+            "model": name,
+            "placement": label,
+            "predicted": timeline.step_time,
+            "transfers": timeline.num_transfers,
+        }
         row |= {way: float(np.median(each)) for way, each in laps.items()}
         with rows.open("a") as file:
             file.write(json.dumps(row) + "\n")

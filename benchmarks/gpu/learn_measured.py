@@ -1,14 +1,17 @@
-"""Reinforcement learning on the real thing: `seq2seq` with measured steps as its reward, beside baselines.
+"""Reinforcement learning on the real thing: `seq2seq` with measured steps as its reward, beside
+baselines.
 
-    python benchmarks/gpu/learn_measured.py run --model gpt2 --cap 0.75 --trials 2000 --runs 500 --groups 30 --repeats 1
+    python benchmarks/gpu/learn_measured.py run --model gpt2 --cap 0.75 --trials 2000 --runs 500
+    --groups 30 --repeats 1
     python benchmarks/gpu/learn_measured.py run --tiny --devices virtual2 --trials 60 --groups 12
     python benchmarks/gpu/learn_measured.py page
 
-As the first paper did (Mirhoseini et al. 2017): each placement that the policy draws is run, and how long its step took
-is what the policy learns from. The last device has a cap, a share of what the step takes there alone. What was learned
-is then timed in turn with the baselines, which are found from profiled costs with the simulator: the best single
-device, `expert`, the best of the heuristics, and `annealing`. With `--journal` a search that ran out of its seconds
-goes on the next time. A row is written for each placer, and one for the race.
+As the first paper did (Mirhoseini et al. 2017): each placement that the policy draws is run, and
+how long its step took is what the policy learns from. The last device has a cap, a share of what
+the step takes there alone. What was learned is then timed in turn with the baselines, which are
+found from profiled costs with the simulator: the best single device, `expert`, the best of the
+heuristics, and `annealing`. With `--journal` a search that ran out of its seconds goes on the next
+time. A row is written for each placer, and one for the race.
 """
 
 from __future__ import annotations
@@ -42,11 +45,28 @@ from roost.simulator.compiled import simulate
 RESULTS = Path(__file__).parents[1] / "results"
 HEURISTICS = ("heft", "etf", "topo", "sct", "rules")
 TINY: dict[str, dict[str, Any]] = {
-    "gpt2": {"batch": 2, "length": 32, "layers": 2, "hidden": 128, "heads": 4, "vocab": 500, "positions": 32},
+    "gpt2": {
+        "batch": 2,
+        "length": 32,
+        "layers": 2,
+        "hidden": 128,
+        "heads": 4,
+        "vocab": 500,
+        "positions": 32,
+    },
     "cifar10_cnn": {"batch": 8, "channels": 16},
 }
-# Small enough for 500 placements in five minutes, those with much of the work on the CPU among them.
-SMALLER = {"batch": 4, "length": 128, "layers": 2, "hidden": 512, "heads": 8, "vocab": 8000, "positions": 128}
+# Small enough for 500 placements in five minutes, those with much of the work on the CPU among
+# them.
+SMALLER = {
+    "batch": 4,
+    "length": 128,
+    "layers": 2,
+    "hidden": 512,
+    "heads": 8,
+    "vocab": 8000,
+    "positions": 128,
+}
 FULL: dict[str, dict[str, Any]] = {"gpt2": SMALLER}
 
 
@@ -86,12 +106,16 @@ def capped_problem(source: ModelSource, given: argparse.Namespace) -> Problem:
     last = cluster.num_devices - 1
     whole = simulate(problem, problem.placement(np.full(step.graph.num_ops, last)))
     less = replace(cluster.devices[last], memory=int(given.cap * int(whole.peak_memory[last])))
-    return Problem(step.graph, replace(cluster, devices=(*cluster.devices[:last], less)), problem.costs)
+    return Problem(
+        step.graph, replace(cluster, devices=(*cluster.devices[:last], less)), problem.costs
+    )
 
 
 def baselines(problem: Problem) -> dict[str, Trial]:
     """By name, what the simulator takes for the best of each; those that fit."""
-    found = {name: search(problem, name, trials=300, prove=False).best for name in ("single", "expert")}
+    found = {
+        name: search(problem, name, trials=300, prove=False).best for name in ("single", "expert")
+    }
     tried = [search(problem, name, trials=300, prove=False).best for name in HEURISTICS]
     fit = [trial for trial in tried if trial.feasible]
     if fit:
@@ -101,15 +125,31 @@ def baselines(problem: Problem) -> dict[str, Trial]:
 
 
 def run(given: argparse.Namespace) -> None:
-    about = {"model": given.model, "tiny": given.tiny, "train": not given.inference, "devices": given.devices}
-    about |= {"cap": given.cap, "groups": given.groups, "trials_given": given.trials, "seed": given.seed}
-    if any(row["what"] == "race" and all(row[key] == value for key, value in about.items()) for row in rows()):
+    about = {
+        "model": given.model,
+        "tiny": given.tiny,
+        "train": not given.inference,
+        "devices": given.devices,
+    }
+    about |= {
+        "cap": given.cap,
+        "groups": given.groups,
+        "trials_given": given.trials,
+        "seed": given.seed,
+    }
+    if any(
+        row["what"] == "race" and all(row[key] == value for key, value in about.items())
+        for row in rows()
+    ):
         return
     sizes = (TINY if given.tiny else FULL).get(given.model, {})
     source = ModelSource(given.model, sizes, train=not given.inference, optimizer="sgd", seed=0)
     begun = time.perf_counter()
     problem = capped_problem(source, given)
-    print(f"{problem.graph.num_ops} ops, profiled after {time.perf_counter() - begun:.0f} s", flush=True)
+    print(
+        f"{problem.graph.num_ops} ops, profiled after {time.perf_counter() - begun:.0f} s",
+        flush=True,
+    )
     theirs = baselines(problem)
     measuring = Measuring(problem, source, repeats=given.repeats)
     try:
@@ -133,7 +173,15 @@ def run(given: argparse.Namespace) -> None:
         low, high = np.quantile(each.laps, [0.25, 0.75]).tolist()
         simulated = simulate(problem, each.trial.placement).step_time
         standing = {"placer": each.name, "measured": each.trial.step_time, "low": low, "high": high}
-        keep({**about, "what": "standing", **standing, "simulated": simulated, "rounds": len(each.laps)})
+        keep(
+            {
+                **about,
+                "what": "standing",
+                **standing,
+                "simulated": simulated,
+                "rounds": len(each.laps),
+            }
+        )
     keep(
         {
             **about, "what": "race", "recommended": found.recommended.name, "said": found.said, "ratio": found.ratio,
@@ -142,8 +190,11 @@ def run(given: argparse.Namespace) -> None:
     )  # fmt: skip
 
 
-def learned(problem: Problem, measuring: Measuring, given: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """The search by measured steps, and how it went: the best so far at each trial, and how many failed."""
+def learned(
+    problem: Problem, measuring: Measuring, given: argparse.Namespace
+) -> tuple[Any, dict[str, Any]]:
+    """The search by measured steps, and how it went: the best so far at each trial, and how many
+    failed."""
     seen: list[tuple[int, float]] = []
     done = failed = num_run = 0
     reasons: Counter[str] = Counter()
@@ -156,14 +207,21 @@ def learned(problem: Problem, measuring: Measuring, given: argparse.Namespace) -
         if progress.best.feasible and (not seen or progress.best.step_time < seen[-1][1]):
             seen.append((progress.num_trials, progress.best.step_time))
         if done % 20 == 0:
-            best = f"{progress.best.step_time * 1e3:.2f} ms" if progress.best.feasible else "none fits"
-            print(f"  {done} trials in {time.perf_counter() - begun:.0f} s, best {best}; {dict(reasons)}", flush=True)
+            best = (
+                f"{progress.best.step_time * 1e3:.2f} ms" if progress.best.feasible else "none fits"
+            )
+            print(
+                f"  {done} trials in {time.perf_counter() - begun:.0f} s, best {best}; {dict(reasons)}",
+                flush=True,
+            )
         hopeless = num_run >= given.hopeless and not progress.best.feasible
         return hopeless or num_run >= given.runs or time.perf_counter() - begun > given.seconds
 
-    # A policy on the GPU would take memory and time from what is measured there.
-    # Without a prior for fast devices: nearly all that is drawn with it is on the GPU, and does not fit.
-    network = Network(train_on="cpu", speed_prior=0.0, heuristic_prior=2.0 if given.heuristic else 0.0)
+    # A policy on the GPU would take memory and time from what is measured there. Without a prior
+    # for fast devices: nearly all that is drawn with it is on the GPU, and does not fit.
+    network = Network(
+        train_on="cpu", speed_prior=0.0, heuristic_prior=2.0 if given.heuristic else 0.0
+    )
     placer = Seq2seq(num_groups=given.groups, batch=given.batch, network=network, refine=0.0)
     begun = time.perf_counter()
     journal = rows_file().with_suffix(".trials.jsonl") if given.journal else None
@@ -191,7 +249,9 @@ def page() -> str:
     named = ("model", "tiny", "train", "devices", "cap", "groups", "trials_given", "seed")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):
         some = [row for row in every if tuple(row[name] for name in named) == key]
-        lines += [f"## {', '.join(f'{name} {value}' for name, value in zip(named, key, strict=True))}\n"]
+        lines += [
+            f"## {', '.join(f'{name} {value}' for name, value in zip(named, key, strict=True))}\n"
+        ]
         for row in (row for row in some if row["what"] == "learned"):
             first = f"{row['curve'][0][1] * 1e3:.2f} ms" if row["curve"] else "nothing"
             lines += [
@@ -207,7 +267,10 @@ def page() -> str:
             lines.append(
                 f"| {row['placer']} | {row['measured'] * 1e3:.2f} | {quartiles} | {row['simulated'] * 1e3:.2f} |"
             )
-        lines += ["", *(f"{row['said']}. Load {row['load']:.1f}.\n" for row in some if row["what"] == "race")]
+        lines += [
+            "",
+            *(f"{row['said']}. Load {row['load']:.1f}.\n" for row in some if row["what"] == "race"),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -218,18 +281,32 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--devices", choices=("here", "virtual2"), default="here")
-    parser.add_argument("--cap", type=float, default=0.5, help="of the last device, a share of what the step takes")
+    parser.add_argument(
+        "--cap", type=float, default=0.5, help="of the last device, a share of what the step takes"
+    )
     parser.add_argument("--trials", type=int, default=500)
     parser.add_argument("--groups", type=int, default=40)
-    # Batches of 10 ended at 15.0 to 17.4 ms after 600 simulated trials of such a problem, batches of 4 at 13.7 to 14.2.
-    parser.add_argument("--batch", type=int, default=4, help="placements for each update of the policy")
-    parser.add_argument("--runs", type=int, default=10**9, help="placements that were run are enough")
+    # Batches of 10 ended at 15.0 to 17.4 ms after 600 simulated trials of such a problem, batches
+    # of 4 at 13.7 to 14.2.
+    parser.add_argument(
+        "--batch", type=int, default=4, help="placements for each update of the policy"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=10**9, help="placements that were run are enough"
+    )
     parser.add_argument("--heuristic", action="store_true", help="begin near the best heuristic")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=15, help="of the race")
     parser.add_argument("--seconds", type=float, default=450.0, help="of the search at most")
-    parser.add_argument("--hopeless", type=int, default=50, help="placements that were run and failed, all, are enough")
-    parser.add_argument("--journal", action="store_true", help="keep trials, and go on from them the next time")
+    parser.add_argument(
+        "--hopeless",
+        type=int,
+        default=50,
+        help="placements that were run and failed, all, are enough",
+    )
+    parser.add_argument(
+        "--journal", action="store_true", help="keep trials, and go on from them the next time"
+    )
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.part == "page":

@@ -1,15 +1,20 @@
-"""A model that does not fit on the GPU: `roost.place` beside accelerate's `device_map="auto"`, in one run.
+"""A model that does not fit on the GPU: `roost.place` beside accelerate's `device_map="auto"`, in
+one run.
 
-    python benchmarks/gpu/offload.py run MODEL CAP [CASE ...] [--without accelerate] [--seconds 10]    rows, kept
-    python benchmarks/gpu/offload.py page                                              the page made from them
+    python benchmarks/gpu/offload.py run MODEL CAP [CASE ...] [--without accelerate] [--seconds 10]
+    rows, kept
+    python benchmarks/gpu/offload.py page                                              the page made
+    from them
 
-MODEL is one of those below, CAP what the GPU may hold, as 6GiB, half or quarter (of the weights). Weights are random. A
-case is a batch as 4x512, or generate: 64 tokens after 512. Times are medians of calls in a row, each until what it
-returns is there (what is on its way for the next call is part of that one's time); the first are not counted. The bound
-of streaming is the weights that do not fit over the speed of the link, or what the unplaced model takes, if that is
-more. What the placed model gives is compared with what the unplaced one gave on the same GPU, where PyTorch repeats
-itself: attention of cuDNN does not (tokens of the same model differ from run to run) and is off throughout; what is
-compared was made once more with deterministic algorithms, except for generate, where only that would differ.
+MODEL is one of those below, CAP what the GPU may hold, as 6GiB, half or quarter (of the weights).
+Weights are random. A case is a batch as 4x512, or generate: 64 tokens after 512. Times are medians
+of calls in a row, each until what it returns is there (what is on its way for the next call is part
+of that one's time); the first are not counted. The bound of streaming is the weights that do not
+fit over the speed of the link, or what the unplaced model takes, if that is more. What the placed
+model gives is compared with what the unplaced one gave on the same GPU, where PyTorch repeats
+itself: attention of cuDNN does not (tokens of the same model differ from run to run) and is off
+throughout; what is compared was made once more with deterministic algorithms, except for generate,
+where only that would differ.
 """
 
 from __future__ import annotations
@@ -39,7 +44,12 @@ GENERATED, PROMPT = 64, 512
 def llama() -> nn.Module:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
+    sizes = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "vocab_size": 32000,
+    }
     heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 4096}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, dtype=torch.bfloat16))
 
@@ -56,7 +66,8 @@ def moe() -> nn.Module:
 
 
 class Wide(nn.Sequential):
-    """Convolutions that grow wider as images grow smaller: 640 million weights, most of them in the last part."""
+    """Convolutions that grow wider as images grow smaller: 640 million weights, most of them in the
+    last part."""
 
     def __init__(self) -> None:
         layers: list[nn.Module] = [nn.Conv2d(3, 256, 7, 2, 3), nn.ReLU(), nn.MaxPool2d(2)]
@@ -85,7 +96,11 @@ def inputs_of(model: nn.Module, case: str) -> Any:
         images = torch.arange(rows * 3 * size * size).reshape(rows, 3, size, size) % 251 / 251
         return {"input": images.to(torch.bfloat16)}
     config = getattr(model, "config", None)
-    ids = torch.arange(rows * size).reshape(rows, size) * 7919 % (config.vocab_size if config else 32000)
+    ids = (
+        torch.arange(rows * size).reshape(rows, size)
+        * 7919
+        % (config.vocab_size if config else 32000)
+    )
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config else {"tokens": ids}
 
 
@@ -99,7 +114,9 @@ def call(model: nn.Module, case: str) -> Callable[[], torch.Tensor]:
     return lambda: model(**inputs)
 
 
-def timed(run: Callable[[], torch.Tensor], warm: int, repeats: int) -> tuple[float, torch.Tensor, int]:
+def timed(
+    run: Callable[[], torch.Tensor], warm: int, repeats: int
+) -> tuple[float, torch.Tensor, int]:
     """Median seconds, what was returned (on the CPU), and the most memory that PyTorch held."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -118,7 +135,8 @@ def timed(run: Callable[[], torch.Tensor], warm: int, repeats: int) -> tuple[flo
 
 
 def repeatable(run: Callable[[], torch.Tensor], case: str, found: torch.Tensor) -> torch.Tensor:
-    """What is given where sums are made in the same order each time; of text what was found already."""
+    """What is given where sums are made in the same order each time; of text what was found
+    already."""
     if case == "generate":
         return found
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -133,9 +151,9 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference over the largest value; of tokens the share that differs."""
     if not expected.is_floating_point():
         return float((found != expected).float().mean())
-    return max(float((a.float() - b.float()).abs().max()) for a, b in zip(found, expected, strict=True)) / float(
-        expected.abs().max()
-    )
+    return max(
+        float((a.float() - b.float()).abs().max()) for a, b in zip(found, expected, strict=True)
+    ) / float(expected.abs().max())
 
 
 def keep(row: dict[str, Any]) -> None:
@@ -149,7 +167,9 @@ def run(name: str, cap: str, cases: list[str], without: list[str], seconds: floa
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = MODELS[name][0]().to(torch.bfloat16).eval()
-    size = sum(t.numel() * t.element_size() for t in {id(p): p for p in model.parameters()}.values())
+    size = sum(
+        t.numel() * t.element_size() for t in {id(p): p for p in model.parameters()}.values()
+    )
     shares = {"half": size // 2, "quarter": size // 4}
     limit = shares[cap] if cap in shares else parse_bytes(cap)
     about = {
@@ -166,8 +186,18 @@ def run(name: str, cap: str, cases: list[str], without: list[str], seconds: floa
         alone[case], found, peak = timed(once, 2, 5 if case != "generate" else 1)
         expected[case] = repeatable(once, case, found)
         with torch.no_grad():
-            again = difference(repeatable(once, case, once().cpu()), expected[case])  # whether PyTorch repeats itself
-        keep({**about, "case": case, "how": "unplaced", "seconds": alone[case], "peak": peak, "difference": again})
+            # Whether PyTorch repeats itself.
+            again = difference(repeatable(once, case, once().cpu()), expected[case])
+        keep(
+            {
+                **about,
+                "case": case,
+                "how": "unplaced",
+                "seconds": alone[case],
+                "peak": peak,
+                "difference": again,
+            }
+        )
     model.to("cpu")
     gc.collect()
     torch.cuda.empty_cache()
@@ -179,21 +209,32 @@ def run(name: str, cap: str, cases: list[str], without: list[str], seconds: floa
 
 
 def with_roost(
-    model: nn.Module, case: str, limit: int, about: Any, expected: torch.Tensor, alone: float, search: float
+    model: nn.Module,
+    case: str,
+    limit: int,
+    about: Any,
+    expected: torch.Tensor,
+    alone: float,
+    search: float,
 ) -> None:
     begin = time.perf_counter()
     shape = inputs_of(model, "1x1" if case == "generate" else case)
     if hasattr(model, "config") and case != "generate":
-        shape["use_cache"] = False  # as it is called: keys and values would be kept beside what is returned
+        # As it is called: keys and values would be kept beside what is returned.
+        shape["use_cache"] = False
     tokens = PROMPT + GENERATED if case == "generate" else 0
     reserve = {"cuda:0": 128 * 2**20} if case == "generate" else None  # the prompt's activations
-    plan = roost.place(model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=search)
+    plan = roost.place(
+        model, shape, memory={"cuda:0": limit}, kv_tokens=tokens, reserve=reserve, seconds=search
+    )
     planned = time.perf_counter() - begin
     print(plan, flush=True)
     plan.apply(model)
     applied = time.perf_counter() - begin - planned
     once = call(model, case)
-    seconds, found, peak = timed(once, 3 if case != "generate" else 1, 7 if case != "generate" else 1)
+    seconds, found, peak = timed(
+        once, 3 if case != "generate" else 1, 7 if case != "generate" else 1
+    )
     found = repeatable(once, case, found)
     link = float(1 / plan.on_real_devices()[0].cluster.seconds_per_byte[0, 1])
     moved = sum(size for how, size in plan._weights().items() if how.startswith("streamed"))
@@ -211,20 +252,28 @@ def with_roost(
     torch.cuda.empty_cache()
 
 
-def with_accelerate(model: nn.Module, cases: list[str], limit: int, about: Any, expected: Any) -> None:
+def with_accelerate(
+    model: nn.Module, cases: list[str], limit: int, about: Any, expected: Any
+) -> None:
     dispatch(model, limit)
     above = {}
     for case in cases:
         peak = accelerated(model, case, about | {"how": "accelerate"}, expected[case])
         if peak > limit and case != "generate":
             above[case] = peak
-    # It counts weights alone. With as much less as it takes too much, it is held against us at equal memory.
+    # It counts weights alone. With as much less as it takes too much, it is held against us at
+    # equal memory.
     for case, peak in above.items():
         allowed = limit
         for _ in range(3):
             allowed = max(0, allowed - (peak - limit) - 2**20)
             dispatch(model, allowed)
-            peak = accelerated(model, case, about | {"how": "accelerate within", "allowed": allowed}, expected[case])
+            peak = accelerated(
+                model,
+                case,
+                about | {"how": "accelerate within", "allowed": allowed},
+                expected[case],
+            )
             if peak <= limit or not allowed:
                 break
 
@@ -242,14 +291,17 @@ def dispatch(model: nn.Module, limit: int) -> None:
         model, {0: limit, "cpu": "100GiB"}, no_split_module_classes=list(apart or ())
     )
     if set(device_map.values()) == {"cpu"}:
-        accelerate.cpu_offload(model, torch.device("cuda", 0))  # all of it is brought, layer by layer
+        # All of it is brought, layer by layer.
+        accelerate.cpu_offload(model, torch.device("cuda", 0))
     else:
         accelerate.dispatch_model(model, device_map)
 
 
 def accelerated(model: nn.Module, case: str, row: dict[str, Any], expected: torch.Tensor) -> int:
     once = call(model, case)
-    seconds, found, peak = timed(once, 1 if case != "generate" else 0, 3 if case != "generate" else 1)
+    seconds, found, peak = timed(
+        once, 1 if case != "generate" else 0, 3 if case != "generate" else 1
+    )
     gap = difference(repeatable(once, case, found), expected)
     keep({**row, "case": case, "seconds": seconds, "peak": peak, "difference": gap})
     return peak
@@ -295,9 +347,15 @@ def page() -> str:
         "| model, cap | case | unplaced | accelerate | roost | times faster | bound | roost / bound "
         "| of what it streams | expected | peak | difference | unplaced again "
     )
-    lines += [head + "| accelerate's peak, difference | accelerate within the cap, peak |", "|---" * 15 + "|"]
+    lines += [
+        head + "| accelerate's peak, difference | accelerate within the cap, peak |",
+        "|---" * 15 + "|",
+    ]
     for (model, cap, case, how), row in found.items():
-        other, alone = found.get((model, cap, case, "accelerate")), found.get((model, cap, case, "unplaced"))
+        other, alone = (
+            found.get((model, cap, case, "accelerate")),
+            found.get((model, cap, case, "unplaced")),
+        )
         within = found.get((model, cap, case, "accelerate within"))
         if how != "roost":
             continue

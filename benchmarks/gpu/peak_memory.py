@@ -2,9 +2,10 @@
 
     PYTHONPATH=src python benchmarks/gpu/peak_memory.py [--cpu] [MODEL ...]
 
-For each zoo model one step of eager PyTorch (forward, loss, backward, SGD; gradients start as None), peak of
-`max_memory_allocated`, or with `--cpu` of what the CPU allocator hands out and takes back; beside it the peak that
-Roost simulates for the captured step with everything on one device. Prints a Markdown table.
+For each zoo model one step of eager PyTorch (forward, loss, backward, SGD; gradients start as
+None), peak of `max_memory_allocated`, or with `--cpu` of what the CPU allocator hands out and takes
+back; beside it the peak that Roost simulates for the captured step with everything on one device.
+Prints a Markdown table.
 """
 
 from __future__ import annotations
@@ -23,7 +24,18 @@ from roost.core.problem import Problem
 from roost.frontends.torch import capture
 from roost.simulator.compiled import simulate
 
-MODELS = ["inception_v3", "gpt2", "rnnlm", "resnet50", "bert", "vit", "t5", "transformer", "cifar10_cnn", "nmt"]
+MODELS = [
+    "inception_v3",
+    "gpt2",
+    "rnnlm",
+    "resnet50",
+    "bert",
+    "vit",
+    "t5",
+    "transformer",
+    "cifar10_cnn",
+    "nmt",
+]
 
 
 def measured(settings) -> float:  # type: ignore[no-untyped-def]
@@ -52,13 +64,22 @@ def measured_on_cpu(settings) -> float:  # type: ignore[no-untyped-def]
     torch.manual_seed(0)
     model = settings.model().train()
     inputs = settings.inputs(True)
-    held = sum(tensor.numel() * tensor.element_size() for tensor in {*model.parameters(), *model.buffers(), *inputs})
+    held = sum(
+        tensor.numel() * tensor.element_size()
+        for tensor in {*model.parameters(), *model.buffers(), *inputs}
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
     with torch.profiler.profile(profile_memory=True) as profile:
         model(*inputs).backward()
         optimizer.step()
-    changes = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return held + float(np.cumsum([size for _, size in sorted(changes, key=lambda change: change[0])]).max())
+    changes = [
+        (e.start_ns(), e.nbytes())
+        for e in profile.profiler.kineto_results.events()
+        if e.name() == "[memory]"
+    ]
+    return held + float(
+        np.cumsum([size for _, size in sorted(changes, key=lambda change: change[0])]).max()
+    )
 
 
 def simulated(settings) -> tuple[float, int, float]:  # type: ignore[no-untyped-def]
@@ -82,7 +103,10 @@ def main() -> None:
         settings = catalog.find("zoo", name)()
         real = measured_on_cpu(settings) if on_cpu else measured(settings)
         guess, ops, _ = simulated(settings)
-        print(f"| {name} | {ops} | {real / 2**30:.2f} | {guess / 2**30:.2f} | {guess / real:.3f} |", flush=True)
+        print(
+            f"| {name} | {ops} | {real / 2**30:.2f} | {guess / 2**30:.2f} | {guess / real:.3f} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Training that does not fit: a GPT-2 with Adam in fp32 on a GPU with a cap, beside the same steps without one.
+"""Training that does not fit: a GPT-2 with Adam in fp32 on a GPU with a cap, beside the same steps
+without one.
 
-    python benchmarks/gpu/train_offload.py run --layers 48 --hidden 1600 --heads 25 --batch 1 --cap 12GiB --steps 10
+    python benchmarks/gpu/train_offload.py run --layers 48 --hidden 1600 --heads 25 --batch 1 --cap
+    12GiB --steps 10
     python benchmarks/gpu/train_offload.py run --tiny --devices virtual2 --cap 0.6 --seconds 10
     python benchmarks/gpu/train_offload.py page
 
-The placement is found by `roost.solve` from costs profiled on this machine, and run by the graph runtime. Three rows
-for each setting: `eager`, PyTorch with `torch.optim.Adam` all on the GPU; `unplaced`, the captured step all on the GPU;
-and `placed`, under the cap. A cap below 1.5 is a share of what the unplaced step takes as simulated. The bound of the
-transfers is the bytes that cross each way over the rate of the link as probed, of the way that takes longest. Without a
-GPU the devices are threads, the last of which has the cap. Rows that are there already are not run again.
+The placement is found by `roost.solve` from costs profiled on this machine, and run by the graph
+runtime. Three rows for each setting: `eager`, PyTorch with `torch.optim.Adam` all on the GPU;
+`unplaced`, the captured step all on the GPU; and `placed`, under the cap. A cap below 1.5 is a
+share of what the unplaced step takes as simulated. The bound of the transfers is the bytes that
+cross each way over the rate of the link as probed, of the way that takes longest. Without a GPU the
+devices are threads, the last of which has the cap. Rows that are there already are not run again.
 """
 
 from __future__ import annotations
@@ -79,7 +82,8 @@ def keep(row: dict[str, Any]) -> None:
 
 
 def filled(settings: Gpt2) -> torch.nn.Module:
-    """The model with small numbers in it, without the minutes that drawing 1.5 billion of them takes."""
+    """The model with small numbers in it, without the minutes that drawing 1.5 billion of them
+    takes."""
     with torch.device("meta"):
         model = settings.model()
     model = model.to_empty(device="cpu").train()
@@ -106,7 +110,10 @@ def inputs_of(settings: Gpt2, steps: int) -> list[tuple[torch.Tensor, ...]]:
 
 
 def eager(
-    settings: Gpt2, batches: list[tuple[torch.Tensor, ...]], device: torch.device, threads: int | None
+    settings: Gpt2,
+    batches: list[tuple[torch.Tensor, ...]],
+    device: torch.device,
+    threads: int | None,
 ) -> dict[str, Any]:
     """PyTorch, all on one device."""
     if threads is not None:
@@ -126,7 +133,12 @@ def eager(
         losses.append(float(loss.detach()))  # waits
         seconds.append(time.perf_counter() - begun)
     peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return {"losses": losses, "seconds": seconds, "step_s": statistics.median(seconds[1:]), "peak": peak}
+    return {
+        "losses": losses,
+        "seconds": seconds,
+        "step_s": statistics.median(seconds[1:]),
+        "peak": peak,
+    }
 
 
 def placed(
@@ -141,8 +153,14 @@ def placed(
     losses, seconds = [], []
     begun = time.perf_counter()
     residents = residents_of(model)
-    cores = None if any(d.kind == "cuda" for d in problem.cluster.devices) else cores_of(problem.cluster)
-    with GraphRuntime(step, problem, placement, residents, Optimizer(rate=RATE), cores, one_thread=one_thread) as run:
+    cores = (
+        None
+        if any(d.kind == "cuda" for d in problem.cluster.devices)
+        else cores_of(problem.cluster)
+    )
+    with GraphRuntime(
+        step, problem, placement, residents, Optimizer(rate=RATE), cores, one_thread=one_thread
+    ) as run:
         built = time.perf_counter() - begun
         threads = len(run.hosts)
         peak: dict[str, int] = {}
@@ -175,12 +193,16 @@ def where(problem: Problem, placement: Placement) -> list[dict[str, Any]]:
         key = names[int(placement.device[op])], PHASES[int(graph.phase[op])], graph.kinds[op]
         count[key] += 1
         size[key] += int(graph.output_bytes[op])
-    rows = [{"device": d, "phase": p, "kind": k, "ops": n, "bytes": size[d, p, k]} for (d, p, k), n in count.items()]
+    rows = [
+        {"device": d, "phase": p, "kind": k, "ops": n, "bytes": size[d, p, k]}
+        for (d, p, k), n in count.items()
+    ]
     return sorted(rows, key=lambda row: (row["device"], -row["bytes"]))
 
 
 def transfers(problem: Problem, placement: Placement) -> dict[str, Any]:
-    """Bytes that cross in a step, by way and kind, and how long the fullest way takes at the rate of its link."""
+    """Bytes that cross in a step, by way and kind, and how long the fullest way takes at the rate
+    of its link."""
     from roost.simulator.reference import simulate as reference
 
     timeline, cluster = reference(problem, placement), problem.cluster
@@ -188,14 +210,24 @@ def transfers(problem: Problem, placement: Placement) -> dict[str, Any]:
     ways: Counter[tuple[int, int]] = Counter()
     found = timeline.transfers
     for tensor, source, target, kind in zip(
-        found.tensor.tolist(), found.source.tolist(), found.target.tolist(), found.kind.tolist(), strict=True
+        found.tensor.tolist(),
+        found.source.tolist(),
+        found.target.tolist(),
+        found.kind.tolist(),
+        strict=True,
     ):
         size = int(problem.graph.output_bytes[tensor])
         ways[source, target] += size
-        moved[f"{cluster.device_names[source]} to {cluster.device_names[target]}, {TRANSFER_KINDS[kind]}"] += size
-    bound = max((size * float(cluster.seconds_per_byte[way]) for way, size in ways.items()), default=0.0)
+        moved[
+            f"{cluster.device_names[source]} to {cluster.device_names[target]}, {TRANSFER_KINDS[kind]}"
+        ] += size
+    bound = max(
+        (size * float(cluster.seconds_per_byte[way]) for way, size in ways.items()), default=0.0
+    )
     busy = np.zeros(cluster.num_devices)
-    np.add.at(busy, placement.device, problem.op_time[np.arange(len(placement.device)), placement.device])
+    np.add.at(
+        busy, placement.device, problem.op_time[np.arange(len(placement.device)), placement.device]
+    )
     return {
         "moved": dict(moved), "transfer_bound_s": bound, "num_transfers": timeline.num_transfers,
         "busy_s": dict(zip(cluster.device_names, busy.tolist(), strict=True)),
@@ -211,15 +243,28 @@ def run(given: argparse.Namespace) -> None:
     shape |= {name: getattr(given, name) for name in named if getattr(given, name) is not None}
     settings = replace(Gpt2(**({} if given.tiny else Gpt2.SIZES["xl"])), **shape)
     settings = replace(settings, positions=max(settings.positions, settings.length))
-    about: dict[str, Any] = {"devices": given.devices, "cap": given.cap, "steps": given.steps, "placer": given.placer}
+    about: dict[str, Any] = {
+        "devices": given.devices,
+        "cap": given.cap,
+        "steps": given.steps,
+        "placer": given.placer,
+    }
     about |= {name: getattr(settings, name) for name in named}
-    done = {row["how"] for row in rows() if all(row.get(key) == value for key, value in about.items())}
+    done = {
+        row["how"] for row in rows() if all(row.get(key) == value for key, value in about.items())
+    }
     batches = inputs_of(settings, given.steps)
     main = torch.device("cuda", 0) if given.devices == "here" else torch.device("cpu")
     if given.devices == "here" and not torch.cuda.is_available():
         raise SystemExit("no GPU here; try --tiny --devices virtual2 --cap 0.6")
     if "eager" not in done and not given.without_eager:
-        keep({**about, "how": "eager", **eager(settings, batches, main, None if main.type == "cuda" else 1)})
+        keep(
+            {
+                **about,
+                "how": "eager",
+                **eager(settings, batches, main, None if main.type == "cuda" else 1),
+            }
+        )
         settle()
     if {"unplaced", "placed"} <= done:
         return
@@ -246,8 +291,13 @@ def run(given: argparse.Namespace) -> None:
     if "placed" in done:
         return
     share = float(given.cap) if given.cap.replace(".", "", 1).isdecimal() else 0.0
-    cap = int(share * int(simulated.peak_memory[last])) if 0 < share < 1.5 else parse_bytes(given.cap)
-    devices = (*cluster.devices[:-1], replace(cluster.devices[-1], memory=int(cap * (1 - given.spare))))
+    cap = (
+        int(share * int(simulated.peak_memory[last])) if 0 < share < 1.5 else parse_bytes(given.cap)
+    )
+    devices = (
+        *cluster.devices[:-1],
+        replace(cluster.devices[-1], memory=int(cap * (1 - given.spare))),
+    )
     capped = Problem(step.graph, replace(cluster, devices=devices), costs.costs)
     begun = time.perf_counter()
     result = roost.solve(capped, given.placer, seconds=given.seconds, seed=0)
@@ -286,7 +336,10 @@ def page() -> str:
     named = ("layers", "hidden", "batch", "length", "cap", "devices", "placer")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):
         some = {row["how"]: row for row in every if tuple(row[name] for name in named) == key}
-        lines += [f"## {', '.join(f'{name} {value}' for name, value in zip(named, key, strict=True))}\n", *_table(some)]
+        lines += [
+            f"## {', '.join(f'{name} {value}' for name, value in zip(named, key, strict=True))}\n",
+            *_table(some),
+        ]
         if "placed" in some:
             lines += _went(some["placed"])
     return "\n".join(lines) + "\n"
@@ -306,7 +359,9 @@ def _table(some: dict[str, dict[str, Any]]) -> list[str]:
             over = f"{row['step_s'] / base['step_s']:.2f}"
         expected = f"{row['expected_s']:.4f}" if "expected_s" in row else ""
         peak = row["peak"] or (row.get("expected_peak") or [0])[-1]
-        lines.append(f"| {how} | {row['step_s']:.4f} | {over} | {expected} | {peak / 2**30:.3f} | {gap} |")
+        lines.append(
+            f"| {how} | {row['step_s']:.4f} | {over} | {expected} | {peak / 2**30:.3f} | {gap} |"
+        )
     return [*lines, ""]
 
 
@@ -329,7 +384,9 @@ def _went(row: dict[str, Any]) -> list[str]:
         total = phases.setdefault((each["device"], each["phase"]), [0, 0])
         total[0] += each["ops"]
         total[1] += each["bytes"]
-    lines += [f"| {d} | {p} | all | {n:,} | {size:,} |" for (d, p), (n, size) in sorted(phases.items())]
+    lines += [
+        f"| {d} | {p} | all | {n:,} | {size:,} |" for (d, p), (n, size) in sorted(phases.items())
+    ]
     largest = sorted(row["where"], key=lambda each: -each["bytes"])[:12]
     lines += [
         f"| {each['device']} | {each['phase']} | {each['kind']} | {each['ops']:,} | {each['bytes']:,} |"
@@ -345,12 +402,18 @@ def main() -> None:
     for name in ("layers", "hidden", "heads", "vocab", "length", "batch"):
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--devices", choices=("here", "virtual2"), default="here")
-    parser.add_argument("--cap", default="12GiB", help="of the last device; or a share of what the step takes there")
-    parser.add_argument("--spare", type=float, default=0.08, help="share of the cap that the search leaves free")
+    parser.add_argument(
+        "--cap", default="12GiB", help="of the last device; or a share of what the step takes there"
+    )
+    parser.add_argument(
+        "--spare", type=float, default=0.08, help="share of the cap that the search leaves free"
+    )
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--placer", default="auto")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search")
-    parser.add_argument("--other-threads", action="store_true", help="also with one thread for all, or one for each")
+    parser.add_argument(
+        "--other-threads", action="store_true", help="also with one thread for all, or one for each"
+    )
     parser.add_argument("--without-eager", action="store_true")
     parser.add_argument("--without-unplaced", action="store_true")
     given = parser.parse_args()

@@ -1,13 +1,17 @@
-"""Learned placers beside searches at equal trials: best step time by number of trials, on the models of the papers.
+"""Learned placers beside searches at equal trials: best step time by number of trials, on the
+models of the papers.
 
-    python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each run
-    python benchmarks/learning/curves.py classic                                 the baselines of the first paper
-    python benchmarks/learning/curves.py page                                    the page and the plot made from them
+    python benchmarks/learning/curves.py run [--workers N] [--only PLACER,...]    rows, one for each
+    run
+    python benchmarks/learning/curves.py classic                                 the baselines of
+    the first paper
+    python benchmarks/learning/curves.py page                                    the page and the
+    plot made from them
 
-Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows that are there already
-are not run again. Searches in compiled loops say where they stand only now and then, and plan for the trials they get:
-their curve is one search for each of its points. The plot needs the `plots` extra. Graphs are out/zoo/MODEL.json.gz
-(`roost capture`, with --train).
+Each run has one core; with POLICY=cuda in the environment the policies of all share a GPU. Rows
+that are there already are not run again. Searches in compiled loops say where they stand only now
+and then, and plan for the trials they get: their curve is one search for each of its points. The
+plot needs the `plots` extra. Graphs are out/zoo/MODEL.json.gz (`roost capture`, with --train).
 """
 
 from __future__ import annotations
@@ -39,13 +43,15 @@ from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search
 
-POLICY = os.environ.get("POLICY", "cpu")  # where networks learn; workers know it from their environment
+# Where networks learn; workers know it from their environment.
+POLICY = os.environ.get("POLICY", "cpu")
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 MODELS, CLUSTERS, SEEDS = ("rnnlm", "nmt", "inception_v3"), ("k80x2", "k80x4"), range(5)
 CHECKPOINTS = (100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
 CLASSIC = ("single", "expert", "scotch", "mincut")
-PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", "k80x4"): 0.19}  # gains over expert
+# Gains over expert.
+PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", "k80x4"): 0.19}
 
 PRIOR = Network(heuristic_prior=HEURISTIC_LOGIT)
 VARIED = Spotlight(batch=32, entropy=0.01, refine=0.2)  # what the ablations of `spotlight` vary
@@ -78,16 +84,41 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "genetic": (Genetic(), 5_000, 5, True),
     "auto": ("auto", 5_000, 5, True),
     "spotlight, rank order": (replace(VARIED, order="rank"), 5_000, 3, False),
-    "spotlight, no speed prior": (replace(VARIED, network=Network(speed_prior=0.0)), 5_000, 3, False),
-    "spotlight, like devices not told apart": (replace(VARIED, network=Network(twins=False)), 5_000, 3, False),
-    "spotlight, dot attention": (replace(VARIED, network=Network(attention="dot")), 5_000, 3, False),
-    "spotlight, not autoregressive": (replace(VARIED, network=Network(autoregressive=False)), 5_000, 3, False),
+    "spotlight, no speed prior": (
+        replace(VARIED, network=Network(speed_prior=0.0)),
+        5_000,
+        3,
+        False,
+    ),
+    "spotlight, like devices not told apart": (
+        replace(VARIED, network=Network(twins=False)),
+        5_000,
+        3,
+        False,
+    ),
+    "spotlight, dot attention": (
+        replace(VARIED, network=Network(attention="dot")),
+        5_000,
+        3,
+        False,
+    ),
+    "spotlight, not autoregressive": (
+        replace(VARIED, network=Network(autoregressive=False)),
+        5_000,
+        3,
+        False,
+    ),
     "spotlight, one epoch": (replace(VARIED, epochs=1), 5_000, 3, False),
     "spotlight, ten epochs": (replace(VARIED, epochs=10), 5_000, 3, False),
     "spotlight, rate 0.003": (replace(VARIED, rate=3e-3), 5_000, 3, False),
     "spotlight, batch 16": (replace(VARIED, batch=16), 5_000, 3, False),
     "spotlight, no entropy bonus": (replace(VARIED, entropy=0.0), 5_000, 3, False),
-    "spotlight, batch 16, no entropy bonus": (replace(VARIED, batch=16, entropy=0.0), 5_000, 3, False),
+    "spotlight, batch 16, no entropy bonus": (
+        replace(VARIED, batch=16, entropy=0.0),
+        5_000,
+        3,
+        False,
+    ),
     "spotlight, target 0.03": (replace(VARIED, target_kl=0.03), 5_000, 3, False),
     "post, paper": (Post.paper(), 5_000, 3, False),
     "spotlight, paper": (Spotlight.paper(), 5_000, 3, False),
@@ -123,12 +154,15 @@ def rows() -> list[dict[str, Any]]:
 def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
     """One search, with its best step time at each checkpoint."""
     name, model, cluster, seed = job
-    placer, trials, seconds = (*RUNS[name][:2], None) if name in RUNS else (TIMED[name][0], None, TIMED[name][1])
+    placer, trials, seconds = (
+        (*RUNS[name][:2], None) if name in RUNS else (TIMED[name][0], None, TIMED[name][1])
+    )
     if hasattr(placer, "network"):
         placer = replace(placer, network=replace(placer.network, train_on=POLICY))
     problem = problem_of(model, cluster)
     curve: dict[int, float] = {}
-    seen: list[tuple[int, float, float]] = []  # trials, CPU seconds and the best step time, where it gets better
+    # Trials, CPU seconds and the best step time, where it gets better.
+    seen: list[tuple[int, float, float]] = []
     notes: list[Any] = []
 
     def watch(progress: Any) -> None:
@@ -138,11 +172,21 @@ def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
     search(problem, placer, trials=40, prove=False)  # compiled by now
     begin = time.process_time()
     result = search(
-        problem, placer, seconds, trials, seed, prove=False, on_trial=watch, on_note=notes.append, workers=1
+        problem,
+        placer,
+        seconds,
+        trials,
+        seed,
+        prove=False,
+        on_trial=watch,
+        on_note=notes.append,
+        workers=1,
     )
     spent = time.process_time() - begin
     for point in (p for p in CHECKPOINTS if trials is not None and p <= trials):
-        curve[point] = min((step for count, _, step in seen if count <= point), default=float("inf"))
+        curve[point] = min(
+            (step for count, _, step in seen if count <= point), default=float("inf")
+        )
         if name in SEARCHES and point != trials:
             alone = search(problem, placer, None, point, seed, prove=False, workers=1).best
             curve[point] = alone.step_time if alone.feasible else float("inf")
@@ -182,7 +226,13 @@ def run_all(workers: int, only: list[str]) -> None:
             file.write(json.dumps(row) + "\n")
             file.flush()
             print(
-                row["placer"], row["model"], row["cluster"], row["seed"], row["best"], round(row["cpu"], 1), flush=True
+                row["placer"],
+                row["model"],
+                row["cluster"],
+                row["seed"],
+                row["best"],
+                round(row["cpu"], 1),
+                flush=True,
             )
 
 
@@ -195,7 +245,13 @@ def run_classic() -> None:
             for name in (*CLASSIC, "metis", "heft", "etf", "rules"):
                 if (name, model, cluster) not in done:
                     result = search(problem, name, trials=5_000, prove=False)
-                    row = {"placer": name, "model": model, "cluster": cluster, "seed": 0, "trials": result.num_trials}
+                    row = {
+                        "placer": name,
+                        "model": model,
+                        "cluster": cluster,
+                        "seed": 0,
+                        "trials": result.num_trials,
+                    }
                     row["best"] = result.best.step_time if result.best.feasible else float("inf")
                     with rows_file().open("a") as file:
                         file.write(json.dumps(row) + "\n")
@@ -274,7 +330,9 @@ def _best(found: list[dict[str, Any]]) -> dict[tuple[str, str], float]:
     return best
 
 
-def _median(found: list[dict[str, Any]], name: str, key: tuple[str, str], figure: str = "best") -> list[float]:
+def _median(
+    found: list[dict[str, Any]], name: str, key: tuple[str, str], figure: str = "best"
+) -> list[float]:
     return [
         r[figure]
         for r in found
@@ -299,7 +357,9 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
             cells = []
             for key in keys:
                 values = _median(found, name, key, figure)
-                cells.append(f"{np.median(values):.4f} ({max(values) / min(values):.2f})" if values else "")
+                cells.append(
+                    f"{np.median(values):.4f} ({max(values) / min(values):.2f})" if values else ""
+                )
             if any(cells):
                 spent = [r["cpu"] for r in found if r["placer"] == name]
                 cpu = f"{np.median(spent):.0f}" if figure == "best" and spent else ""
@@ -312,8 +372,15 @@ def _page_table(found: list[dict[str, Any]]) -> list[str]:
         "their own ([other priors](learning_tuning_x86_64_2core_202611.md)).\n",
         "Gain over expert, expert / placer - 1, beside the published one:\n",
     ]
-    lines += ["| | " + " | ".join(f"{m} {c}" for m, c in PUBLISHED) + " |", "|---|" + "---|" * len(PUBLISHED)]
-    lines.append("| published (Mirhoseini et al. 2017) | " + " | ".join(f"{v:.1%}" for v in PUBLISHED.values()) + " |")
+    lines += [
+        "| | " + " | ".join(f"{m} {c}" for m, c in PUBLISHED) + " |",
+        "|---|" + "---|" * len(PUBLISHED),
+    ]
+    lines.append(
+        "| published (Mirhoseini et al. 2017) | "
+        + " | ".join(f"{v:.1%}" for v in PUBLISHED.values())
+        + " |"
+    )
     for name in ("seq2seq", "placeto", "spotlight", "post", "auto"):
         cells = []
         for key in PUBLISHED:
@@ -336,23 +403,40 @@ def _page_papers(found: list[dict[str, Any]]) -> list[str]:
     ]
     for name in ("spotlight", "post", "placeto"):
         ratios = [_at(found, name, key, 5_000) / _at(found, "seq2seq", key, 5_000) for key in keys]
-        lines.append(f"| {name} / seq2seq, 5,000 trials | " + " | ".join(f"{ratio:.3f}" for ratio in ratios) + " |")
+        lines.append(
+            f"| {name} / seq2seq, 5,000 trials | "
+            + " | ".join(f"{ratio:.3f}" for ratio in ratios)
+            + " |"
+        )
     for name in ("placeto", "spotlight", "post"):
         for after in (5_000, 20_000):
             cells = []
             for key in keys:
                 wanted = _at(found, "seq2seq", key, after)
-                reached = [p for p in CHECKPOINTS if p <= 5_000 and _at(found, name, key, p) <= wanted]
-                cells.append(f"{reached[0]:,} ({after / reached[0]:.3g} times fewer)" if reached else "not by 5,000")
+                reached = [
+                    p for p in CHECKPOINTS if p <= 5_000 and _at(found, name, key, p) <= wanted
+                ]
+                cells.append(
+                    f"{reached[0]:,} ({after / reached[0]:.3g} times fewer)"
+                    if reached
+                    else "not by 5,000"
+                )
             lines.append(f"| {name} reaches seq2seq at {after:,} | " + " | ".join(cells) + " |")
     return [*lines, ""]
 
 
-def _over_best(found: list[dict[str, Any]], best: dict[tuple[str, str], float], name: str, by: str, at: Any) -> float:
-    """Geometric mean over the six problems of the median best so far over the best ever seen; NaN where one lacks."""
+def _over_best(
+    found: list[dict[str, Any]], best: dict[tuple[str, str], float], name: str, by: str, at: Any
+) -> float:
+    """Geometric mean over the six problems of the median best so far over the best ever seen; NaN
+    where one lacks."""
     ratios = []
     for key, least in best.items():
-        curves = [r.get(by, {}) for r in found if r["placer"] == name and (r["model"], r["cluster"]) == key]
+        curves = [
+            r.get(by, {})
+            for r in found
+            if r["placer"] == name and (r["model"], r["cluster"]) == key
+        ]
         values = [curve.get(str(at), float("nan")) for curve in curves]
         ratios.append(float(np.median(values)) / least if values else float("nan"))
     return float(np.exp(np.mean(np.log(ratios))))
@@ -362,7 +446,10 @@ SAID = {"curve": "number of trials", "by_cpu": "CPU seconds, on one core"}
 
 
 def _page_curves(
-    found: list[dict[str, Any]], best: dict[tuple[str, str], float], by: str, points: tuple[float, ...]
+    found: list[dict[str, Any]],
+    best: dict[tuple[str, str], float],
+    by: str,
+    points: tuple[float, ...],
 ) -> list[str]:
     lines = [
         f"## Best so far by {SAID[by]}, over the best ever seen here (geometric mean over the six, median seed)\n",
@@ -376,11 +463,20 @@ def _page_curves(
 
 
 def _all_curves(
-    found: list[dict[str, Any]], best: dict[tuple[str, str], float], by: str, points: tuple[float, ...]
+    found: list[dict[str, Any]],
+    best: dict[tuple[str, str], float],
+    by: str,
+    points: tuple[float, ...],
 ) -> dict[str, list[float]]:
     everywhere = [name for name, run in RUNS.items() if run[3]]
-    names = everywhere if by == "curve" else [*(name for name in everywhere if f"{name}, 20 s" not in TIMED), *TIMED]
-    curves = {name: [_over_best(found, best, name, by, point) for point in points] for name in names}
+    names = (
+        everywhere
+        if by == "curve"
+        else [*(name for name in everywhere if f"{name}, 20 s" not in TIMED), *TIMED]
+    )
+    curves = {
+        name: [_over_best(found, best, name, by, point) for point in points] for name in names
+    }
     return {name: values for name, values in curves.items() if np.isfinite(values).any()}
 
 
@@ -396,13 +492,17 @@ def plot(path: Path) -> None:
     best = _best(found)
     figure, panels = plt.subplots(1, 2, figsize=(11, 5), sharey=True)
     lines: dict[str, Any] = {}
-    for panel, by, points in zip(panels, ("curve", "by_cpu"), (CHECKPOINTS, CPU_POINTS), strict=True):
+    for panel, by, points in zip(
+        panels, ("curve", "by_cpu"), (CHECKPOINTS, CPU_POINTS), strict=True
+    ):
         for name, values in _all_curves(found, best, by, points).items():
             learned = name.partition(",")[0] in ("seq2seq", "spotlight", "post", "placeto")
             style = "-" if learned and "heuristic" not in name else ":" if learned else "--"
             plain = name.removesuffix(", 20 s")
             color = lines[plain].get_color() if plain in lines else None
-            (drawn,) = panel.plot(points, values, style, color=color, linewidth=2 if learned else 1.2)
+            (drawn,) = panel.plot(
+                points, values, style, color=color, linewidth=2 if learned else 1.2
+            )
             lines.setdefault(plain, drawn)
         panel.set_xscale("log")
         panel.set_ylim(1.0, 1.6)
@@ -437,14 +537,22 @@ def _page_ablation(found: list[dict[str, Any]], best: dict[tuple[str, str], floa
         ratios = []
         for key in keys:
             values = _median(found, name, key, "learned") or _median(found, name, key)
-            ratios.append(float(np.median(values)) / best[key] if values and key in best else float("nan"))
+            ratios.append(
+                float(np.median(values)) / best[key] if values and key in best else float("nan")
+            )
         if np.isfinite(ratios).all():
             mean = float(np.exp(np.mean(np.log(ratios))))
-            lines.append(f"| {name} | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |")
+            lines.append(
+                f"| {name} | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |"
+            )
     for name in ("spotlight", "seq2seq", "spotlight, paper", "seq2seq, paper"):
         ratios = [_at(found, name, key, 1_000) / best[key] for key in keys]
         mean = float(np.exp(np.mean(np.log(ratios))))
-        lines.append(f"| {name}, 1,000 trials | " + " | ".join(f"{r:.3f}" for r in ratios) + f" | {mean:.3f} |")
+        lines.append(
+            f"| {name}, 1,000 trials | "
+            + " | ".join(f"{r:.3f}" for r in ratios)
+            + f" | {mean:.3f} |"
+        )
     return [*lines, ""]
 
 

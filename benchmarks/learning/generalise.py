@@ -1,22 +1,27 @@
-"""A learned placer on graphs it has never seen, beside `auto` on each of them and `rules` at equal CPU seconds.
+"""A learned placer on graphs it has never seen, beside `auto` on each of them and `rules` at equal
+CPU seconds.
 
-    roost learn --family cifar10 --placer lister --on k80x2,k80x4 --seconds 180 -o out/lister_cifar10
-    python benchmarks/learning/generalise.py --family cifar10 --on k80x4 --weights out/lister_cifar10/policy.safetensors
+    roost learn --family cifar10 --placer lister --on k80x2,k80x4 --seconds 180 -o
+    out/lister_cifar10
+    python benchmarks/learning/generalise.py --family cifar10 --on k80x4 --weights
+    out/lister_cifar10/policy.safetensors
 
-Members 24 to 31 of a family are never learned on. Rows, none of which learns on the graph; all but `rules` ask `single`
-and `expert` first:
+Members 24 to 31 of a family are never learned on. Rows, none of which learns on the graph; all but
+`rules` ask `single` and `expert` first:
 
-    lister_64        64 rules: the first 24 of those learned, 8 that are drawn, 32 varied from the best so far; for
-                     accelerators of unlike speeds 16, 24 (which place whole groups) and 24
-    lister           these, then 192 more: the other learned ones, and rules varied from the best
-    lister_refined   these, then annealing; 5,000 trials in all
-    untrained...     the same three with random rules in place of the learned ones
-    rules...         as many rules of the placer `rules` as fit into the CPU seconds of each of these three
-    only_64_rules    64 of them
-    network, both    64 schedules drawn from the network; what lister_64 tries and then those (--all, one seed)
+    lister_64        64 rules: the first 24 of those learned, 8 that are drawn, 32 varied from the
+    best so far; for
+                     accelerators of unlike speeds 16, 24 (which place whole groups) and 24 lister
+                     these, then 192 more: the other learned ones, and rules varied from the best
+                     lister_refined   these, then annealing; 5,000 trials in all untrained...
+                     the same three with random rules in place of the learned ones rules...
+                     as many rules of the placer `rules` as fit into the CPU seconds of each of
+                     these three only_64_rules    64 of them network, both    64 schedules drawn
+                     from the network; what lister_64 tries and then those (--all, one seed)
 
-With --brief only the first three, for weights of a second training seed. `roost learn --made-up N` adds machines of
-other speeds to those that are learned on; rows say so. What `auto` finds is kept in out/generalise_auto.jsonl.
+With --brief only the first three, for weights of a second training seed. `roost learn --made-up N`
+adds machines of other speeds to those that are learned on; rows say so. What `auto` finds is kept
+in out/generalise_auto.jsonl.
 """
 
 from __future__ import annotations
@@ -45,7 +50,11 @@ AUTO_TRIALS = 200_000
 SEEDS = 3
 PLENTY = 100_000  # trials: more than any of these needs
 REFINED = 5_000  # trials
-EQUAL = {"rules_like_64": "lister_64", "rules_like_lister": "lister", "rules_like_refined": "lister_refined"}
+EQUAL = {
+    "rules_like_64": "lister_64",
+    "rules_like_lister": "lister",
+    "rules_like_refined": "lister_refined",
+}
 OTHERS = ("only_64_rules", "network", "both", "best_of_single_and_expert")
 NAMES = (
     "lister_64", "untrained_64", "rules_like_64", "lister", "untrained", "rules_like_lister", "lister_refined",
@@ -73,7 +82,10 @@ def placers(weights: Path, seed: int, everything: bool, brief: bool) -> dict[str
     """Placers by the name of their row, and how many trials each has."""
     random = weights.parent / f"untrained_{seed}.safetensors"
     save_weights(random, "lister", new_tensors(np.random.default_rng(seed)), {})
-    kinds = {"lister": {"weights": str(weights), "tune": False}, "untrained": {"weights": str(random), "tune": False}}
+    kinds = {
+        "lister": {"weights": str(weights), "tune": False},
+        "untrained": {"weights": str(random), "tune": False},
+    }
     found = {}
     for name, given in list(kinds.items())[: 1 if brief else None]:
         found[f"{name}_64"] = Lister(**given, varied=0), PLENTY
@@ -85,7 +97,9 @@ def placers(weights: Path, seed: int, everything: bool, brief: bool) -> dict[str
     return found
 
 
-def measured(problem: Problem, weights: Path, seed: int, everything: bool, brief: bool = False) -> dict[str, float]:
+def measured(
+    problem: Problem, weights: Path, seed: int, everything: bool, brief: bool = False
+) -> dict[str, float]:
     """One graph, one seed."""
     row: dict[str, float] = {}
     for name, (placer, trials) in placers(weights, seed, everything, brief).items():
@@ -94,7 +108,8 @@ def measured(problem: Problem, weights: Path, seed: int, everything: bool, brief
         return row
     row["only_64_rules"], fewest = timed(problem, "rules", PLENTY, seed)
     row["only_64_rules_cpu"] = fewest
-    _, more = timed(problem, Rules(num_rules=320), PLENTY, seed)  # part of the time does not grow with the rules
+    # Part of the time does not grow with the rules.
+    _, more = timed(problem, Rules(num_rules=320), PLENTY, seed)
     each = max(1e-5, (more - fewest) / 256)
     for name, like in EQUAL.items():
         count = max(64, int(64 + (row[f"{like}_cpu"] - fewest) / each))
@@ -132,15 +147,28 @@ def shown(rows: list[dict[str, Any]]) -> str:
         "| family | tested on | row | learned | untrained | `rules`, equal CPU s | CPU s: median, most |",
         "|---|---|---|---|---|---|---|",
     ]
-    other = ["| family | tested on | " + " | ".join(OTHERS) + " |", "|---|---|" + "---|" * len(OTHERS)]
+    other = [
+        "| family | tested on | " + " | ".join(OTHERS) + " |",
+        "|---|---|" + "---|" * len(OTHERS),
+    ]
     pairs = ["| family | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|"]
     for key in cells:
-        mine = [r for r in rows if (r["family"], r["cluster"], r["learned_on"], r["learned_seed"]) == key]
+        mine = [
+            r
+            for r in rows
+            if (r["family"], r["cluster"], r["learned_on"], r["learned_seed"]) == key
+        ]
         learned = list(EQUAL.values())
-        spent = ", ".join(f"{statistics.median(r[f'{name}_cpu'] for r in mine):.2f}" for name in learned)
-        worse = sum(r[name] > r["best_of_single_and_expert"] * (1 + 1e-9) for r in mine for name in learned)
+        spent = ", ".join(
+            f"{statistics.median(r[f'{name}_cpu'] for r in mine):.2f}" for name in learned
+        )
+        worse = sum(
+            r[name] > r["best_of_single_and_expert"] * (1 + 1e-9) for r in mine for name in learned
+        )
         figures = " | ".join(spread(mine, name) for name in learned)
-        goal.append(f"| {' | '.join(map(str, key))} | {figures} | {spent} | {worse} of {len(mine) * len(learned)} |")
+        goal.append(
+            f"| {' | '.join(map(str, key))} | {figures} | {spent} | {worse} of {len(mine) * len(learned)} |"
+        )
         if not all("untrained" in r for r in mine):
             continue
         for equal, name in EQUAL.items():
@@ -150,8 +178,12 @@ def shown(rows: list[dict[str, Any]]) -> str:
             spent = f"{statistics.median(cpu):.2f}, {max(cpu):.2f}"
             first.append(f"| {' | '.join(key[:2])} | {name} | {figures} | {spent} |")
             for than in (equal, random):
-                pairs.append(f"| {key[0]} | {key[1]} | {name} / {than} | {compared(mine, name, than)} |")
-        other.append(f"| {key[0]} | {key[1]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |")
+                pairs.append(
+                    f"| {key[0]} | {key[1]} | {name} / {than} | {compared(mine, name, than)} |"
+                )
+        other.append(
+            f"| {key[0]} | {key[1]} | " + " | ".join(spread(mine, name) for name in OTHERS) + " |"
+        )
     return "\n\n".join("\n".join(lines) for lines in (goal, first, pairs, other)) + "\n"
 
 
@@ -167,22 +199,35 @@ def spread(rows: list[dict[str, Any]], name: str) -> str:
 def compared(rows: list[dict[str, Any]], one: str, other: str) -> str:
     """The mean ratio of the two, and how sure that is: 95 % of bootstrap samples of the graphs."""
     rng, graphs = np.random.default_rng(0), sorted({r["graph"] for r in rows})
-    log = np.array([np.mean([np.log(r[one] / r[other]) for r in rows if r["graph"] == graph]) for graph in graphs])
+    log = np.array(
+        [
+            np.mean([np.log(r[one] / r[other]) for r in rows if r["graph"] == graph])
+            for graph in graphs
+        ]
+    )
     means = log[rng.integers(0, len(log), (10_000, len(log)))].mean(axis=1)
     low, high = np.exp(np.quantile(means, [0.025, 0.975]))
     return f"{np.exp(log.mean()):.3f} | {low:.3f} to {high:.3f}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--show", type=Path, help="print tables of the rows in this file, and do nothing else")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--show", type=Path, help="print tables of the rows in this file, and do nothing else"
+    )
     parser.add_argument("--family")
     parser.add_argument("--on", default="", help="clusters to test on, with commas")
     parser.add_argument("--weights", type=Path, help="without them only the references are made")
     parser.add_argument("--all", action="store_true", help="the network too")
     parser.add_argument("--brief", action="store_true", help="nothing but what was learned")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help="of placing: of what is varied or drawn")
-    parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help="of placing: of what is varied or drawn"
+    )
+    parser.add_argument(
+        "--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("out/generalise.jsonl"))
     given = parser.parse_args()
     if given.show:
@@ -198,7 +243,9 @@ def main() -> None:
             # What is made once for a problem, or compiled once, is made now.
             if number == TESTED[0]:
                 measured(problem, given.weights, 99, given.all, given.brief)
-            search(problem, Lister(weights=str(given.weights), tune=False), trials=PLENTY, prove=False)
+            search(
+                problem, Lister(weights=str(given.weights), tune=False), trials=PLENTY, prove=False
+            )
             rows = []
             for seed in range(given.seeds):
                 row = {
@@ -206,7 +253,9 @@ def main() -> None:
                     "graph": problem.graph.name,
                     "num_ops": problem.graph.num_ops,
                     "cluster": cluster,
-                    "learned_on": ",".join([*card["clusters"], *["made-up"] * (card.get("made_up", 0) > 0)]),
+                    "learned_on": ",".join(
+                        [*card["clusters"], *["made-up"] * (card.get("made_up", 0) > 0)]
+                    ),
                     "learned_seed": card["seed"],
                     "learned_seconds": card["seconds"],
                     "seed": seed,
@@ -219,7 +268,11 @@ def main() -> None:
             with given.output.open("a") as out:
                 out.writelines(json.dumps(row) + "\n" for row in rows)
             row = rows[0]
-            print(cluster, {name: round(row[name] / row["auto"], 3) for name in NAMES if name in row}, flush=True)
+            print(
+                cluster,
+                {name: round(row[name] / row["auto"], 3) for name in NAMES if name in row},
+                flush=True,
+            )
     if given.weights:
         print(shown([json.loads(line) for line in given.output.read_text().splitlines()]))
 

@@ -1,13 +1,16 @@
-"""Placeto without some of its parts, on graphs merged to so few groups that each run makes 60 updates.
+"""Placeto without some of its parts, on graphs merged to so few groups that each run makes 60
+updates.
 
-    python benchmarks/learning/placeto_ablations.py out/families/cifar10_0_008.json.gz out/zoo/rnnlm.json.gz
+    python benchmarks/learning/placeto_ablations.py out/families/cifar10_0_008.json.gz
+    out/zoo/rnnlm.json.gz
 
-Every step of an episode is a trial, so an update takes as many trials as groups times episodes. Rows are appended, one
-for each run; those that are there already are not run again. `placeto_page.py` makes the page of them.
+Every step of an episode is a trial, so an update takes as many trials as groups times episodes.
+Rows are appended, one for each run; those that are there already are not run again.
+`placeto_page.py` makes the page of them.
 
-Variants beginning with "paper" are as published, apart from what they leave out. Those beginning with "faster" learn
-with the rate and the entropy weight of the tuned setting: the published ones hardly leave the uniform policy in as few
-updates, so that what is left out can make no difference.
+Variants beginning with "paper" are as published, apart from what they leave out. Those beginning
+with "faster" learn with the rate and the entropy weight of the tuned setting: the published ones
+hardly leave the uniform policy in as few updates, so that what is left out can make no difference.
 """
 
 from __future__ import annotations
@@ -42,7 +45,11 @@ WITHOUT: dict[str, dict[str, Any]] = {
     "no messages, no pools": {"messages": False, "pools": False},
     "learns nothing": {"rate": (0.0, 0.0)},
     "with features of devices": {"device_features": True},
-    "features of devices, no messages, no pools": {"device_features": True, "messages": False, "pools": False},
+    "features of devices, no messages, no pools": {
+        "device_features": True,
+        "messages": False,
+        "pools": False,
+    },
 }
 VARIANTS: dict[str, Settings] = {
     f"{name}, {said}": replace(base, **changes)
@@ -57,17 +64,22 @@ def merged(problem: Problem, most: int) -> Problem:
     units = merged_units(groups_of(problem), most)
     names = tuple(str(number) for number in range(units.num_units))
     group = units.unit.astype(np.int32)
-    graph = replace(problem.graph, group=group, group_names=names, modules=("",) * problem.graph.num_ops)
+    graph = replace(
+        problem.graph, group=group, group_names=names, modules=("",) * problem.graph.num_ops
+    )
     return Problem(graph, problem.cluster, problem.costs)
 
 
 def row(problem: Problem, name: str, seed: int) -> dict[str, Any]:
-    """One run: the best of all trials, and the mean at the ends of the last episodes, which is what was learned."""
+    """One run: the best of all trials, and the mean at the ends of the last episodes, which is what
+    was learned."""
     groups = groups_of(problem).num_units
     trials = (UPDATES * groups + 1) * PAPER.episodes
     told: list[Any] = []
     began = time.process_time()
-    result = search(problem, Placeto(VARIANTS[name]), trials=trials, seed=seed, on_note=told.append, prove=False)
+    result = search(
+        problem, Placeto(VARIANTS[name]), trials=trials, seed=seed, on_note=told.append, prove=False
+    )
     return {
         "part": "ablation", "graph": problem.graph.name, "cluster": problem.cluster.name, "groups": groups,
         "variant": name, "seed": seed, "trials": result.num_trials, "updates": len(told),
@@ -82,23 +94,37 @@ def row(problem: Problem, name: str, seed: int) -> dict[str, Any]:
 def references(problem: Problem) -> dict[str, Any]:
     """What else finds on these groups, with as many trials."""
     trials = (UPDATES * groups_of(problem).num_units + 1) * PAPER.episodes
-    found: dict[str, Any] = {"part": "reference", "graph": problem.graph.name, "cluster": problem.cluster.name}
+    found: dict[str, Any] = {
+        "part": "reference",
+        "graph": problem.graph.name,
+        "cluster": problem.cluster.name,
+    }
     for placer in ("single", "random", "annealing"):
         found[placer] = search(problem, placer, trials=trials, prove=False).best.step_time
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("graphs", type=Path, nargs="+", help="graph files, such as roost capture writes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "graphs", type=Path, nargs="+", help="graph files, such as roost capture writes"
+    )
     parser.add_argument("--on", default="k80x4", metavar="CLUSTER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--only", default="", help="how names of variants begin, separated by ;")
     parser.add_argument("-o", "--output", type=Path, default=ROWS)
     given = parser.parse_args()
-    problems = [merged(roost.estimate(roost.load(path), given.on), NUM_GROUPS) for path in given.graphs]
+    problems = [
+        merged(roost.estimate(roost.load(path), given.on), NUM_GROUPS) for path in given.graphs
+    ]
     search(problems[0], Placeto("paper"), trials=40, prove=False)  # compiling is no part of any row
-    rows = [json.loads(line) for line in given.output.read_text().splitlines()] if given.output.exists() else []
+    rows = (
+        [json.loads(line) for line in given.output.read_text().splitlines()]
+        if given.output.exists()
+        else []
+    )
     done = {(r["graph"], r["cluster"], r.get("variant"), r.get("seed")) for r in rows}
     with given.output.open("a") as out:
 
@@ -116,7 +142,11 @@ def main() -> None:
                     if name.startswith(tuple(given.only.split(";"))) and key not in done:
                         found = row(problem, name, seed)
                         write(found)
-                        print(*key, *(round(found[k], 4) for k in ("best", "last_ends", "cpu")), flush=True)
+                        print(
+                            *key,
+                            *(round(found[k], 4) for k in ("best", "last_ends", "cpu")),
+                            flush=True,
+                        )
 
 
 if __name__ == "__main__":

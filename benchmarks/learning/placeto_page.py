@@ -17,7 +17,9 @@ from provenance import told
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS, PAGE = (RESULTS / f"placeto_x86_64_2core_202611.{kind}" for kind in ("jsonl", "md"))
 CURVES = RESULTS / "learning_x86_64_202611.jsonl"
-KEYS = [(model, cluster) for model in ("rnnlm", "nmt", "inception_v3") for cluster in ("k80x2", "k80x4")]
+KEYS = [
+    (model, cluster) for model in ("rnnlm", "nmt", "inception_v3") for cluster in ("k80x2", "k80x4")
+]
 CLAIMS = {
     "as it is": "",
     "terminal rewards": "intermediate rewards learn better",
@@ -56,7 +58,9 @@ def ablations(rows: list[dict[str, Any]]) -> list[str]:
             f"### {reference['graph']} on {reference['cluster']}, {mine[0]['groups']} groups\n",
             f"{mine[0]['trials']:,} trials, {min(r['updates'] for r in mine)} updates. In seconds, on the same groups "
             "and with as many trials: "
-            + ", ".join(f"{name} {reference[name]:.3f}" for name in ("single", "random", "annealing"))
+            + ", ".join(
+                f"{name} {reference[name]:.3f}" for name in ("single", "random", "annealing")
+            )
             + ".\n",
             "| learns | without | seeds | mean at the end of an episode, last 10 updates | best of all trials | "
             "end of an episode over that of the whole, per seed | claim of the paper |",
@@ -69,9 +73,13 @@ def ablations(rows: list[dict[str, Any]]) -> list[str]:
             base, _, said = variant.partition(", ")
             found = [r for r in mine if r["variant"] == variant]
             whole = {r["seed"]: r for r in mine if r["variant"] == f"{base}, as it is"}
-            ratio = [r["last_ends"] / whole[r["seed"]]["last_ends"] for r in found if r["seed"] in whole]
+            ratio = [
+                r["last_ends"] / whole[r["seed"]]["last_ends"] for r in found if r["seed"] in whole
+            ]
             cells = [spread([r[figure] for r in found]) for figure in ("last_ends", "best")]
-            lines.append(f"| {base} | {said} | {len(found)} | {' | '.join(cells)} | {spread(ratio)} | {CLAIMS[said]} |")
+            lines.append(
+                f"| {base} | {said} | {len(found)} | {' | '.join(cells)} | {spread(ratio)} | {CLAIMS[said]} |"
+            )
         lines.append("")
     return lines
 
@@ -82,11 +90,24 @@ def unseen(rows: list[dict[str, Any]]) -> list[str]:
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     mine = [r for r in rows if r["part"] == "unseen"]
-    names = ("placeto", "placeto_alone", "untrained", "lister", "rules", "rules_64", "best_of_single_and_expert")
+    names = (
+        "placeto",
+        "placeto_alone",
+        "untrained",
+        "lister",
+        "rules",
+        "rules_64",
+        "best_of_single_and_expert",
+    )
     for key in dict.fromkeys((r["family"], r["learned_on"], r["cluster"]) for r in mine):
-        # Of the other placers what generalise.py measured last, not what it had when a row was made.
+        # Of the other placers what generalise.py measured last, not what it had when a row was
+        # made.
         known = beside(key[0], [key[2]])
-        here = [r | known[key[2], r["graph"]] for r in mine if (r["family"], r["learned_on"], r["cluster"]) == key]
+        here = [
+            r | known[key[2], r["graph"]]
+            for r in mine
+            if (r["family"], r["learned_on"], r["cluster"]) == key
+        ]
         for name in names:
             ratio = sorted(r[name] / r["auto"] for r in here)
             p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
@@ -110,7 +131,9 @@ def family(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for key in dict.fromkeys((r["family"], r["cluster"], r["variant"]) for r in mine):
         here = [r for r in mine if (r["family"], r["cluster"], r["variant"]) == key]
-        whole = [r for r in mine if (r["family"], r["cluster"], r["variant"]) == (*key[:2], "as it is")]
+        whole = [
+            r for r in mine if (r["family"], r["cluster"], r["variant"]) == (*key[:2], "as it is")
+        ]
         ratio = sorted(r["best"] / r["auto"] for r in here)
         p90 = ratio[min(len(ratio) - 1, int(0.9 * len(ratio)))]
         spent = np.mean([r["learned_cpu"] for r in here])
@@ -138,20 +161,29 @@ def over(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
 
 def first_at(row: dict[str, Any], target: float) -> float:
     """The first checkpoint at which a run was as good as the target."""
-    return min((int(count) for count, best in row["curve"].items() if best <= target), default=float("inf"))
+    return min(
+        (int(count) for count, best in row["curve"].items() if best <= target), default=float("inf")
+    )
 
 
 def reached(rows: list[dict[str, Any]], name: str, key: tuple[str, str], target: float) -> str:
     """The checkpoint by which the median run was there, and how many of the runs were at any."""
-    found = [first_at(r, target) for r in rows if r["placer"] == name and (r["model"], r["cluster"]) == key]
+    found = [
+        first_at(r, target)
+        for r in rows
+        if r["placer"] == name and (r["model"], r["cluster"]) == key
+    ]
     count, median = sum(np.isfinite(found)), np.median(found)
     most = max(int(point) for r in rows if r["placer"] == name for point in r["curve"])
-    return (f"{median:,.0f}" if np.isfinite(median) else f"> {most:,}") + f" ({count} of {len(found)})"
+    return (
+        f"{median:,.0f}" if np.isfinite(median) else f"> {most:,}"
+    ) + f" ({count} of {len(found)})"
 
 
 def trials(curves: list[dict[str, Any]]) -> list[str]:
     teacher = {
-        key: [r for r in curves if r["placer"] == "seq2seq" and (r["model"], r["cluster"]) == key] for key in KEYS
+        key: [r for r in curves if r["placer"] == "seq2seq" and (r["model"], r["cluster"]) == key]
+        for key in KEYS
     }
     targets = {
         "after 5,000 of 20,000 trials": lambda r: r["curve"]["5000"],
@@ -168,7 +200,9 @@ def trials(curves: list[dict[str, Any]]) -> list[str]:
         for key in KEYS:
             target = float(np.median([figure(r) for r in teacher[key] if figure(r) is not None]))
             cells = [reached(curves, name, key, target) for name in COMPARED]
-            lines.append(f"| {' '.join(key)} | {target:.4f} | {' | '.join(cells)} | {PUBLISHED.get(key, '')} |")
+            lines.append(
+                f"| {' '.join(key)} | {target:.4f} | {' | '.join(cells)} | {PUBLISHED.get(key, '')} |"
+            )
         lines.append("")
     return lines
 
@@ -176,7 +210,10 @@ def trials(curves: list[dict[str, Any]]) -> list[str]:
 def main() -> None:
     rows, before = read(ROWS), PAGE.read_text() if PAGE.exists() else ""
     # What the tables say is written by hand, between these marks, and stays.
-    words = {name: _between(before, name) for name in ("ablations", "unseen", "family", "trials", "speed")}
+    words = {
+        name: _between(before, name)
+        for name in ("ablations", "unseen", "family", "trials", "speed")
+    }
     text = [
         "# Placeto: its parts, unseen graphs, trials\n",
         "Simulated on presets, on a machine of two cores (AMD EPYC, x86_64) that others used too; CPU seconds are "

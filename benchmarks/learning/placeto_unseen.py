@@ -1,10 +1,13 @@
-"""Placeto on graphs it has never seen: 64 episodes, no learning on the graph; beside what `generalise.py` measured.
+"""Placeto on graphs it has never seen: 64 episodes, no learning on the graph; beside what
+`generalise.py` measured.
 
     roost learn --family cifar10 --placer placeto --on k80x4 --seconds 200 -o out/placeto_cifar10
-    python benchmarks/learning/placeto_unseen.py --family cifar10 --weights out/placeto_cifar10/policy.safetensors
+    python benchmarks/learning/placeto_unseen.py --family cifar10 --weights
+    out/placeto_cifar10/policy.safetensors
 
-Members 24 to 31 of a family are never learned on. Step times of `auto`, `rules`, `lister` and of the best of single and
-expert are those of benchmarks/results/generalise_*.jsonl, on the same graphs.
+Members 24 to 31 of a family are never learned on. Step times of `auto`, `rules`, `lister` and of
+the best of single and expert are those of benchmarks/results/generalise_*.jsonl, on the same
+graphs.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ def untrained(folder: Path) -> Path:
 
 
 def beside(family: str, clusters: list[str]) -> dict[tuple[str, str], dict[str, Any]]:
-    """What generalise.py measured on each cluster and graph with its first seeds; nothing was made up to learn on."""
+    """What generalise.py measured on each cluster and graph with its first seeds; nothing was made
+    up to learn on."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for line in BESIDE.read_text().splitlines():
         row = json.loads(line)
@@ -54,7 +58,8 @@ def beside(family: str, clusters: list[str]) -> dict[tuple[str, str], dict[str, 
 
 
 def timed(problem: Problem, placer: Placeto, seed: int, warm: bool = True) -> tuple[float, float]:
-    """The step time of the best episode, infinite where it does not fit, and CPU seconds; if warm of a second run."""
+    """The step time of the best episode, infinite where it does not fit, and CPU seconds; if warm
+    of a second run."""
     if warm:
         search(problem, placer, trials=10_000, seed=seed, prove=False)
     began = time.process_time()
@@ -75,11 +80,17 @@ def measured(problem: Problem, weights: Path, no_weights: Path, seed: int) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", required=True)
-    parser.add_argument("--on", default="k80x4,a100x4,rtx4090_rtx3060", help="clusters to test on, with commas")
+    parser.add_argument(
+        "--on", default="k80x4,a100x4,rtx4090_rtx3060", help="clusters to test on, with commas"
+    )
     parser.add_argument("--weights", required=True, type=Path)
-    parser.add_argument("--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept")
+    parser.add_argument(
+        "--graphs", type=Path, default=Path("out/families"), help="where captured graphs are kept"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("-o", "--output", type=Path, default=ROWS)
     given = parser.parse_args()
@@ -96,7 +107,12 @@ def main() -> None:
                 }  # fmt: skip
                 out.write(json.dumps(row) + "\n")
                 out.flush()
-            print(cluster, graph, {k: round(row[k] / row["auto"], 3) for k in ("placeto", "untrained")}, flush=True)
+            print(
+                cluster,
+                graph,
+                {k: round(row[k] / row["auto"], 3) for k in ("placeto", "untrained")},
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -11,11 +11,14 @@ from pathlib import Path
 
 @cache
 def commit() -> str:
-    """The commit of this checkout, with a + where files of it were changed since; "" outside a checkout."""
+    """The commit of this checkout, with a + where files of it were changed since; "" outside a
+    checkout."""
     here = Path(__file__).parent
     try:
         found = _git(here, "rev-parse", "--short", "HEAD")
-        changed = _git(here, "status", "--porcelain", "--untracked-files=no", "--", "../../src", ".")
+        changed = _git(
+            here, "status", "--porcelain", "--untracked-files=no", "--", "../../src", "."
+        )
     except (OSError, subprocess.CalledProcessError):
         return ""
     return found + ("+" if changed else "")
@@ -45,4 +48,6 @@ def told(rows: list[dict[str, object]], key: str = "commit") -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()

@@ -1,14 +1,19 @@
-"""How many trials each learner makes in a second, at 100, 300 and 1,000 groups, and what part of that is simulating.
+"""How many trials each learner makes in a second, at 100, 300 and 1,000 groups, and what part of
+that is simulating.
 
-    python benchmarks/learning/throughput.py run MACHINE [cpu] [cuda]    rows: on one core, and with the policy on a GPU
-    python benchmarks/learning/throughput.py page                        the page made from the last row of each cell
+    python benchmarks/learning/throughput.py run MACHINE [cpu] [cuda]    rows: on one core, and with
+    the policy on a GPU
+    python benchmarks/learning/throughput.py page                        the page made from the last
+    row of each cell
 
-In the environment: ONLY="placeto;post" and WITHOUT="seq2seq, paper" name the placers to measure or to leave out,
-separated by ;, ONLY_GROUPS=1000 the numbers of groups, separated likewise, and ROWS another file of rows. A run needs
-PyTorch, NumPy and Numba, and none of the packages that only read and write files.
+In the environment: ONLY="placeto;post" and WITHOUT="seq2seq, paper" name the placers to measure or
+to leave out, separated by ;, ONLY_GROUPS=1000 the numbers of groups, separated likewise, and ROWS
+another file of rows. A run needs PyTorch, NumPy and Numba, and none of the packages that only read
+and write files.
 
-A synthetic training graph of 3,000 ops on four devices, placements in rank order and in orders made for their devices.
-Learning only: nothing is refined. `lister` decides about finer units than groups; its row is for all of them.
+A synthetic training graph of 3,000 ops on four devices, placements in rank order and in orders made
+for their devices. Learning only: nothing is refined. `lister` decides about finer units than
+groups; its row is for all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +52,11 @@ ONLY, WITHOUT, ONLY_GROUPS = (
     [name.strip() for name in os.environ.get(given, "").split(";") if name.strip()]
     for given in ("ONLY", "WITHOUT", "ONLY_GROUPS")
 )
-ROWS = Path(os.environ.get("ROWS", Path(__file__).parents[1] / "results" / "learning_throughput_202611.jsonl"))
+ROWS = Path(
+    os.environ.get(
+        "ROWS", Path(__file__).parents[1] / "results" / "learning_throughput_202611.jsonl"
+    )
+)
 
 
 class Timed(Simulating):
@@ -69,10 +78,19 @@ def placers(groups: int, device: str) -> dict[str, tuple[Any, int]]:
     paper = replace(Seq2seq.paper(), num_groups=groups)
     found: dict[str, tuple[Any, int]] = {
         "seq2seq": (Seq2seq(num_groups=groups, order="rank", network=network, refine=0.0), many),
-        "seq2seq, orders made": (Seq2seq(num_groups=groups, order="listed", network=network, refine=0.0), many),
+        "seq2seq, orders made": (
+            Seq2seq(num_groups=groups, order="listed", network=network, refine=0.0),
+            many,
+        ),
         "seq2seq, paper": (replace(paper, network=replace(paper.network, train_on=device)), few),
-        "spotlight": (Spotlight(num_groups=groups, order="rank", network=network, refine=0.0), many),
-        "spotlight, orders made": (Spotlight(num_groups=groups, order="listed", network=network, refine=0.0), many),
+        "spotlight": (
+            Spotlight(num_groups=groups, order="rank", network=network, refine=0.0),
+            many,
+        ),
+        "spotlight, orders made": (
+            Spotlight(num_groups=groups, order="listed", network=network, refine=0.0),
+            many,
+        ),
     }
     tuned = replace(SETTINGS["tuned"], most_groups=groups, refine=None, train_on=device)
     found["placeto"] = (Placeto(setting=tuned), many // 2)
@@ -99,11 +117,17 @@ def run(named: str, devices: list[str]) -> None:
     os.sched_setaffinity(0, {cores[0] if devices == ["cuda"] else cores[-1]})
     problem = training_like(NUM_OPS, NUM_DEVICES)
     for device in devices:
-        for groups in (number for number in GROUPS if not ONLY_GROUPS or str(number) in ONLY_GROUPS):
+        for groups in (
+            number for number in GROUPS if not ONLY_GROUPS or str(number) in ONLY_GROUPS
+        ):
             for name, (placer, trials) in placers(groups, device).items():
                 if name in WITHOUT or (ONLY and name not in ONLY):
                     continue
-                row = {"machine": named, "placer": name, "groups": groups_of(problem, groups).num_units}
+                row = {
+                    "machine": named,
+                    "placer": name,
+                    "groups": groups_of(problem, groups).num_units,
+                }
                 row |= {"policy": device, **measured(problem, placer, trials)}
                 row |= {"commit": commit(), "processor": machine()}
                 print(json.dumps(row), flush=True)
@@ -131,17 +155,30 @@ def page() -> str:
     ]
     for named in dict.fromkeys(row["machine"] for row in rows):
         here = [row for row in rows if row["machine"] == named]
-        processors = ", ".join(dict.fromkeys(row["processor"] for row in here if row.get("processor")))
-        lines += [f"## {named}\n", *([f"{processors}, shared with other work.\n"] if processors else [])]
-        lines.append("| placer | policy on | " + " | ".join(f"{g:,} groups" for g in GROUPS) + " | commit |")
+        processors = ", ".join(
+            dict.fromkeys(row["processor"] for row in here if row.get("processor"))
+        )
+        lines += [
+            f"## {named}\n",
+            *([f"{processors}, shared with other work.\n"] if processors else []),
+        ]
+        lines.append(
+            "| placer | policy on | " + " | ".join(f"{g:,} groups" for g in GROUPS) + " | commit |"
+        )
         lines.append("|---|---|" + "---|" * len(GROUPS) + "---|")
         for name, policy in dict.fromkeys((row["placer"], row["policy"]) for row in here):
             cells, commits = [], []
             for groups in GROUPS:
-                found = [r for r in here if (r["placer"], r["policy"], r["groups"]) == (name, policy, groups)]
+                found = [
+                    r
+                    for r in here
+                    if (r["placer"], r["policy"], r["groups"]) == (name, policy, groups)
+                ]
                 cells.append(_cell(found[-1]) if found else "")
                 commits += [found[-1].get("commit", "")] if found else []
-            lines.append(f"| {name} | {policy} | {' | '.join(cells)} | {', '.join(dict.fromkeys(commits))} |")
+            lines.append(
+                f"| {name} | {policy} | {' | '.join(cells)} | {', '.join(dict.fromkeys(commits))} |"
+            )
         lines.append("")
     return "\n".join(lines)
 

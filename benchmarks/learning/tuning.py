@@ -1,10 +1,13 @@
-"""Settings of `spotlight`, and of the start of `post`, on seeds that no other page of results is made with.
+"""Settings of `spotlight`, and of the start of `post`, on seeds that no other page of results is
+made with.
 
-    python benchmarks/learning/tuning.py run [SETTINGS]    rows, one for each run, but for those that are there already
+    python benchmarks/learning/tuning.py run [SETTINGS]    rows, one for each run, but for those
+    that are there already
     python benchmarks/learning/tuning.py page              the page made from them
 
-Not every setting was run on every seed in the time there was; `run` runs what is missing, of all settings or of those
-named, separated by ;. In the environment: WORKERS=14 for so many runs at once, a core each, ROWS for another file.
+Not every setting was run on every seed in the time there was; `run` runs what is missing, of all
+settings or of those named, separated by ;. In the environment: WORKERS=14 for so many runs at once,
+a core each, ROWS for another file.
 """
 
 from __future__ import annotations
@@ -29,9 +32,12 @@ from roost.search.solve import search
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
-ROWS = Path(os.environ.get("ROWS", RESULTS / f"learning_tuning_{platform.machine()}_2core_202611.jsonl"))
+ROWS = Path(
+    os.environ.get("ROWS", RESULTS / f"learning_tuning_{platform.machine()}_2core_202611.jsonl")
+)
 SEEDS, TRIALS = (10, 11, 12), 5_000
-EVERYWHERE = ("batch 32, entropy bonus", "batch 8 (the default now, but for refining)")  # the others on k80x4 alone
+# The others on k80x4 alone.
+EVERYWHERE = ("batch 32, entropy bonus", "batch 8 (the default now, but for refining)")
 
 # Rows of all of these were refined by annealing, which is no longer done.
 THIRTY_TWO = Spotlight(batch=32, entropy=0.01, refine=0.2)
@@ -75,9 +81,22 @@ def run(job: tuple[str, str, str, int]) -> dict[str, Any]:
     notes: list[Any] = []
     begin = time.process_time()
     problem = problem_of(model, cluster)
-    best = search(problem, placer, None, TRIALS, seed, prove=False, on_note=notes.append, workers=1).best
-    found = {"best": best.step_time, "learned": notes[-1]["best"], "cpu": round(time.process_time() - begin, 1)}
-    return {"settings": name, "model": model, "cluster": cluster, "seed": seed, **found, **measured_with()}
+    best = search(
+        problem, placer, None, TRIALS, seed, prove=False, on_note=notes.append, workers=1
+    ).best
+    found = {
+        "best": best.step_time,
+        "learned": notes[-1]["best"],
+        "cpu": round(time.process_time() - begin, 1),
+    }
+    return {
+        "settings": name,
+        "model": model,
+        "cluster": cluster,
+        "seed": seed,
+        **found,
+        **measured_with(),
+    }
 
 
 def run_all(names: list[str]) -> None:
@@ -95,7 +114,10 @@ def run_all(names: list[str]) -> None:
         for row in pool.imap_unordered(run, jobs):
             file.write(json.dumps(row) + "\n")
             file.flush()
-            print(*(row[key] for key in ("settings", "model", "cluster", "seed", "best", "cpu")), flush=True)
+            print(
+                *(row[key] for key in ("settings", "model", "cluster", "seed", "best", "cpu")),
+                flush=True,
+            )
 
 
 def page() -> str:
@@ -142,9 +164,17 @@ def page() -> str:
     for name in SETTINGS:
         cells = []
         for key in keys:
-            mine = [row for row in found if (row["settings"], row["model"], row["cluster"]) == (name, *key)]
+            mine = [
+                row
+                for row in found
+                if (row["settings"], row["model"], row["cluster"]) == (name, *key)
+            ]
             by_seed = {row["seed"]: row["best"] for row in mine}
-            cells.append(", ".join(f"{by_seed[s]:.4f}" if s in by_seed else "-" for s in SEEDS) if by_seed else "")
+            cells.append(
+                ", ".join(f"{by_seed[s]:.4f}" if s in by_seed else "-" for s in SEEDS)
+                if by_seed
+                else ""
+            )
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

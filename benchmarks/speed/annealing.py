@@ -1,9 +1,11 @@
-"""How fast annealing is beside the simulator it stands on: moves in a CPU second, side by side in one run.
+"""How fast annealing is beside the simulator it stands on: moves in a CPU second, side by side in
+one run.
 
     python benchmarks/speed/annealing.py
 
-Nothing is asserted about time. The simulator is given the very moves that annealing draws, all as neighbours of one
-placement; so what is left is the loop: drawing moves, choosing, keeping the best, what the step waits for.
+Nothing is asserted about time. The simulator is given the very moves that annealing draws, all as
+neighbours of one placement; so what is left is the loop: drawing moves, choosing, keeping the best,
+what the step waits for.
 """
 
 from __future__ import annotations

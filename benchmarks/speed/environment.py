@@ -1,10 +1,11 @@
-"""How fast the environment is: steps in a CPU second, one episode at a time and many at once, at 100 groups.
+"""How fast the environment is: steps in a CPU second, one episode at a time and many at once, at
+100 groups.
 
     python benchmarks/speed/environment.py
 
-Actions are drawn ahead, resets are counted in, and nothing is asserted about time. Beside it stands what the simulator
-alone would take for the same placements, one by one; group by group simulates once an episode, move by move at every
-step that moves something.
+Actions are drawn ahead, resets are counted in, and nothing is asserted about time. Beside it stands
+what the simulator alone would take for the same placements, one by one; group by group simulates
+once an episode, move by move at every step that moves something.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ def vector_rate(problem: Problem, mode: str, count: int) -> float:
 def simulator_rate(problem: Problem) -> float:
     """Placements in a CPU second, in one call."""
     units = groups_of(problem, GROUPS)
-    devices = np.random.default_rng(0).integers(0, NUM_DEVICES, (64, units.num_units), dtype=np.int32)[:, units.unit]
+    devices = np.random.default_rng(0).integers(
+        0, NUM_DEVICES, (64, units.num_units), dtype=np.int32
+    )[:, units.unit]
     simulator = Simulator.of(problem)
     return best_rate(lambda: len(simulator.evaluate(devices, "rank")))
 

@@ -1,9 +1,10 @@
-"""How fast the simulator is: ratios measured side by side in one run, in CPU time, best of several repeats.
+"""How fast the simulator is: ratios measured side by side in one run, in CPU time, best of several
+repeats.
 
     python benchmarks/speed/simulator.py [--save]
 
-Nothing is asserted about time. What is asserted is the work: every way of simulating must give the same step times,
-peaks and numbers of transfers. `--save` writes the page to benchmarks/results/.
+Nothing is asserted about time. What is asserted is the work: every way of simulating must give the
+same step times, peaks and numbers of transfers. `--save` writes the page to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -59,11 +60,31 @@ def push_rows(layout, devices, held, memory, step_time, peak, num_transfers):  #
         now[: layout.num_devices] = held[row]
         if memory:
             step_time[row], num_transfers[row] = push(
-                layout, devices[row], ready, dying, free, bus_free, arrives, last, now, peak[row], moves
+                layout,
+                devices[row],
+                ready,
+                dying,
+                free,
+                bus_free,
+                arrives,
+                last,
+                now,
+                peak[row],
+                moves,
             )
         else:
             step_time[row], num_transfers[row] = push_times(
-                layout, devices[row], ready, dying, free, bus_free, arrives, last, now, peak[row], moves
+                layout,
+                devices[row],
+                ready,
+                dying,
+                free,
+                bus_free,
+                arrives,
+                last,
+                now,
+                peak[row],
+                moves,
             )
 
 
@@ -87,10 +108,15 @@ class Twin:
         subprocess.check_call(["g++", *flags, "-o", str(library), str(HERE / "twin.cpp")])
         self.library = ctypes.CDLL(str(library))
 
-    def __call__(self, layout: Layout, devices, held, memory, step_time, peak, num_transfers) -> None:  # type: ignore[no-untyped-def]
+    def __call__(
+        self, layout: Layout, devices, held, memory, step_time, peak, num_transfers
+    ) -> None:  # type: ignore[no-untyped-def]
         counts = (devices.shape[1], layout.num_devices, len(layout.bus_gap))
         arrays = self.Arrays(*counts, *(getattr(layout, name).ctypes.data for name in FIELDS))
-        pointer = [ctypes.c_void_p(array.ctypes.data) for array in (devices, held, step_time, peak, num_transfers)]
+        pointer = [
+            ctypes.c_void_p(array.ctypes.data)
+            for array in (devices, held, step_time, peak, num_transfers)
+        ]
         self.library.push_batch(
             ctypes.byref(arrays),
             pointer[0],
@@ -169,7 +195,8 @@ def measure(num_ops: int, num_devices: int, run: int, twin: Twin | None) -> dict
         assert (together.peak_memory == alone.peak_memory).all()
         assert (together.num_transfers == alone.num_transfers).all()
         found[f"together_{moves}"] = (
-            cpu_seconds(lambda s=start, o=ops, d=devices: simulator.neighbours(base, s, o, d)) * each
+            cpu_seconds(lambda s=start, o=ops, d=devices: simulator.neighbours(base, s, o, d))
+            * each
         )
         found[f"alone_{moves}"] = cpu_seconds(lambda c=changed: simulator.evaluate(c)) * each
     return found
@@ -187,7 +214,9 @@ simulate(problem, Placement(scattered(problem)))
 def start_seconds(cache: Path) -> float:
     """CPU seconds of a process that imports Roost and simulates one placement."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.check_call([sys.executable, "-c", START], env=os.environ | {"NUMBA_CACHE_DIR": str(cache)})
+    subprocess.check_call(
+        [sys.executable, "-c", START], env=os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -210,10 +239,16 @@ def table(rows: list[tuple[int, int, str, dict[str, float]]]) -> list[str]:
     return lines
 
 
-def goals(rows: list[tuple[int, int, str, dict[str, float]]], first: float, second: float) -> list[str]:
+def goals(
+    rows: list[tuple[int, int, str, dict[str, float]]], first: float, second: float
+) -> list[str]:
     """Each goal with the worst value found for it."""
 
-    def worst(choose: Callable[..., float], key: Callable[[dict[str, float]], float], sizes: tuple[int, ...]) -> str:
+    def worst(
+        choose: Callable[..., float],
+        key: Callable[[dict[str, float]], float],
+        sizes: tuple[int, ...],
+    ) -> str:
         values = [(key(found), n, d, name) for n, d, name, found in rows if n in sizes]
         value, n, d, name = choose(values)
         return f"{value:.2f} ({n} ops, {d} devices, {name})"
@@ -221,7 +256,9 @@ def goals(rows: list[tuple[int, int, str, dict[str, float]]], first: float, seco
     grows = []
     for num_devices in DEVICES:
         for name in RUNS:
-            at = {n: found["memory"] for n, d, kind, found in rows if (d, kind) == (num_devices, name)}
+            at = {
+                n: found["memory"] for n, d, kind, found in rows if (d, kind) == (num_devices, name)
+            }
             if {1_000, 100_000} <= set(at):
                 grows.append((at[100_000] / at[1_000], num_devices, name))
     middle, large = (1_000, 10_000), (1_000, 10_000, 100_000)
@@ -231,19 +268,31 @@ def goals(rows: list[tuple[int, int, str, dict[str, float]]], first: float, seco
         "| compiled against reference, 1k and 10k ops | >= 50 | "
         + worst(min, lambda f: f["reference"] / f["memory"], middle)
         + " |",
-        "| with memory against without | <= 2 | " + worst(max, lambda f: f["memory"] / f["times"], SIZES) + " |",
-        "| fifo against program | <= 5 | " + worst(max, lambda f: f["fifo"] / f["times"], SIZES) + " |",
+        "| with memory against without | <= 2 | "
+        + worst(max, lambda f: f["memory"] / f["times"], SIZES)
+        + " |",
+        "| fifo against program | <= 5 | "
+        + worst(max, lambda f: f["fifo"] / f["times"], SIZES)
+        + " |",
         "| 16 neighbours, 1 move each, against one by one, from 1k ops | >= 3.5 | "
         + worst(min, lambda f: f["alone_1"] / f["together_1"], large)
         + " |",
-        "| the same at 100 ops | >= 3.5 | " + worst(min, lambda f: f["alone_1"] / f["together_1"], (100,)) + " |",
+        "| the same at 100 ops | >= 3.5 | "
+        + worst(min, lambda f: f["alone_1"] / f["together_1"], (100,))
+        + " |",
     ]
     if all("twin" in found for *_, found in rows):
         lines.append(
-            "| program order against C++ | <= 1.25 | " + worst(max, lambda f: f["push"] / f["twin"], SIZES) + " |"
+            "| program order against C++ | <= 1.25 | "
+            + worst(max, lambda f: f["push"] / f["twin"], SIZES)
+            + " |"
         )
     if grows:
-        lines.append("| time per op at 100k against 1k | <= 2 | {:.2f} ({} devices, {}) |".format(*max(grows)))
+        lines.append(
+            "| time per op at 100k against 1k | <= 2 | {:.2f} ({} devices, {}) |".format(
+                *max(grows)
+            )
+        )
     lines.append(
         f"| second start against first | <= 0.125 | {second / first:.3f} ({second:.2f} s after {first:.1f} s) |"
     )
@@ -258,9 +307,17 @@ def main() -> None:
         for num_ops in SIZES:
             for num_devices in DEVICES:
                 for name, run in RUNS.items():
-                    print(f"{num_ops} ops, {num_devices} devices, {name} ...", file=sys.stderr, flush=True)
-                    rows.append((num_ops, num_devices, name, measure(num_ops, num_devices, run, twin)))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE).stdout
+                    print(
+                        f"{num_ops} ops, {num_devices} devices, {name} ...",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    rows.append(
+                        (num_ops, num_devices, name, measure(num_ops, num_devices, run, twin))
+                    )
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
+    ).stdout
     page = [
         "# Simulator speed",
         "",
@@ -281,7 +338,11 @@ def main() -> None:
     print("\n".join(page))
     if "--save" in sys.argv:
         stamp = time.strftime("%Y%m")
-        path = HERE.parent / "results" / f"simulator_{platform.machine()}_{os.cpu_count()}core_{stamp}.md"
+        path = (
+            HERE.parent
+            / "results"
+            / f"simulator_{platform.machine()}_{os.cpu_count()}core_{stamp}.md"
+        )
         path.write_text("\n".join(page))
 
 

@@ -1,7 +1,7 @@
 """Names to plug-ins: the folder is the registry.
 
-A bare name is a file of ours (`roofline` in `cost_models/` is `cost_models/roofline.py`, class `Roofline`);
-`package.module:Class` is anyone else's. Listing a folder imports nothing.
+A bare name is a file of ours (`roofline` in `cost_models/` is `cost_models/roofline.py`, class
+`Roofline`); `package.module:Class` is anyone else's. Listing a folder imports nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ ROOT = Path(__file__).parent
 def names(folder: str, suffix: str = ".py") -> list[str]:
     """The plug-ins in a folder of the package, sorted; private files are not plug-ins."""
     return sorted(
-        path.name.removesuffix(suffix) for path in (ROOT / folder).glob(f"*{suffix}") if not path.name.startswith("_")
+        path.name.removesuffix(suffix)
+        for path in (ROOT / folder).glob(f"*{suffix}")
+        if not path.name.startswith("_")
     )
 
 
@@ -28,7 +30,8 @@ def find(folder: str, name: str) -> type[Any]:
     if ":" in name:
         return _outside(folder, name)
     if name not in (known := names(folder)):
-        swapped = [each for each in known if sorted(each) == sorted(name)]  # letters that changed places
+        # Letters that changed places.
+        swapped = [each for each in known if sorted(each) == sorted(name)]
         raise UnknownName(_noun(folder), name, swapped or known)
     module = importlib.import_module(f"roost.{folder}.{name}")
     found = getattr(module, class_name(name))
@@ -42,7 +45,8 @@ def class_name(name: str) -> str:
 
 
 def file_name(name: str) -> str:
-    """The file of class `BeamSearch` is `beam_search`, whether it is ours or said as `package.module:BeamSearch`."""
+    """The file of class `BeamSearch` is `beam_search`, whether it is ours or said as
+    `package.module:BeamSearch`."""
     _, _, name = name.rpartition(":")
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
@@ -58,7 +62,8 @@ def _outside(folder: str, name: str) -> type[Any]:
 
 
 def imported(name: str) -> Any:
-    """What `package.module:attribute` stands for; the working folder is looked in too, as `python -m` does."""
+    """What `package.module:attribute` stands for; the working folder is looked in too, as `python
+    -m` does."""
     module, _, attribute = name.partition(":")
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -8,7 +8,8 @@
     ├─ Infeasible                   nothing fits; carries device and missing bytes
     ├─ MissingExtra(ImportError)    says which extra to install
     ├─ ExecutionError               a device failed; carries op, device, placement
-    ├─ VerificationFailed           a placed step has other numbers; carries the first op that differs, and its device
+    ├─ VerificationFailed           a placed step has other numbers; carries the first op that
+    differs, and its device
     └─ BudgetSpent                  internal; `solve` catches it
 
 A placement that overflows memory is a result (`trial.feasible` is false), never an exception.
@@ -62,7 +63,8 @@ class Infeasible(RoostError):
         self.device = device
         self.missing_bytes = missing_bytes
         self.result: Any = None  # of the search that found nothing, with its best try
-        self.activation_share: float | None = None  # what a smaller batch would have to leave of the activations
+        # What a smaller batch would have to leave of the activations.
+        self.activation_share: float | None = None
 
 
 class MissingExtra(RoostError, ImportError):

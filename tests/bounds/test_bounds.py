@@ -36,7 +36,11 @@ def graph_of(edges, num_ops, groups=()):
 
 
 def same(graph, cluster, times):
-    return Problem(graph, cluster, np.repeat(np.array(times, dtype=float)[:, None], cluster.num_devices, axis=1))
+    return Problem(
+        graph,
+        cluster,
+        np.repeat(np.array(times, dtype=float)[:, None], cluster.num_devices, axis=1),
+    )
 
 
 def test_critical_path_takes_the_fastest_device_for_each_op():
@@ -103,7 +107,8 @@ def test_a_device_rests_between_ops():
 
 
 def test_interval_adds_up_what_lies_between_late_starts_and_early_ends():
-    # One op, then eight that may run at once, then one: on two devices the eight take four times as long.
+    # One op, then eight that may run at once, then one: on two devices the eight take four times as
+    # long.
     graph = graph_of([(0, op) for op in range(1, 9)] + [(op, 9) for op in range(1, 9)], 10)
     relaxed = Relaxed.of(same(graph, alike(2), [1.0] * 10))
     assert heads_tails(relaxed) < 5.0
@@ -159,13 +164,16 @@ def test_what_is_alive_at_one_moment_counts_beside_parameters():
 
 
 def streamed(num_parameters):
-    """Weights of a byte each, read by a quick op on a device that holds four; sending one takes a second."""
+    """Weights of a byte each, read by a quick op on a device that holds four; sending one takes a
+    second."""
     builder = GraphBuilder("streamed")
     for number in range(num_parameters):
         builder.parameter(f"p{number}", 1)
         builder.add(f"op{number}", "op", [f"p{number}"])
     graph = builder.freeze()
-    cluster = Cluster("two", (Device("c", "cpu", 1000), Device("g", "cuda", 4)), (Link("*", "*", 1.0),))
+    cluster = Cluster(
+        "two", (Device("c", "cpu", 1000), Device("g", "cuda", 4)), (Link("*", "*", 1.0),)
+    )
     times = np.where(graph.is_parameter[:, None], 0.0, [[100.0, 0.01]])
     return Problem(graph, cluster, times)
 
@@ -204,7 +212,10 @@ def test_where_nothing_fits_the_bound_is_for_what_does_not():
     problem = streamed(2000)
     assert nothing_fits(problem) is not None
     device = np.ones(problem.graph.num_ops, dtype=np.int32)
-    assert bound(problem, seconds=5.0).step_time <= Simulator.of(problem).simulate(Placement(device)).step_time
+    assert (
+        bound(problem, seconds=5.0).step_time
+        <= Simulator.of(problem).simulate(Placement(device)).step_time
+    )
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
@@ -228,7 +239,12 @@ def test_no_kind_is_above_what_some_placement_reaches():
             assert np.isinf(best.step_time)
         for relaxed, optimum in cases:
             ends = Ends.of(relaxed)
-            found = [critical_path(relaxed), work(relaxed), heads_tails(relaxed), interval(relaxed, ends)]
+            found = [
+                critical_path(relaxed),
+                work(relaxed),
+                heads_tails(relaxed),
+                interval(relaxed, ends),
+            ]
             if optimum == best.step_time:
                 found.append(streaming(relaxed))
             assert max(found) * (1 - 1e-9) <= optimum, seed

@@ -44,7 +44,9 @@ def test_with_up_to_seven_ops():
 
 
 def test_with_shared_buses_broadcast_and_remote_parameters_it_equals_or_says_that_it_is_only_a_bound():
-    said = [check(tiny(seed, most_ops=6, crowded=seed % 3 == 0), seed) for seed in range(1000, 1200)]
+    said = [
+        check(tiny(seed, most_ops=6, crowded=seed % 3 == 0), seed) for seed in range(1000, 1200)
+    ]
     assert np.mean(said) > 0.9
 
 
@@ -73,18 +75,23 @@ def test_ends_that_are_kept_busy_are_within_the_longest_step_and_are_not_proved(
     builder.add("b", "op", ["a"], allowed=["cuda"])
     builder.add("c", "op", allowed=["cpu"])
     devices = (Device("cpu", "cpu", 1000), Device("cuda:0", "cuda", 1000))
-    cluster = Cluster("busy", devices, (Link("*", "*", 100.0, sender_busy=50.0, receiver_busy=70.0),))
+    cluster = Cluster(
+        "busy", devices, (Link("*", "*", 100.0, sender_busy=50.0, receiver_busy=70.0),)
+    )
     problem = Problem(builder.freeze(), cluster, np.ones((3, 2)))
     found = solve_exactly(problem, seconds=20.0)
     assert not found.nothing_fits
     assert not found.optimal
-    assert found.step_time == exhaustive(problem).step_time == 73.0  # 1 + 1 + 70 + 1; c has time meanwhile
+    # 1 + 1 + 70 + 1; c has time meanwhile.
+    assert found.step_time == exhaustive(problem).step_time == 73.0
     assert found.bound == pytest.approx(3.0)
 
 
 def test_where_ends_are_kept_busy_it_equals_or_says_that_it_is_only_a_bound():
     problems = [tiny(seed, most_ops=6, crowded=seed % 3 == 0) for seed in range(3000, 3600)]
-    said = [check(problem, problem.graph.name) for problem in problems if problem.cluster.keeps_busy]
+    said = [
+        check(problem, problem.graph.name) for problem in problems if problem.cluster.keeps_busy
+    ]
     assert len(said) > 80
     assert np.mean(said) > 0.8
 
@@ -117,7 +124,11 @@ def test_devices_that_can_change_places():
     devices = tuple(Device(f"d{d}", "cuda", 100 if d < 3 else 50) for d in range(4))
     links = (Link("*", "*", 1e9), Link("d0", "d1", 2e9))
     cluster = Cluster("pairs", devices, links)
-    unlike = Problem(problem.graph, cluster, np.ones((problem.graph.num_ops, 4)) * ~problem.graph.is_parameter[:, None])
+    unlike = Problem(
+        problem.graph,
+        cluster,
+        np.ones((problem.graph.num_ops, 4)) * ~problem.graph.is_parameter[:, None],
+    )
     assert alike(unlike) == [[0, 1]]
     one_way = Link("d0", "d1", 1e9, both_ways=False, receiver_busy=1.0)
     busy = Cluster("busy", devices, (Link("*", "*", 1e9), one_way))
@@ -133,10 +144,13 @@ def test_exhaustive_search_sees_every_choice_of_devices():
 
 
 def test_it_ends_where_windows_make_many_devices_look_better_than_they_are(monkeypatch):
-    """Three ops with weights to fetch: the model knows no windows, and hundreds of its answers come out longer."""
+    """Three ops with weights to fetch: the model knows no windows, and hundreds of its answers come
+    out longer."""
     problem, count = small_problem(), []
     solve = exact._Search._solve
-    monkeypatch.setattr(exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given))
+    monkeypatch.setattr(
+        exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given)
+    )
     found = solve_exactly(problem, seconds=600.0, start=exact._start(problem))
     assert len(count) < 50
     assert found.bound < found.step_time == pytest.approx(exhaustive(problem).step_time)
@@ -145,9 +159,15 @@ def test_it_ends_where_windows_make_many_devices_look_better_than_they_are(monke
 def test_it_gives_up_after_many_fruitless_answers(monkeypatch):
     problem, count = small_problem(), []
     monkeypatch.setattr(exact, "_FRUITLESS", 2)
-    monkeypatch.setattr(exact, "_simulated", lambda problem, devices, begin: [(exact._start(problem), None)])
-    monkeypatch.setattr(exact._Search, "_note", lambda self, found: self.tried.extend(p for p, _ in found))
+    monkeypatch.setattr(
+        exact, "_simulated", lambda problem, devices, begin: [(exact._start(problem), None)]
+    )
+    monkeypatch.setattr(
+        exact._Search, "_note", lambda self, found: self.tried.extend(p for p, _ in found)
+    )
     solve = exact._Search._solve
-    monkeypatch.setattr(exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given))
+    monkeypatch.setattr(
+        exact._Search, "_solve", lambda self, *given: count.append(1) or solve(self, *given)
+    )
     solve_exactly(problem, seconds=600.0)
     assert len(count) == 3

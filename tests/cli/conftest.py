@@ -24,7 +24,8 @@ Roost = Callable[..., Any]
 
 @pytest.fixture
 def roost(monkeypatch: pytest.MonkeyPatch) -> Roost:
-    """`roost` in this process. A slow machine adds no line of progress to what it says, nor one that has to compile."""
+    """`roost` in this process. A slow machine adds no line of progress to what it says, nor one
+    that has to compile."""
     monkeypatch.setattr(_search, "_PIPE_SECONDS", math.inf)
     monkeypatch.setattr(teller, "told", True)
 
@@ -36,7 +37,8 @@ def roost(monkeypatch: pytest.MonkeyPatch) -> Roost:
 
 @pytest.fixture
 def control_c() -> Iterator[None]:
-    """Processes that are started hear Ctrl-C, also where these tests run in the background and do not."""
+    """Processes that are started hear Ctrl-C, also where these tests run in the background and do
+    not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -44,7 +46,8 @@ def control_c() -> Iterator[None]:
 
 @pytest.fixture
 def refused(roost: Roost) -> Callable[..., str]:
-    """The line that a call is refused with: exit code 2, nothing on standard output, no traceback."""
+    """The line that a call is refused with: exit code 2, nothing on standard output, no
+    traceback."""
 
     def run(*args: object) -> str:
         result = roost(*args)
@@ -62,7 +65,8 @@ def refused(roost: Roost) -> Callable[..., str]:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """A folder with two graphs (in free.json any op runs anywhere), two clusters, a placement and a problem."""
+    """A folder with two graphs (in free.json any op runs anywhere), two clusters, a placement and a
+    problem."""
     graph, cluster = build_graph(), build_cluster()
     graph.save(tmp_path / "graph.json")
     free = GraphBuilder("free")

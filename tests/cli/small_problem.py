@@ -21,7 +21,11 @@ def build_graph() -> Graph:
 
 
 def build_cluster(memory: int = 2**30) -> Cluster:
-    figures: dict[str, Any] = {"peak": {"float32": 1e12}, "memory_bandwidth": 1e11, "launch_overhead": 1e-6}
+    figures: dict[str, Any] = {
+        "peak": {"float32": 1e12},
+        "memory_bandwidth": 1e11,
+        "launch_overhead": 1e-6,
+    }
     devices = (
         Device("cpu:0", "cpu", 2**30, **figures),
         Device("cuda:0", "cuda", memory, **figures),
@@ -33,7 +37,9 @@ def build_cluster(memory: int = 2**30) -> Cluster:
 def tight_cluster(memory: int) -> Cluster:
     """Every device with so little memory."""
     cluster = build_cluster()
-    return Cluster("tight", tuple(replace(device, memory=memory) for device in cluster.devices), cluster.links)
+    return Cluster(
+        "tight", tuple(replace(device, memory=memory) for device in cluster.devices), cluster.links
+    )
 
 
 # weight, images, left, right, load, sum

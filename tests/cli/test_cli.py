@@ -20,7 +20,14 @@ from typer.testing import CliRunner
 from roost import __version__
 from roost.cli import app
 from roost.cli._exits import Group
-from roost.errors import ExecutionError, GraphError, Infeasible, InputError, MissingExtra, UnknownName
+from roost.errors import (
+    ExecutionError,
+    GraphError,
+    Infeasible,
+    InputError,
+    MissingExtra,
+    UnknownName,
+)
 
 ROOST = [sys.executable, "-c", "from roost.cli import main; main()"]
 HEAVY = {"torch", "numba", "scipy", "onnx", "ray"}
@@ -34,7 +41,9 @@ def imported_by(*args: str) -> set[str]:
         "except SystemExit as end: assert not end.code, end.code\n"
         "print(*sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, check=True
+    )
     assert done.stdout
     return set(done.stderr.split())
 
@@ -57,8 +66,12 @@ def test_version() -> None:
 def test_help_lists_every_verb_with_a_sentence_that_is_not_cut() -> None:
     text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
     verbs = dict(re.findall(r"^  (\w+)  +([A-Z].*)$", text, re.MULTILINE))
-    assert set(verbs) == {command.callback.__name__ for command in app.registered_commands if command.callback}
-    assert all(sentence.endswith(".") and not sentence.endswith("...") for sentence in verbs.values())
+    assert set(verbs) == {
+        command.callback.__name__ for command in app.registered_commands if command.callback
+    }
+    assert all(
+        sentence.endswith(".") and not sentence.endswith("...") for sentence in verbs.values()
+    )
 
 
 def test_every_verb_takes_json() -> None:
@@ -122,7 +135,9 @@ def test_a_verb_may_end_with_4() -> None:
 def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     pipe = tmp_path / "graph.json"
     os.mkfifo(pipe)
-    running = subprocess.Popen([*ROOST, "simulate", str(pipe), "--on", "cpu"], stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        [*ROOST, "simulate", str(pipe), "--on", "cpu"], stderr=subprocess.PIPE, text=True
+    )
     with pipe.open("w"):  # opens once the verb has started to read
         running.send_signal(signal.SIGINT)
         _, stderr = running.communicate(timeout=60)
@@ -134,7 +149,9 @@ def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
 def test_a_closed_pipe_is_no_traceback(args: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run([*ROOST, *args], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        [*ROOST, *args], stdout=write, stderr=subprocess.PIPE, text=True, check=False
+    )
     os.close(write)
     assert done.returncode == 1
     assert done.stderr == ""
@@ -144,7 +161,9 @@ def test_a_full_disk_is_an_error_line() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([*ROOST, "clusters"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*ROOST, "clusters"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
@@ -158,7 +177,9 @@ def test_the_command_itself_refuses_without_a_traceback(files: Path) -> None:
     assert done.stderr == "error: no preset called 'k80x5'; did you mean 'k80x4'?\n"
 
 
-@pytest.mark.parametrize("args", [["simulat"], ["simulate"], ["simulate", "x", "--frob"], ["clusters", "a", "b"]])
+@pytest.mark.parametrize(
+    "args", [["simulat"], ["simulate"], ["simulate", "x", "--frob"], ["clusters", "a", "b"]]
+)
 def test_bad_usage_ends_with_2(args: list[str]) -> None:
     result = CliRunner().invoke(app, args)
     assert result.exit_code == 2
@@ -168,14 +189,21 @@ def test_bad_usage_ends_with_2(args: list[str]) -> None:
 
 def test_no_colour_in_a_pipe(roost: Callable[..., Any], files: Path) -> None:
     result = roost(
-        "simulate", files / "graph.json", "--on", files / "small.toml", "--placement", files / "placement.json"
+        "simulate",
+        files / "graph.json",
+        "--on",
+        files / "small.toml",
+        "--placement",
+        files / "placement.json",
     )
     assert "\x1b" not in result.output
 
 
 def test_names_from_files_cannot_steer_the_terminal(tmp_path) -> None:
     path = tmp_path / "graph.json"
-    path.write_text('{"format":"roost.graph","version":1,"name":"\\u001b[31mred\\u0007","ops":[{"name":"a"}]}')
+    path.write_text(
+        '{"format":"roost.graph","version":1,"name":"\\u001b[31mred\\u0007","ops":[{"name":"a"}]}'
+    )
     result = CliRunner().invoke(app, ["simulate", str(path), "--on", "cpu"])
     assert result.exit_code == 0
     assert "\x1b" not in result.output
@@ -184,15 +212,21 @@ def test_names_from_files_cannot_steer_the_terminal(tmp_path) -> None:
     assert "\x1b" not in result.output
 
 
-@pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["--help"], ["clusters", "nosuch"]])
+@pytest.mark.parametrize(
+    "args", [["clusters"], ["clusters", "--json"], ["--help"], ["clusters", "nosuch"]]
+)
 def test_closed_streams_are_no_traceback(args: list[str], tmp_path: Path) -> None:
     command = " ".join(f"'{word}'" for word in [*ROOST, *args])
-    done = subprocess.run(["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", f"{command} >&-"], stderr=subprocess.PIPE, text=True, check=False
+    )
     assert done.returncode == (2 if "nosuch" in args else 0)
     assert "Traceback" not in done.stderr
 
 
-def test_control_c_while_the_verbs_are_imported_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_c_while_the_verbs_are_imported_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from roost import cli
 
     def interrupted(*_: object, **__: object) -> None:
@@ -217,7 +251,8 @@ def test_why_it_takes_long_is_said_only_once_it_does(monkeypatch: pytest.MonkeyP
 def test_what_the_library_says_of_long_work_is_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In the line that is drawn on a terminal, or a line of its own; nothing else that is logged."""
+    """In the line that is drawn on a terminal, or a line of its own; nothing else that is
+    logged."""
     from rich.console import Console
 
     from roost.cli import _console

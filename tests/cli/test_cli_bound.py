@@ -60,7 +60,9 @@ def test_a_proof_that_nothing_fits_is_exit_code_3(roost, files: Path) -> None:
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan"])
 def test_seconds_that_are_none(refused, files: Path, seconds: str) -> None:
-    message = refused("bound", files / "graph.json", "--on", files / "mini.toml", "--seconds", seconds)
+    message = refused(
+        "bound", files / "graph.json", "--on", files / "mini.toml", "--seconds", seconds
+    )
     assert "--seconds" in message
 
 

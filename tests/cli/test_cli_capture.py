@@ -12,7 +12,18 @@ from roost import load, zoo
 
 def test_a_zoo_model_with_settings(roost, tmp_path):
     path = tmp_path / "graph.json.gz"
-    result = roost("capture", "cifar10_cnn", "-o", path, "--train", "--set", "batch=2", "--optimizer", "adam", "--json")
+    result = roost(
+        "capture",
+        "cifar10_cnn",
+        "-o",
+        path,
+        "--train",
+        "--set",
+        "batch=2",
+        "--optimizer",
+        "adam",
+        "--json",
+    )
     facts = json.loads(result.stdout)
     graph = load(path)
     assert facts["ops"] == graph.num_ops
@@ -23,9 +34,22 @@ def test_a_zoo_model_with_settings(roost, tmp_path):
 
 def test_the_same_command_writes_the_same_bytes(tmp_path):
     for seed in ("1", "2"):
-        command = [sys.executable, "-m", "roost.cli", "capture", "cifar10_cnn", "--train", "-o", f"{seed}.json"]
+        command = [
+            sys.executable,
+            "-m",
+            "roost.cli",
+            "capture",
+            "cifar10_cnn",
+            "--train",
+            "-o",
+            f"{seed}.json",
+        ]
         subprocess.run(
-            command, cwd=tmp_path, check=True, capture_output=True, env=os.environ | {"PYTHONHASHSEED": seed}
+            command,
+            cwd=tmp_path,
+            check=True,
+            capture_output=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
         )
     assert (tmp_path / "1.json").read_bytes() == (tmp_path / "2.json").read_bytes()
 
@@ -52,8 +76,14 @@ def test_a_captured_graph_goes_on_to_simulate(roost, tmp_path):
         (("no_such_package:model", "-o", "graph.json"), "cannot load 'no_such_package:model'"),
         (("README.txt", "-o", "graph.json"), "README.txt: is no model"),
         (("some/where", "-o", "graph.json"), "no such file"),
-        (("cifar10_cnn", "-o", "none/graph.json", "--set", "batch=2"), "folder none does not exist"),
-        (("cifar10_cnn", "-o", "graph.json", "--train", "--optimizer", "sdg"), "did you mean 'sgd'"),
+        (
+            ("cifar10_cnn", "-o", "none/graph.json", "--set", "batch=2"),
+            "folder none does not exist",
+        ),
+        (
+            ("cifar10_cnn", "-o", "graph.json", "--train", "--optimizer", "sdg"),
+            "did you mean 'sgd'",
+        ),
     ],
 )
 def test_what_is_refused(refused, tmp_path, monkeypatch, arguments, message):

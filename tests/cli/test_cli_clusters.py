@@ -48,7 +48,15 @@ def test_one_cluster_is_shown_whole_at_any_width(roost, name: str, columns: int)
 
 def test_one_cluster_has_units(roost) -> None:
     text = roost("clusters", "two_hosts_a100x4").stdout
-    for part in ("cuda:0..3", "39.5 GiB", "1.55 TB/s", "5.00 us", "float32 19.5 TFLOP/s", "12.5 GB/s", "20.0 us"):
+    for part in (
+        "cuda:0..3",
+        "39.5 GiB",
+        "1.55 TB/s",
+        "5.00 us",
+        "float32 19.5 TFLOP/s",
+        "12.5 GB/s",
+        "20.0 us",
+    ):
         assert part in text
     assert "Figures of cpu:0, cpu:1" in text
 
@@ -65,7 +73,10 @@ def test_one_cluster_as_json_is_the_cluster(roost, name: str) -> None:
     found = json.loads(roost("clusters", name, "--json").stdout)
     cluster = presets.cluster(name)
     assert (found["name"], found["description"]) == (name, cluster.description)
-    assert (found["broadcast"], found["copies_in_memory"]) == (cluster.broadcast, cluster.copies_in_memory)
+    assert (found["broadcast"], found["copies_in_memory"]) == (
+        cluster.broadcast,
+        cluster.copies_in_memory,
+    )
     for block, device in zip(found["devices"], cluster.devices, strict=True):
         assert block == vars(device)
     for block, link in zip(found["links"], cluster.links, strict=True):

@@ -1,4 +1,5 @@
-"""`roost compare`: every placer and seed at equal budgets, one bound, and a line for those that cannot be asked."""
+"""`roost compare`: every placer and seed at equal budgets, one bound, and a line for those that
+cannot be asked."""
 
 from __future__ import annotations
 
@@ -49,7 +50,11 @@ def test_json_is_what_the_library_finds(roost, files: Path) -> None:
     assert row["ratio_to_single"] == median(steps) / single
     assert rows["single"]["ratio_to_single"] == 1.0
     assert row["gap"] == pytest.approx(1 - found["bound"]["step_time"] / median(steps))
-    assert all(each["step_time"] >= found["bound"]["step_time"] for row in found["placers"] for each in row["seeds"])
+    assert all(
+        each["step_time"] >= found["bound"]["step_time"]
+        for row in found["placers"]
+        for each in row["seeds"]
+    )
 
 
 def test_the_best_comes_first_and_who_cannot_be_asked_says_why(roost, files: Path) -> None:
@@ -78,7 +83,9 @@ def test_a_missing_package_is_a_line_and_not_the_end(roost, files: Path, monkeyp
 
 
 def test_where_no_placer_can_be_asked_it_says_why(refused, files: Path) -> None:
-    assert refused(*args(files, "published")).startswith("published: the published placement is for 4 GPUs")
+    assert refused(*args(files, "published")).startswith(
+        "published: the published placement is for 4 GPUs"
+    )
 
 
 def test_all_placers_where_none_is_named(monkeypatch) -> None:
@@ -139,16 +146,21 @@ def test_a_placer_that_raises_is_a_line_and_not_the_end(roost, files: Path, monk
     Path("outside_faulty.py").write_text(OUTSIDE)
     result = roost(*args(files, "outside_faulty:Faulty,single"))
     assert result.exit_code == 0, result.output
-    assert "without outside_faulty:Faulty: ZeroDivisionError: division by zero (outside_faulty.py:7)" in " ".join(
-        result.stdout.split()
+    assert (
+        "without outside_faulty:Faulty: ZeroDivisionError: division by zero (outside_faulty.py:7)"
+        in " ".join(result.stdout.split())
     )
     assert "single " in result.stdout
 
 
-def test_a_placer_with_settings_but_no_defaults_is_refused(refused, files: Path, monkeypatch) -> None:
+def test_a_placer_with_settings_but_no_defaults_is_refused(
+    refused, files: Path, monkeypatch
+) -> None:
     monkeypatch.chdir(files)
     Path("outside_needy.py").write_text(OUTSIDE)
-    assert "cannot be made without settings: " in refused(*args(files, "outside_needy:Needy,single"))
+    assert "cannot be made without settings: " in refused(
+        *args(files, "outside_needy:Needy,single")
+    )
 
 
 def test_a_graph_that_is_too_large_for_an_exact_answer_is_a_line(roost, tmp_path: Path) -> None:
@@ -156,25 +168,45 @@ def test_a_graph_that_is_too_large_for_an_exact_answer_is_a_line(roost, tmp_path
     for number in range(151):
         builder.add(f"op{number}", flop=1.0)
     builder.freeze().save(tmp_path / "long.json")
-    given = ["compare", tmp_path / "long.json", "--on", "cpu", "--placers", "cpsat,single", "--trials", 9, "--seeds", 1]
+    given = [
+        "compare",
+        tmp_path / "long.json",
+        "--on",
+        "cpu",
+        "--placers",
+        "cpsat,single",
+        "--trials",
+        9,
+        "--seeds",
+        1,
+    ]
     found = as_json(roost(*given, "--json"))
-    assert found["placers"][1]["why_not"].startswith("151 groups are more than the 150 that cpsat takes")
+    assert found["placers"][1]["why_not"].startswith(
+        "151 groups are more than the 150 that cpsat takes"
+    )
 
 
 def test_names_from_elsewhere_are_whole_in_the_table(roost, files: Path) -> None:
     lines = roost(*args(files, "roost.placers.single:Single,heft")).stdout.splitlines()
     assert any(line.startswith("Single ") for line in lines)
-    both = _search.show_name("a:Same", ["a:Same", "b:Same"]), _search.show_name("a:One", ["a:One", "b:Same"])
+    both = (
+        _search.show_name("a:Same", ["a:Same", "b:Same"]),
+        _search.show_name("a:One", ["a:One", "b:Same"]),
+    )
     assert both == ("a:Same", "One")
 
 
 def test_in_a_pipe_no_line_is_folded_and_none_ends_in_blanks(files: Path) -> None:
     command = [sys.executable, "-m", "roost.cli", *map(str, args(files, "single,published"))]
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    lines = subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    lines = subprocess.run(
+        command, capture_output=True, text=True, check=True, env=env
+    ).stdout.splitlines()
     assert [line.rstrip() for line in lines] == lines
     assert max(map(len, lines)) > 100
-    assert any(line.startswith("spread: ") and line.endswith("could still be saved") for line in lines)
+    assert any(
+        line.startswith("spread: ") and line.endswith("could still be saved") for line in lines
+    )
 
 
 def test_a_gap_is_none_only_where_that_is_proved() -> None:
@@ -189,11 +221,20 @@ def learned(path: Path, policy: str = "lister") -> Path:
 
 def test_a_variant_is_asked_of_those_that_have_it(roost, files: Path) -> None:
     found = as_json(roost(*args(files, "post,single", "--variant", "heuristic", "--json")))
-    assert {row["placer"]: row["variant"] for row in found["placers"]} == {"post": "heuristic", "single": None}
+    assert {row["placer"]: row["variant"] for row in found["placers"]} == {
+        "post": "heuristic",
+        "single": None,
+    }
     problem = estimate(build_graph(), build_cluster())
     row = next(row for row in found["placers"] if row["placer"] == "post")
-    assert row["seeds"][1]["step_time"] == library.solve(problem, Post.heuristic(), trials=40, seed=1).best.step_time
-    assert "post, heuristic " in roost(*args(files, "post,single", "--variant", "heuristic"), columns=120).stdout
+    assert (
+        row["seeds"][1]["step_time"]
+        == library.solve(problem, Post.heuristic(), trials=40, seed=1).best.step_time
+    )
+    assert (
+        "post, heuristic "
+        in roost(*args(files, "post,single", "--variant", "heuristic"), columns=120).stdout
+    )
 
 
 def test_weights_are_given_to_the_placer_they_are_for(roost, files: Path) -> None:
@@ -205,10 +246,16 @@ def test_weights_are_given_to_the_placer_they_are_for(roost, files: Path) -> Non
 
 def test_what_is_for_none_of_the_placers_is_refused(refused, files: Path) -> None:
     weights = learned(files / "policy.safetensors")
-    assert "placer 'single' has none" in refused(*args(files, "single,random", "--variant", "paper"))
+    assert "placer 'single' has none" in refused(
+        *args(files, "single,random", "--variant", "paper")
+    )
     assert "has paper" in refused(*args(files, "seq2seq", "--variant", "papr"))
-    assert "takes no weights; lister and placeto do" in refused(*args(files, "single,heft", "--weights", weights))
-    assert "are weights of 'lister', not of 'placeto'" in refused(*args(files, "heft,placeto", "--weights", weights))
+    assert "takes no weights; lister and placeto do" in refused(
+        *args(files, "single,heft", "--weights", weights)
+    )
+    assert "are weights of 'lister', not of 'placeto'" in refused(
+        *args(files, "heft,placeto", "--weights", weights)
+    )
     assert "no such file" in refused(*args(files, "heft,lister", "--weights", files / "none"))
     both = ["--weights", weights, "--variant", "paper"]
     assert "give one" in refused(*args(files, "lister,seq2seq", *both))

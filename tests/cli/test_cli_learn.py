@@ -1,4 +1,5 @@
-"""`roost learn`: weights that `roost place` takes, the same after a kill, and refusals that say what to mend."""
+"""`roost learn`: weights that `roost place` takes, the same after a kill, and refusals that say
+what to mend."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two small members of a family, captured once."""
     folder = tmp_path_factory.mktemp("family")
     for number, member in enumerate(zoo.family_models("ptb", 2, 0)):
-        zoo._capture(member.shrunk(), f"ptb_0_{number:03d}", True, "sgd").save(folder / f"ptb_0_{number:03d}.json.gz")
+        zoo._capture(member.shrunk(), f"ptb_0_{number:03d}", True, "sgd").save(
+            folder / f"ptb_0_{number:03d}.json.gz"
+        )
     return folder
 
 
@@ -72,7 +75,9 @@ def test_killed_and_given_again_it_ends_with_the_same_weights(roost, graphs, tmp
     text += "l.Checkpoint.__init__.__defaults__ = (0.0, *l.Checkpoint.__init__.__defaults__[1:]); "
     text += "from roost.cli import main; main()"
     child = subprocess.Popen(
-        [sys.executable, "-c", text, *map(str, command(broken))], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        [sys.executable, "-c", text, *map(str, command(broken))],
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
     )
     while child.poll() is None and not (broken / CHECKPOINT).exists():
         time.sleep(0.005)
@@ -103,7 +108,14 @@ def arrays(*given, **named):
 
 
 @pytest.mark.parametrize(
-    "data", [b"no", b"", arrays(np.ones(3)), arrays(about=np.array("{}"), metrics=np.array(0)), arrays(a=np.ones(2))]
+    "data",
+    [
+        b"no",
+        b"",
+        arrays(np.ones(3)),
+        arrays(about=np.array("{}"), metrics=np.array(0)),
+        arrays(a=np.ones(2)),
+    ],
 )
 def test_a_checkpoint_that_is_none_is_refused(tmp_path, data):
     path = tmp_path / CHECKPOINT
@@ -149,7 +161,9 @@ def test_graphs_that_are_a_file_are_in_the_way(refused, tmp_path):
     assert "graphs: is a file" in refused(*command(tmp_path))
 
 
-def test_a_graph_that_was_changed_makes_it_another_command(roost, refused, graphs, tmp_path, monkeypatch):
+def test_a_graph_that_was_changed_makes_it_another_command(
+    roost, refused, graphs, tmp_path, monkeypatch
+):
     folder = prepared(tmp_path / "out", graphs)
     monkeypatch.setattr(Checkpoint, "save", partialmethod(_save_and_end, Checkpoint.save))
     assert roost(*command(folder)).exit_code == 130
@@ -186,13 +200,29 @@ def test_what_cannot_be_is_refused(refused, tmp_path, changed, said):
 
 
 def test_weights_for_a_placer_that_has_none_are_refused(refused, files):
-    said = refused("place", files / "free.json", "--on", "k80x2", "--placer", "heft", "--weights", files / "free.json")
+    said = refused(
+        "place",
+        files / "free.json",
+        "--on",
+        "k80x2",
+        "--placer",
+        "heft",
+        "--weights",
+        files / "free.json",
+    )
     assert "takes no weights" in said
 
 
 def test_weights_that_are_none_are_refused(refused, files):
     said = refused(
-        "place", files / "free.json", "--on", "k80x2", "--placer", "lister", "--weights", files / "free.json"
+        "place",
+        files / "free.json",
+        "--on",
+        "k80x2",
+        "--placer",
+        "lister",
+        "--weights",
+        files / "free.json",
     )
     assert "free.json" in said
     assert "no safetensors file" in said
@@ -216,7 +246,10 @@ def test_two_runs_in_one_folder_do_not_mix(roost, refused, graphs, tmp_path):
     with (folder / LOCK).open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         said = refused(*command(folder))
-    assert said == f"{folder}: another roost learn is writing to it; wait for it, or name another folder"
+    assert (
+        said
+        == f"{folder}: another roost learn is writing to it; wait for it, or name another folder"
+    )
     assert not (folder / METRICS).exists()
     assert roost(*command(folder)).exit_code == 0
 
@@ -250,7 +283,10 @@ def test_the_line_of_progress_says_how_far_how_good_and_how_long():
     assert standing.line() == "lister: 10%, 0.50 of single and expert, rules 1 of 10, 2 problems"
     now[0] = 110.0
     standing.add({"stage": 1.0, "done": 1.0, "of": 2.0, "progress": 0.2})
-    assert standing.line() == "lister: 20%, 80 s left, 0.50 of single and expert, targets 1 of 2, 2 problems"
+    assert (
+        standing.line()
+        == "lister: 20%, 80 s left, 0.50 of single and expert, targets 1 of 2, 2 problems"
+    )
     now[0] = 200.0
     assert "13 min left" in standing.line()
     now[0] = 2000.0
@@ -260,8 +296,12 @@ def test_the_line_of_progress_says_how_far_how_good_and_how_long():
 def test_the_best_of_each_problem_counts_and_what_has_no_baseline_does_not():
     standing = Standing("placeto", (), [1.0, 4.0, inf])
     for number, best in ((0, 0.8), (0, 0.5), (0, 0.7), (1, 8.0), (2, 1.0)):
-        standing.add({"done": 3.0, "of": 9.0, "progress": 1 / 3, "problem": float(number), "best": best})
-    assert standing.line() == "placeto: 33%, 1.00 of single and expert, round 3 of 9, 3 of 3 problems"
+        standing.add(
+            {"done": 3.0, "of": 9.0, "progress": 1 / 3, "problem": float(number), "best": best}
+        )
+    assert (
+        standing.line() == "placeto: 33%, 1.00 of single and expert, round 3 of 9, 3 of 3 problems"
+    )
     standing = Standing("lister", (), [1.0, inf])
     standing.add({"done": 3.0, "of": 9.0, "mean_cost": 0.0})
     assert "of single" not in standing.line()

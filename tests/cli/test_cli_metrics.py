@@ -1,4 +1,5 @@
-"""Figures of placers that learn: metrics.jsonl and TensorBoard's files, once each, also after going on."""
+"""Figures of placers that learn: metrics.jsonl and TensorBoard's files, once each, also after going
+on."""
 
 from __future__ import annotations
 
@@ -49,7 +50,12 @@ def test_what_comes_again_is_there_once(tmp_path: Path) -> None:
     again = Metrics(tmp_path, going_on=True)
     again.add({"trials": 30, "best": 0.5})
     again.add({"trials": 40, "best": 0.5})
-    assert [(line["trials"], line["best"]) for line in lines(tmp_path)] == [(10, 1.0), (20, 1.0), (30, 0.5), (40, 0.5)]
+    assert [(line["trials"], line["best"]) for line in lines(tmp_path)] == [
+        (10, 1.0),
+        (20, 1.0),
+        (30, 0.5),
+        (40, 0.5),
+    ]
     Metrics(tmp_path)
     assert not (tmp_path / METRICS).exists()
 
@@ -77,7 +83,9 @@ def test_a_file_where_tensorboards_folder_goes(refused, files: Path) -> None:
     pytest.importorskip("tensorboard")
     (files / "out").mkdir()
     (files / "out" / "events").write_text("mine")
-    assert "events: is a file; " in refused(*args(files, files / "out", "--trials", 60, "--tensorboard"))
+    assert "events: is a file; " in refused(
+        *args(files, files / "out", "--trials", 60, "--tensorboard")
+    )
 
 
 def test_figures_that_cannot_be_written_name_their_file(tmp_path: Path) -> None:
@@ -95,7 +103,11 @@ def test_tensorboard_needs_a_folder(refused, files: Path) -> None:
     ("placer", "variant", "said"),
     [
         ("post", "best", "--variant best: placer 'post' has paper, heuristic"),
-        ("heft", "paper", "--variant paper: placer 'heft' has none; seq2seq, spotlight, post and placeto have"),
+        (
+            "heft",
+            "paper",
+            "--variant paper: placer 'heft' has none; seq2seq, spotlight, post and placeto have",
+        ),
     ],
 )
 def test_a_variant_that_is_none(refused, files: Path, placer: str, variant: str, said: str) -> None:

@@ -1,4 +1,5 @@
-"""`roost place`: what it finds, what it writes, how it goes on, and what it says where nothing fits."""
+"""`roost place`: what it finds, what it writes, how it goes on, and what it says where nothing
+fits."""
 
 from __future__ import annotations
 
@@ -20,11 +21,29 @@ from roost.cli import _search
 from roost.cost_models import estimate
 
 ROOST = [sys.executable, "-m", "roost.cli"]
-FILES = ["placement.json", "problem.json.gz", "result.json", "timeline.json.gz", "trace.json.gz", "trials.jsonl"]
+FILES = [
+    "placement.json",
+    "problem.json.gz",
+    "result.json",
+    "timeline.json.gz",
+    "trace.json.gz",
+    "trials.jsonl",
+]
 
 
-def args(files: Path, *more: object, placer: str = "rules", cluster: str = "mini.toml") -> list[object]:
-    found = ["place", files / "graph.json", "--on", files / cluster, "--placer", placer, "--trials", 300]
+def args(
+    files: Path, *more: object, placer: str = "rules", cluster: str = "mini.toml"
+) -> list[object]:
+    found = [
+        "place",
+        files / "graph.json",
+        "--on",
+        files / cluster,
+        "--placer",
+        placer,
+        "--trials",
+        300,
+    ]
     return [*found, *more]
 
 
@@ -52,7 +71,9 @@ def test_json_is_what_the_library_finds(roost, files: Path) -> None:
 
 
 def test_a_problem_file_needs_no_cluster(roost, files: Path) -> None:
-    alone = roost("place", files / "problem.json.gz", "--placer", "rules", "--trials", 300, "--json")
+    alone = roost(
+        "place", files / "problem.json.gz", "--placer", "rules", "--trials", 300, "--json"
+    )
     both = roost(*args(files, "--json"))
     assert as_json(alone) | {"seconds": 0} == as_json(both) | {"seconds": 0}
 
@@ -61,7 +82,9 @@ def test_auto_shows_the_placers_it_asked(roost, files: Path) -> None:
     found = as_json(roost(*args(files, "--json", placer="auto")))
     asked = {row["placer"]: row for row in found["baselines"]}
     assert asked["single"]["step_time"] == found["single"]["step_time"]
-    assert all(row["step_time"] >= found["step_time"] for row in found["baselines"] if row["feasible"])
+    assert all(
+        row["step_time"] >= found["step_time"] for row in found["baselines"] if row["feasible"]
+    )
     steps = [row["step_time"] for row in found["baselines"]]
     assert steps == sorted(steps)
 
@@ -91,14 +114,19 @@ def test_baselines_that_were_not_asked_are_named(roost, files: Path) -> None:
     assert asked
     assert not {*asked} & {*short["not_asked"]}
     assert {"metis", "scotch"} <= {*short["not_asked"]}
-    assert "not asked, for lack of time, of trials or of a package: " in roost(*given, "--trials", 4).stdout
+    assert (
+        "not asked, for lack of time, of trials or of a package: "
+        in roost(*given, "--trials", 4).stdout
+    )
 
 
 def test_a_step_that_meets_its_bound_is_called_optimal(roost, tmp_path: Path) -> None:
     builder = library.GraphBuilder("one")
     builder.add("a", flop=1e9)
     builder.freeze().save(tmp_path / "one.json")
-    text = roost("place", tmp_path / "one.json", "--on", "cpu", "--trials", 20, "--placer", "single").stdout
+    text = roost(
+        "place", tmp_path / "one.json", "--on", "cpu", "--trials", 20, "--placer", "single"
+    ).stdout
     assert "1.00 of the" in text
     assert "This is optimal: no placement has a shorter step" in text
 
@@ -107,7 +135,9 @@ def test_a_step_of_no_time_divides_by_nothing(roost, tmp_path: Path) -> None:
     builder = library.GraphBuilder("idle")
     builder.parameter("weight", 100)
     builder.freeze().save(tmp_path / "idle.json")
-    result = roost("place", tmp_path / "idle.json", "--on", "cpu", "--trials", 20, "--placer", "single")
+    result = roost(
+        "place", tmp_path / "idle.json", "--on", "cpu", "--trials", 20, "--placer", "single"
+    )
     assert result.exit_code == 0
     assert result.stdout.startswith("0 s a step, cpu:0 alone takes 0 s, fits\n")
 
@@ -130,7 +160,9 @@ def test_the_files_are_written_and_belong_together(roost, files: Path) -> None:
     assert sorted(Path(path).name for path in found["files"].values()) == FILES
     placement, saved = library.load(folder / "placement.json"), library.load(folder / "result.json")
     problem = estimate(build_graph(), build_cluster())
-    assert library.simulate(problem, placement).step_time == found["step_time"] == saved.best.step_time
+    assert (
+        library.simulate(problem, placement).step_time == found["step_time"] == saved.best.step_time
+    )
     assert library.load(folder / "timeline.json.gz").step_time == found["step_time"]
     assert result.stderr.startswith("wrote placement.json, ")
 
@@ -166,11 +198,15 @@ def test_a_folder_that_cannot_be(refused, files: Path) -> None:
 def test_a_folder_that_cannot_be_written_to(refused, files: Path) -> None:
     folder = files / "locked"
     folder.mkdir(mode=0o500)
-    assert refused(*args(files, "-o", folder)) == f"{folder}: cannot be written to: Permission denied"
+    assert (
+        refused(*args(files, "-o", folder)) == f"{folder}: cannot be written to: Permission denied"
+    )
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_stands_in_the_way_is_told_before_the_search(refused, files: Path, monkeypatch, name: str) -> None:
+def test_what_stands_in_the_way_is_told_before_the_search(
+    refused, files: Path, monkeypatch, name: str
+) -> None:
     monkeypatch.setattr("roost.cli._problem.read", lambda *given: pytest.fail("it was read"))
     folder = files / "out"
     (folder / name).mkdir(parents=True)
@@ -183,7 +219,8 @@ def test_what_stands_in_the_way_is_told_before_the_search(refused, files: Path, 
 
 @pytest.mark.parametrize("limit", [100, 5_000])
 def test_a_disk_that_is_full_is_an_error_line(roost, refused, files: Path, limit: int) -> None:
-    roost(*args(files, placer="random"))  # all that is compiled is in its cache, which is on the same disk
+    # All that is compiled is in its cache, which is on the same disk.
+    roost(*args(files, placer="random"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -196,7 +233,10 @@ def test_a_disk_that_is_full_is_an_error_line(roost, refused, files: Path, limit
 @pytest.mark.usefixtures("control_c")
 def test_control_c_shows_and_writes_the_best_so_far(files: Path) -> None:
     folder = files / "out"
-    command = [*ROOST, *map(str, args(files, "-o", folder, "--trials", 10**12, "--json", placer="annealing"))]
+    command = [
+        *ROOST,
+        *map(str, args(files, "-o", folder, "--trials", 10**12, "--json", placer="annealing")),
+    ]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     journal = folder / "trials.jsonl"
     for _ in range(1200):
@@ -231,10 +271,15 @@ def test_nothing_fits_is_exit_code_3_with_the_best_try(roost, files: Path) -> No
     assert "too large for any one device" in text.stdout
 
 
-def test_where_it_is_proved_that_nothing_fits_the_best_try_is_not_long_looked_for(roost, files: Path) -> None:
+def test_where_it_is_proved_that_nothing_fits_the_best_try_is_not_long_looked_for(
+    roost, files: Path
+) -> None:
     tight_cluster(9_000).save(files / "tight.toml")
     for placer in ("annealing", "auto"):
-        found = as_json(roost(*args(files, "--json", "--trials", 10**9, placer=placer, cluster="tight.toml")), code=3)
+        found = as_json(
+            roost(*args(files, "--json", "--trials", 10**9, placer=placer, cluster="tight.toml")),
+            code=3,
+        )
         assert 0 < found["num_trials"] <= 2000
     assert _search.briefly(None, None) == (2.0, None)
     assert _search.briefly(600.0, 10**9) == (2.0, 2000)
@@ -243,7 +288,17 @@ def test_where_it_is_proved_that_nothing_fits_the_best_try_is_not_long_looked_fo
 
 
 def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
-    model = ["cifar10_cnn", "--train", "--on", "k80x2", "--placer", "single", "--trials", 20, "--json"]
+    model = [
+        "cifar10_cnn",
+        "--train",
+        "--on",
+        "k80x2",
+        "--placer",
+        "single",
+        "--trials",
+        20,
+        "--json",
+    ]
     result = roost("place", *model, "--set", "batch=200000")
     batch = as_json(result, code=3)["fix"]["batch"]
     assert 1 <= batch < 200000
@@ -260,7 +315,10 @@ def test_the_batch_that_would_fit_does_fit(roost, tmp_path: Path) -> None:
         (["--placer", "hefft"], "no placer called 'hefft'; did you mean 'heft'?"),
         (["--placer", "hetf"], "no placer called 'hetf'; did you mean 'heft'?"),
         (["--placer", "no_such_package:Mine"], "cannot load the placer 'no_such_package:Mine'"),
-        (["--placer", "roost.errors:InputError"], "'roost.errors:InputError' is no placer: it has no method place"),
+        (
+            ["--placer", "roost.errors:InputError"],
+            "'roost.errors:InputError' is no placer: it has no method place",
+        ),
         (["--trials", 0], "evaluates nothing"),
         (["--seconds", -1], "must be a number that is not negative"),
         (["--seed", -1], "seed is -1"),
@@ -281,7 +339,9 @@ def test_what_is_refused(refused, files: Path, more: list[object], message: str)
         ("placement.json", "holds a placement, not a graph or a problem"),
     ],
 )
-def test_sources_that_are_refused(refused, files: Path, monkeypatch, source: str, message: str) -> None:
+def test_sources_that_are_refused(
+    refused, files: Path, monkeypatch, source: str, message: str
+) -> None:
     monkeypatch.chdir(files)
     assert message in refused("place", source, "--on", "mini.toml")
 
@@ -303,16 +363,22 @@ def edited(files: Path, name: str, **changes: dict[str, Any]) -> Path:
 @pytest.mark.parametrize("verb", ["place", "compare", "bound"])
 def test_a_group_without_a_device_is_refused(refused, files: Path, verb: str) -> None:
     path = edited(files, "parted.json", left={"allowed": ["cpu"]}, right={"allowed": ["cuda"]})
-    assert "group 'pair' has no device of cluster 'mini'" in refused(verb, path, "--on", files / "mini.toml")
+    assert "group 'pair' has no device of cluster 'mini'" in refused(
+        verb, path, "--on", files / "mini.toml"
+    )
 
 
 def test_a_graph_that_the_cluster_cannot_run_is_named(refused, files: Path) -> None:
     path = edited(files, "tpu.json", load={"allowed": ["tpu"]})
-    assert refused("place", path, "--on", files / "mini.toml").startswith(f"{path}: op 'load' may only run on tpu; ")
+    assert refused("place", path, "--on", files / "mini.toml").startswith(
+        f"{path}: op 'load' may only run on tpu; "
+    )
 
 
 def test_more_trials_than_a_float_holds(roost, files: Path) -> None:
-    assert as_json(roost(*args(files, "--json", "--trials", "1" + "0" * 400, placer="single")))["feasible"]
+    assert as_json(roost(*args(files, "--json", "--trials", "1" + "0" * 400, placer="single")))[
+        "feasible"
+    ]
 
 
 @pytest.mark.parametrize("placer", ["contiguous", "rules", "annealing", "auto"])

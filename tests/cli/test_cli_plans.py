@@ -7,7 +7,16 @@ import pytest
 import roost as package
 from roost import zoo
 
-SIZE = {"batch": 1, "length": 4, "layers": 2, "hidden": 16, "heads": 2, "kv_heads": 2, "intermediate": 32, "vocab": 40}
+SIZE = {
+    "batch": 1,
+    "length": 4,
+    "layers": 2,
+    "hidden": 16,
+    "heads": 2,
+    "kv_heads": 2,
+    "intermediate": 32,
+    "vocab": 40,
+}
 SET = [text for key, value in SIZE.items() for text in ("--set", f"{key}={value}")]
 
 
@@ -25,7 +34,9 @@ def test_a_plan_is_verified(roost, plan):
     result = roost("verify", "llama", *SET, "--placement", plan, columns=120)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("the same numbers, to the last bit: 1 step on cpu:0")
-    found = json.loads(roost("verify", "llama", *SET, "--placement", plan, "--steps", "2", "--json").stdout)
+    found = json.loads(
+        roost("verify", "llama", *SET, "--placement", plan, "--steps", "2", "--json").stdout
+    )
     assert (found["same"], found["steps"]) == (True, 2)
 
 
@@ -45,7 +56,9 @@ def test_other_numbers_exit_with_4(roost, tmp_path, monkeypatch):
     import mine_planned
 
     model, inputs = mine_planned.net()
-    package.place(model, inputs, "cpu", costs="estimated", trials=10, seconds=None).save("plan.json")
+    package.place(model, inputs, "cpu", costs="estimated", trials=10, seconds=None).save(
+        "plan.json"
+    )
     result = roost("verify", "mine_planned:net", "--placement", "plan.json", "--json")
     assert result.exit_code == 4
     assert not json.loads(result.stdout)["same"]
@@ -62,11 +75,20 @@ def test_a_plan_is_exported(roost, plan, tmp_path):
     ("call", "message"),
     [
         (("verify", "llama", *SET, "--train"), "a plan is for inference; leave out --train"),
-        (("verify", "llama", *SET, "--on", "h200"), "is a plan, with a cluster and costs of its own; leave out --on"),
+        (
+            ("verify", "llama", *SET, "--on", "h200"),
+            "is a plan, with a cluster and costs of its own; leave out --on",
+        ),
         (("verify", "llama", *SET, "--set", "hidden=32"), "the plan is for model "),
-        (("export", "llama", *SET, "--set", "hidden=32", "--format", "device_map"), "the plan is for model "),
+        (
+            ("export", "llama", *SET, "--set", "hidden=32", "--format", "device_map"),
+            "the plan is for model ",
+        ),
         (("export", "graph.json", "--format", "device_map"), "a plan is for a model; name that"),
-        (("run", "llama", *SET), "is a plan, for a model as it is written; in Python plan.apply(model) runs it"),
+        (
+            ("run", "llama", *SET),
+            "is a plan, for a model as it is written; in Python plan.apply(model) runs it",
+        ),
     ],
 )
 def test_what_is_refused(refused, plan, call, message):

@@ -24,7 +24,14 @@ def folder(tmp_path):
 
 
 def args(folder, *more):
-    where = ("--on", folder / "threads.toml", "--placement", folder / "placement.json", "--set", "batch=2")
+    where = (
+        "--on",
+        folder / "threads.toml",
+        "--placement",
+        folder / "placement.json",
+        "--set",
+        "batch=2",
+    )
     return ("run", "cifar10_cnn", "--train", "--optimizer", "adam", *where, *more)
 
 
@@ -36,7 +43,8 @@ def test_it_runs_and_learns(roost, folder):
     assert 0 < found["shortest"] <= found["step_time"] <= found["longest"]
     assert len(found["losses"]) == 6
     assert found["losses"][-1] < found["losses"][0]
-    again = json.loads(roost(*args(folder, "--steps", "3", "--json", "--graphs")).stdout)  # of which CPUs have none
+    # Of which CPUs have none.
+    again = json.loads(roost(*args(folder, "--steps", "3", "--json", "--graphs")).stdout)
     assert again["losses"] == found["losses"]
 
 
@@ -54,7 +62,10 @@ def test_costs_are_a_file(roost, folder):
 
 def test_what_ran_when_is_written(roost, folder):
     files = {"--timeline": folder / "measured.json.gz", "--trace": folder / "trace.json.gz"}
-    result = roost(*args(folder, "--steps", "1", *(word for pair in files.items() for word in pair)), columns=200)
+    result = roost(
+        *args(folder, "--steps", "1", *(word for pair in files.items() for word in pair)),
+        columns=200,
+    )
     assert result.exit_code == 0, result.output
     assert "cpu:0 computes for" in result.stdout
     found = library.load(files["--timeline"])
@@ -73,13 +84,32 @@ def placed(roost, folder):
     cluster = library.cluster(folder / "threads.toml")
     costs = library.Costs(np.where(graph.is_parameter, 0.0, 0.5)[:, None].repeat(2, 1), "profiled")
     library.Problem(graph, cluster, costs).save(folder / "profiled.json")
-    found = roost("place", folder / "profiled.json", "--trials", 20, "--placer", "single", "-o", folder / "out")
+    found = roost(
+        "place",
+        folder / "profiled.json",
+        "--trials",
+        20,
+        "--placer",
+        "single",
+        "-o",
+        folder / "out",
+    )
     assert found.exit_code == 0, found.output
     return folder / "out"
 
 
 def test_a_folder_of_place_brings_cluster_and_costs(roost, placed):
-    own = ("run", "cifar10_cnn", "--train", "--optimizer", "adam", "--set", "batch=2", "--steps", "1")
+    own = (
+        "run",
+        "cifar10_cnn",
+        "--train",
+        "--optimizer",
+        "adam",
+        "--set",
+        "batch=2",
+        "--steps",
+        "1",
+    )
     expected = library.load(placed / "timeline.json.gz").step_time
     for more in (
         ("--placement", placed),
@@ -91,14 +121,26 @@ def test_a_folder_of_place_brings_cluster_and_costs(roost, placed):
         found = json.loads(result.stdout)
         assert (found["estimated"], found["costs"]) == (expected, "profiled")
     assert "expected, costs: profiled\n" in roost(*own, "--placement", placed, columns=200).stdout
-    named = json.loads(roost(*own, "--placement", placed, "--on", placed.parent / "threads.toml", "--json").stdout)
+    named = json.loads(
+        roost(*own, "--placement", placed, "--on", placed.parent / "threads.toml", "--json").stdout
+    )
     assert (named["cluster"], named["costs"]) == ("threads", "roofline")
     verified = roost("verify", *own[1:-2], "--placement", placed)
     assert verified.exit_code == 0, verified.output
 
 
 def test_a_problem_of_another_model_is_refused_with_both(roost, placed, folder):
-    other = ("run", "cifar10_cnn", "--train", "--set", "batch=2", "--steps", "1", "--placement", placed)
+    other = (
+        "run",
+        "cifar10_cnn",
+        "--train",
+        "--set",
+        "batch=2",
+        "--steps",
+        "1",
+        "--placement",
+        placed,
+    )
     said = roost(*other).stderr
     assert "problem.json.gz: is a problem of graph 'cifar10_cnn', " in said
     assert "cifar10_cnn as given here is " in said
@@ -122,7 +164,10 @@ def test_what_is_refused(roost, folder):
 
 
 def test_a_placement_that_is_not_there_is_told_before_a_cluster_is_missed(roost, tmp_path):
-    for where, said in ((tmp_path / "none", "no such file or folder"), (tmp_path, "has no placement.json; name a")):
+    for where, said in (
+        (tmp_path / "none", "no such file or folder"),
+        (tmp_path, "has no placement.json; name a"),
+    ):
         for verb in (("run",), ("verify",), ("export", "--format", "device_map")):
             result = roost(*verb, "cifar10_cnn", "--placement", where, columns=400)
             assert result.exit_code == 2

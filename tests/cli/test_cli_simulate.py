@@ -46,7 +46,9 @@ def expected(problem: Problem, placement: Placement) -> dict[str, Any]:
         "num_transfers": step.num_transfers,
         "peak_memory": {row["name"]: row["peak_memory"] for row in rows},
         "capacity": {row["name"]: row["capacity"] for row in rows},
-        "missing_bytes": {row["name"]: max(0, row["peak_memory"] - row["capacity"]) for row in rows},
+        "missing_bytes": {
+            row["name"]: max(0, row["peak_memory"] - row["capacity"]) for row in rows
+        },
         "devices": rows,
     }
 
@@ -58,7 +60,15 @@ def as_json(result: Any) -> dict[str, Any]:
 
 
 def args(files: Path, *more: object, cluster: str = "mini.toml") -> list[object]:
-    return ["simulate", files / "graph.json", "--on", files / cluster, "--placement", files / "placement.json", *more]
+    return [
+        "simulate",
+        files / "graph.json",
+        "--on",
+        files / cluster,
+        "--placement",
+        files / "placement.json",
+        *more,
+    ]
 
 
 @pytest.mark.parametrize("order", ["program", "rank", "fifo"])
@@ -85,7 +95,9 @@ def test_the_options_of_the_placement_count_unless_others_are_given(roost, files
 
 
 def test_a_problem_file_needs_no_cluster(roost, files: Path) -> None:
-    alone = roost("simulate", files / "problem.json.gz", "--placement", files / "placement.json", "--json")
+    alone = roost(
+        "simulate", files / "problem.json.gz", "--placement", files / "placement.json", "--json"
+    )
     assert as_json(alone) == as_json(roost(*args(files, "--json")))
 
 
@@ -95,7 +107,9 @@ def test_costs_from_a_file(roost, files: Path) -> None:
     library.Costs(times, source="profiled").save(files / "costs.npz")
     found = as_json(roost(*args(files, "--costs", files / "costs.npz", "--json")))
     placement = Placement(np.array(DEVICES))
-    assert found == expected(Problem(build_graph(), build_cluster(), library.Costs(times, "profiled")), placement)
+    assert found == expected(
+        Problem(build_graph(), build_cluster(), library.Costs(times, "profiled")), placement
+    )
     assert found["costs"] == "profiled"
     assert found["step_time"] > 1.5
 
@@ -103,7 +117,9 @@ def test_costs_from_a_file(roost, files: Path) -> None:
 def test_a_placement_that_does_not_fit_is_a_result(roost, files: Path) -> None:
     result = roost(*args(files, "--json", cluster="small.toml"))
     found = as_json(result)
-    assert found == expected(estimate(build_graph(), build_cluster(10_000)), Placement(np.array(DEVICES)))
+    assert found == expected(
+        estimate(build_graph(), build_cluster(10_000)), Placement(np.array(DEVICES))
+    )
     assert not found["feasible"]
     assert found["missing_bytes"]["cuda:0"] == found["peak_memory"]["cuda:0"] - 10_000 > 0
     assert found["missing_bytes"]["cuda:1"] == 0
@@ -133,7 +149,13 @@ def test_the_table_has_a_line_for_each_device_and_nothing_is_cut(
     roost, files: Path, columns: int, cluster: str
 ) -> None:
     lines = roost(*args(files, cluster=cluster), columns=columns).stdout.splitlines()
-    assert [line.split()[0] for line in lines[3:]] == ["device", lines[4].strip(), "cpu:0", "cuda:0", "cuda:1"]
+    assert [line.split()[0] for line in lines[3:]] == [
+        "device",
+        lines[4].strip(),
+        "cpu:0",
+        "cuda:0",
+        "cuda:1",
+    ]
     assert all(len(line) <= columns for line in lines)
     assert not any("…" in line for line in lines)
 
@@ -181,7 +203,9 @@ def test_a_step_of_no_time_divides_by_nothing(roost, tmp_path: Path) -> None:
 
 
 def test_an_unknown_preset_suggests_the_nearest(refused, files: Path) -> None:
-    assert refused("simulate", files / "graph.json", "--on", "k80x5").endswith("did you mean 'k80x4'?")
+    assert refused("simulate", files / "graph.json", "--on", "k80x5").endswith(
+        "did you mean 'k80x4'?"
+    )
 
 
 def test_an_unknown_device_suggests_the_nearest(refused, files: Path) -> None:
@@ -192,12 +216,20 @@ def test_an_unknown_device_suggests_the_nearest(refused, files: Path) -> None:
 def test_a_missing_file(refused, files: Path) -> None:
     path = files / "none.json"
     assert refused("simulate", path, "--on", "cpu") == f"{path}: no such file"
-    assert refused("simulate", files / "graph.json", "--on", "cpu", "--placement", path) == f"{path}: no such file"
-    assert refused("simulate", files / "graph.json", "--on", "cpu", "--costs", path) == f"{path}: no such file"
+    assert (
+        refused("simulate", files / "graph.json", "--on", "cpu", "--placement", path)
+        == f"{path}: no such file"
+    )
+    assert (
+        refused("simulate", files / "graph.json", "--on", "cpu", "--costs", path)
+        == f"{path}: no such file"
+    )
 
 
 def test_a_directory(refused, files: Path) -> None:
-    assert refused("simulate", files, "--on", "cpu").startswith(f"{files}: is no model; known are .onnx, ")
+    assert refused("simulate", files, "--on", "cpu").startswith(
+        f"{files}: is no model; known are .onnx, "
+    )
 
 
 def test_a_truncated_file(refused, files: Path) -> None:
@@ -212,7 +244,9 @@ def test_a_truncated_file(refused, files: Path) -> None:
 def test_a_version_that_is_not_known(refused, files: Path) -> None:
     path = files / "graph.json"
     path.write_bytes(path.read_bytes().replace(b'"version": 1', b'"version": 9'))
-    assert refused("simulate", path, "--on", "cpu").startswith(f"{path}: version: roost.graph 9 is not known")
+    assert refused("simulate", path, "--on", "cpu").startswith(
+        f"{path}: version: roost.graph 9 is not known"
+    )
 
 
 def test_a_field_of_the_wrong_type(refused, files: Path) -> None:
@@ -223,8 +257,13 @@ def test_a_field_of_the_wrong_type(refused, files: Path) -> None:
 
 def test_a_file_of_another_noun(refused, files: Path) -> None:
     path = files / "placement.json"
-    assert refused("simulate", path, "--on", "cpu") == f"{path}: holds a placement, not a graph or a problem"
-    message = refused("simulate", files / "graph.json", "--on", "cpu", "--placement", files / "graph.json")
+    assert (
+        refused("simulate", path, "--on", "cpu")
+        == f"{path}: holds a placement, not a graph or a problem"
+    )
+    message = refused(
+        "simulate", files / "graph.json", "--on", "cpu", "--placement", files / "graph.json"
+    )
     assert message.endswith("graph.json: is a graph file; a placement file is needed here")
 
 
@@ -235,10 +274,14 @@ def test_a_graph_without_a_cluster(refused, files: Path) -> None:
 
 
 @pytest.mark.parametrize(("option", "value"), [("--on", "cpu"), ("--costs", "costs.npz")])
-def test_a_problem_brings_its_own_cluster_and_costs(refused, files: Path, option: str, value: str) -> None:
+def test_a_problem_brings_its_own_cluster_and_costs(
+    refused, files: Path, option: str, value: str
+) -> None:
     path = files / "problem.json.gz"
     message = refused("simulate", path, option, value)
-    assert message == f"{path}: is a problem, with a cluster and costs of its own; leave out {option}"
+    assert (
+        message == f"{path}: is a problem, with a cluster and costs of its own; leave out {option}"
+    )
 
 
 def test_a_placement_and_a_device(refused, files: Path) -> None:
@@ -258,17 +301,23 @@ def test_a_placement_of_the_wrong_length(refused, files: Path) -> None:
 
 def test_a_placement_that_splits_a_group(refused, files: Path) -> None:
     path = place(files, [0, 1, 1, 2, 0, 2])
-    assert refused(*args(files)).startswith(f"{path}: ops 'left' and 'right' share the group 'pair'")
+    assert refused(*args(files)).startswith(
+        f"{path}: ops 'left' and 'right' share the group 'pair'"
+    )
 
 
 def test_a_placement_on_a_forbidden_kind(refused, files: Path) -> None:
     path = place(files, [0, 1, 1, 1, 1, 2])
-    assert refused(*args(files)).startswith(f"{path}: op 'load' may only run on cpu; the placement puts it on 'cuda:0'")
+    assert refused(*args(files)).startswith(
+        f"{path}: op 'load' may only run on cpu; the placement puts it on 'cuda:0'"
+    )
 
 
 def test_a_placement_for_another_graph(refused, files: Path) -> None:
     Placement(np.array(DEVICES), graph="0123456789abcdef").save(files / "placement.json")
-    assert "placement.json: the placement was made for graph 0123456789abcdef" in refused(*args(files))
+    assert "placement.json: the placement was made for graph 0123456789abcdef" in refused(
+        *args(files)
+    )
 
 
 def test_a_device_that_cannot_run_every_op_suggests_one_that_can(refused, files: Path) -> None:
@@ -308,11 +357,24 @@ def test_costs_of_another_shape(refused, files: Path) -> None:
 @pytest.mark.parametrize("option", ["--timeline", "--trace"])
 def test_a_folder_that_is_not_there(refused, files: Path, option: str) -> None:
     path = files / "none" / "out.json"
-    assert refused(*args(files, option, path)) == f"{path}: cannot be written: folder {path.parent} does not exist"
+    assert (
+        refused(*args(files, option, path))
+        == f"{path}: cannot be written: folder {path.parent} does not exist"
+    )
 
 
 def test_a_model_in_place_of_a_file(roost, refused) -> None:
-    given = ["cifar10_cnn", "--train", "--set", "batch=2", "--on", "k80x2", "--device", "cuda:1", "--json"]
+    given = [
+        "cifar10_cnn",
+        "--train",
+        "--set",
+        "batch=2",
+        "--on",
+        "k80x2",
+        "--device",
+        "cuda:1",
+        "--json",
+    ]
     found = as_json(roost("simulate", *given))
     graph = library.zoo.build("cifar10_cnn", train=True, batch=2)
     assert [device["num_ops"] for device in found["devices"]] == [0, 0, graph.num_ops]
@@ -322,11 +384,23 @@ def test_a_model_in_place_of_a_file(roost, refused) -> None:
 def test_where_modules_run(roost, tmp_path: Path) -> None:
     graph = Path(__file__).parents[2] / "examples" / "inception_v3.json.gz"
     roost("place", graph, "--on", "k80x2", "--trials", "50", "-o", tmp_path / "out")
-    arguments = ("simulate", graph, "--on", "k80x2", "--placement", tmp_path / "out", "--modules", "1")
+    arguments = (
+        "simulate",
+        graph,
+        "--on",
+        "k80x2",
+        "--placement",
+        tmp_path / "out",
+        "--modules",
+        "1",
+    )
     found = as_json(roost(*arguments, "--json"))
     rows = {row["name"]: row for row in found["modules"]}
-    assert list(rows)[1:3] == ["Conv2d_1a_3x3", "Conv2d_2a_3x3"]  # in program order, after the images
-    assert sum(row["num_ops"] for row in rows.values()) == sum(device["num_ops"] for device in found["devices"])
+    # In program order, after the images.
+    assert list(rows)[1:3] == ["Conv2d_1a_3x3", "Conv2d_2a_3x3"]
+    assert sum(row["num_ops"] for row in rows.values()) == sum(
+        device["num_ops"] for device in found["devices"]
+    )
     for device in found["devices"]:
         busy = sum(row["seconds"][device["name"]] for row in rows.values())
         assert busy == pytest.approx(device["busy"])

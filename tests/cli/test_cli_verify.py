@@ -81,8 +81,12 @@ def test_a_callable_with_settings(roost, folder, monkeypatch):
     for more in ((), ("--set", "width=5")):
         captured = roost("capture", "mine_verified:net", "-o", "graph.json", *more, "--json")
         graph = json.loads(captured.stdout)
-        Placement(np.arange(graph["ops"]) % 2, devices=("cpu:0", "cpu:1"), graph=graph["digest"]).save("net.json")
-        result = roost("verify", "mine_verified:net", "--on", "threads.toml", "--placement", "net.json", *more)
+        Placement(
+            np.arange(graph["ops"]) % 2, devices=("cpu:0", "cpu:1"), graph=graph["digest"]
+        ).save("net.json")
+        result = roost(
+            "verify", "mine_verified:net", "--on", "threads.toml", "--placement", "net.json", *more
+        )
         assert result.exit_code == 0, result.output
 
 
@@ -103,8 +107,12 @@ def test_what_is_refused(refused, folder, change, message):
 
 
 def test_what_has_to_be_given(refused, folder):
-    assert "--placement is missing" in refused("verify", "cifar10_cnn", "--on", folder / "threads.toml")
-    assert "add --on CLUSTER" in refused("verify", "cifar10_cnn", "--placement", folder / "placement.json")
+    assert "--placement is missing" in refused(
+        "verify", "cifar10_cnn", "--on", folder / "threads.toml"
+    )
+    assert "add --on CLUSTER" in refused(
+        "verify", "cifar10_cnn", "--placement", folder / "placement.json"
+    )
     where = ("--on", folder / "threads.toml", "--placement", folder / "placement.json")
     assert "cannot be built here" in refused("verify", "model.onnx", *where)
     assert "llama: has weights of" in refused("verify", "llama", *TOO_LARGE, *where)
@@ -117,8 +125,18 @@ def test_a_hugging_face_config_in_training(roost, folder):
     (folder / "config.json").write_text(json.dumps(config))
     model = (folder, "--set", "length=4", "--train", "--optimizer", "adam")
     graph = json.loads(roost("capture", *model, "-o", folder / "graph.json", "--json").stdout)
-    Placement(np.zeros(graph["ops"], int), devices=("cpu:1", "cpu:0"), graph=graph["digest"]).save(folder / "hf.json")
-    found = roost("verify", *model, "--on", folder / "threads.toml", "--placement", folder / "hf.json", "--json")
+    Placement(np.zeros(graph["ops"], int), devices=("cpu:1", "cpu:0"), graph=graph["digest"]).save(
+        folder / "hf.json"
+    )
+    found = roost(
+        "verify",
+        *model,
+        "--on",
+        folder / "threads.toml",
+        "--placement",
+        folder / "hf.json",
+        "--json",
+    )
     assert found.exit_code == 0, found.output
     told = json.loads(found.stdout)
     assert told["bitwise"]

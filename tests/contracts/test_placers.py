@@ -35,7 +35,9 @@ def test_the_contract(name: str, problem: str) -> None:
             raise
 
 
-@pytest.mark.parametrize("name", ["only_parameters", "kinds", "tight", "nothing_fits", "zeros", "streamed"])
+@pytest.mark.parametrize(
+    "name", ["only_parameters", "kinds", "tight", "nothing_fits", "zeros", "streamed"]
+)
 def test_what_is_said_to_fit_does_and_nothing_else(name: str) -> None:
     assert np.isfinite(exhaustive(tiny_problem(name)).step_time) == FITTING[name]
 
@@ -50,7 +52,9 @@ def test_only_one_choice_of_devices_is_tight() -> None:
 def test_nothing_fits_the_streamed_problem_without_a_fetch() -> None:
     problem = tiny_problem("streamed")
     graph, devices = problem.graph, all_devices(problem)
-    apart = (devices[:, graph.input_op] != devices[:, graph.edge_target])[:, graph.is_parameter[graph.input_op]]
+    apart = (devices[:, graph.input_op] != devices[:, graph.edge_target])[
+        :, graph.is_parameter[graph.input_op]
+    ]
     fits = Simulator.of(problem).evaluate(devices).feasible
     assert fits.any()
     assert apart[fits].any(axis=1).all()

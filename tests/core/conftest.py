@@ -11,8 +11,26 @@ def graph():
     builder = roost.GraphBuilder("small")
     builder.add("x", "input", phase="input", output_bytes=100)
     builder.parameter("w", 1000)
-    builder.add("a", "matmul", ["x", "w"], flop=1e9, output_bytes=200, group="g", dtype="bfloat16", module="net.a")
-    builder.add("b", "matmul", ["a", "w"], flop=2e9, output_bytes=200, workspace_bytes=7, group="g", allowed=["cuda"])
+    builder.add(
+        "a",
+        "matmul",
+        ["x", "w"],
+        flop=1e9,
+        output_bytes=200,
+        group="g",
+        dtype="bfloat16",
+        module="net.a",
+    )
+    builder.add(
+        "b",
+        "matmul",
+        ["a", "w"],
+        flop=2e9,
+        output_bytes=200,
+        workspace_bytes=7,
+        group="g",
+        allowed=["cuda"],
+    )
     builder.add("u", "sgd", ["w", "b"], phase="update", bytes_read=5, bytes_written=6)
     return builder.freeze()
 
@@ -35,7 +53,9 @@ def placement(problem):
 @pytest.fixture
 def result(problem, placement):
     timeline = roost.simulate(problem, placement)
-    trial = roost.Trial(placement, timeline.step_time, timeline.peak_memory, timeline.feasible, placer="by hand")
+    trial = roost.Trial(
+        placement, timeline.step_time, timeline.peak_memory, timeline.feasible, placer="by hand"
+    )
     return roost.Result(
         best=trial,
         placer="by hand",

@@ -88,7 +88,8 @@ def test_a_hundred_thousand_ops_take_about_two_cpu_seconds(tmp_path):
     assert time.process_time() - begin < 20
 
 
-# Whole or not at all ----------------------------------------------------------------------------------------------
+# Whole or not at all
+# ----------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_leaves_the_old_file(graph, tmp_path, monkeypatch):
@@ -99,7 +100,9 @@ def test_a_full_disk_leaves_the_old_file(graph, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(InputError, match=r"graph\.json: cannot be written: No space left on device"):
+    with pytest.raises(
+        InputError, match=r"graph\.json: cannot be written: No space left on device"
+    ):
         graph.save(path)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["graph.json"]
@@ -148,7 +151,8 @@ def test_where_a_graph_cannot_be_saved(graph, tmp_path, name, message):
         graph.save(tmp_path / name)
 
 
-# Bad files --------------------------------------------------------------------------------------------------------
+# Bad files
+# --------------------------------------------------------------------------------------------------------
 
 
 def spoil(graph, change):
@@ -173,17 +177,35 @@ BAD_FIELDS = {
     "no version": (lambda c: c.pop("version"), "missing required field version"),
     "unknown format": (lambda c: c.update(format="roost.grap"), "format: 'roost.grap' is none of"),
     "no ops": (lambda c: c.update(ops=[]), "has no ops"),
-    "unknown field": (lambda c: c["ops"][2].update(flops=3), r"ops\[2\]: Object contains unknown field flops"),
-    "text for a number": (lambda c: c["ops"][2].update(flop="many"), r"ops\[2\].flop: Expected float, got str"),
-    "negative": (lambda c: c["ops"][2].update(output_bytes=-5), r"ops\[2\].output_bytes: Expected int >= 0"),
+    "unknown field": (
+        lambda c: c["ops"][2].update(flops=3),
+        r"ops\[2\]: Object contains unknown field flops",
+    ),
+    "text for a number": (
+        lambda c: c["ops"][2].update(flop="many"),
+        r"ops\[2\].flop: Expected float, got str",
+    ),
+    "negative": (
+        lambda c: c["ops"][2].update(output_bytes=-5),
+        r"ops\[2\].output_bytes: Expected int >= 0",
+    ),
     "huge": (lambda c: c["ops"][2].update(output_bytes=2**62), "add up to more than"),
     "too huge": (lambda c: c["ops"][2].update(output_bytes=2**80), r"ops\[2\].output_bytes"),
-    "phase": (lambda c: c["ops"][2].update(phase="sideways"), r"ops\[2\].phase: 'sideways' is none of parameter"),
+    "phase": (
+        lambda c: c["ops"][2].update(phase="sideways"),
+        r"ops\[2\].phase: 'sideways' is none of parameter",
+    ),
     "duplicate name": (lambda c: c["ops"][3].update(name="a"), "two ops are called 'a'"),
     "empty name": (lambda c: c["ops"][0].update(name=""), "empty name|no op of this graph"),
-    "dangling": (lambda c: c["ops"][2].update(inputs=["y"]), r"ops\[2\].inputs: op 'a' takes 'y', which is no op"),
+    "dangling": (
+        lambda c: c["ops"][2].update(inputs=["y"]),
+        r"ops\[2\].inputs: op 'a' takes 'y', which is no op",
+    ),
     "self": (lambda c: c["ops"][2].update(inputs=["a"]), "op 'a' takes its own output"),
-    "cycle": (lambda c: c["ops"][2].update(inputs=["b"]), "cycle: 'a' -> 'b' -> 'a'|cycle: 'b' -> 'a' -> 'b'"),
+    "cycle": (
+        lambda c: c["ops"][2].update(inputs=["b"]),
+        "cycle: 'a' -> 'b' -> 'a'|cycle: 'b' -> 'a' -> 'b'",
+    ),
     "order": (lambda c: c["ops"].reverse(), "comes before its input .* inputs first"),
     "fed parameter": (lambda c: c["ops"][1].update(inputs=["x"]), "parameter 'w' has inputs"),
 }
@@ -267,7 +289,10 @@ def test_bad_costs(tmp_path, columns, message):
 BAD_CLUSTERS = {
     "not toml": ("devices = [", "is not TOML"),
     "no devices": ("devices = []", "has no devices"),
-    "bad size": ('[[devices]]\nname="a"\nkind="cpu"\nmemory="12 gigs"', r"devices\[0\].memory: cannot read '12 gigs'"),
+    "bad size": (
+        '[[devices]]\nname="a"\nkind="cpu"\nmemory="12 gigs"',
+        r"devices\[0\].memory: cannot read '12 gigs'",
+    ),
     "negative": ('[[devices]]\nname="a"\nkind="cpu"\nmemory=-1', r"devices\[0\].memory: -1"),
     "nan": ('[[devices]]\nname="a"\nkind="cpu"\nmemory=nan', r"devices\[0\].memory: nan"),
     "infinite": ('[[devices]]\nname="a"\nkind="cpu"\nmemory=inf', r"devices\[0\].memory: inf"),

@@ -1,4 +1,5 @@
-"""Whatever is done to a file, reading it ends in a noun or in an InputError that names it, never in a traceback."""
+"""Whatever is done to a file, reading it ends in a noun or in an InputError that names it, never in
+a traceback."""
 
 import json
 import random
@@ -19,7 +20,9 @@ VALUES = st.one_of(
     st.integers(-(2**70), 2**70),
     st.floats(),
     st.text(max_size=5),
-    st.sampled_from(["a", "w", "cuda:0", "12GiB", "fifo", "parameter", "roost.graph", "1e400", "{source}"]),
+    st.sampled_from(
+        ["a", "w", "cuda:0", "12GiB", "fifo", "parameter", "roost.graph", "1e400", "{source}"]
+    ),
     st.lists(st.integers(-1, 5), max_size=6),
     st.dictionaries(st.sampled_from(["name", "ops", "version"]), st.integers(), max_size=2),
 )
@@ -63,11 +66,19 @@ def samples():
     full = roost.simulate(problem, placement, full=True)
     trial = roost.Trial(placement, full.step_time, full.peak_memory, full.feasible)
     result = roost.Result(trial, "by hand", 0, 1, 0.0, {"same": trial}, roost.Bound(0.0, "none"))
-    return [formats.encode(noun) for noun in (problem.graph, problem, placement, full, trial, result)]
+    return [
+        formats.encode(noun) for noun in (problem.graph, problem, placement, full, trial, result)
+    ]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(number=st.integers(0, 5), seed=st.integers(0, 2**32), values=st.lists(VALUES, min_size=1, max_size=4))
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    number=st.integers(0, 5),
+    seed=st.integers(0, 2**32),
+    values=st.lists(VALUES, min_size=1, max_size=4),
+)
 def test_changed_fields(samples, number, seed, values):
     content, rng = json.loads(samples[number]), random.Random(seed)
     for value in values:
@@ -75,7 +86,9 @@ def test_changed_fields(samples, number, seed, values):
     check(json.dumps(content).encode())
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(number=st.integers(0, 5), seed=st.integers(0, 2**32), garbage=st.binary(max_size=6))
 def test_changed_bytes(samples, number, seed, garbage):
     data, rng = bytearray(samples[number]), random.Random(seed)

@@ -37,7 +37,9 @@ def test_a_builder_refuses_at_once(settings, message):
         builder.add(**settings)
 
 
-@pytest.mark.parametrize("field", ["flop", "bytes_read", "bytes_written", "output_bytes", "workspace_bytes"])
+@pytest.mark.parametrize(
+    "field", ["flop", "bytes_read", "bytes_written", "output_bytes", "workspace_bytes"]
+)
 def test_figures_are_finite_and_not_negative(field):
     builder = roost.GraphBuilder()
     builder.add("x", **{field: -1})
@@ -63,8 +65,20 @@ def test_digest_sees_every_field(graph):
 
     base = built()
     assert base == built()
-    changes = ({"flop": 1}, {"kind": "other"}, {"group": "g"}, {"allowed": ["cpu"]}, {"dtype": "float16"})
-    for change in (*changes, {"workspace_bytes": 1}, {"module": "m"}, {"phase": "backward"}, {"output_bytes": 2}):
+    changes = (
+        {"flop": 1},
+        {"kind": "other"},
+        {"group": "g"},
+        {"allowed": ["cpu"]},
+        {"dtype": "float16"},
+    )
+    for change in (
+        *changes,
+        {"workspace_bytes": 1},
+        {"module": "m"},
+        {"phase": "backward"},
+        {"output_bytes": 2},
+    ):
         assert built(**change) != base, change
 
 

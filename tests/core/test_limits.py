@@ -1,4 +1,5 @@
-"""Figures that would overflow, wrap around or be rounded are refused; so are arrays that are not what they seem."""
+"""Figures that would overflow, wrap around or be rounded are refused; so are arrays that are not
+what they seem."""
 
 import copy
 import pickle
@@ -31,7 +32,9 @@ def test_a_time_that_cannot_be_is_refused(time):
         roost.Problem(chain(), cluster(), np.array([[1.0, 1.0], [time, 1.0]]))
 
 
-@pytest.mark.parametrize("settings", [{"bandwidth": 1e-320}, {"latency": 1e16}, {"gap": 1e16}, {"bandwidth": 1e-16}])
+@pytest.mark.parametrize(
+    "settings", [{"bandwidth": 1e-320}, {"latency": 1e16}, {"gap": 1e16}, {"bandwidth": 1e-16}]
+)
 def test_a_link_that_takes_for_ever_is_refused(settings):
     with pytest.raises(InputError, match="at most 1e"):
         cluster(**settings)
@@ -43,7 +46,9 @@ def test_a_memory_that_cannot_be_is_refused(memory):
         cluster(memory=memory)
 
 
-@pytest.mark.parametrize("column", ["output_bytes", "workspace_bytes", "bytes_read", "bytes_written"])
+@pytest.mark.parametrize(
+    "column", ["output_bytes", "workspace_bytes", "bytes_read", "bytes_written"]
+)
 def test_sizes_that_would_overflow_together_are_refused(column):
     with pytest.raises(GraphError, match=f"{column} add up to more than"):
         chain(**{column: 2**60})
@@ -67,7 +72,9 @@ def test_the_largest_sizes_do_not_wrap_around():
 def test_huge_times_give_finite_steps(order):
     for seed in range(20):
         problem, placement = nasty(seed)
-        huge = roost.Problem(problem.graph, problem.cluster, np.minimum(problem.op_time * 1e14, 1e15))
+        huge = roost.Problem(
+            problem.graph, problem.cluster, np.minimum(problem.op_time * 1e14, 1e15)
+        )
         expected = reference.simulate(huge, roost.Placement(placement.device, order))
         assert np.isfinite(expected.step_time)
         found = roost.simulate(huge, roost.Placement(placement.device, order))
@@ -91,7 +98,9 @@ def test_a_device_may_be_named_like_a_pattern():
     assert roost.Cluster("c", devices, (roost.Link("g[0]", "g[1]", 1.0),)).num_devices == 2
 
 
-@pytest.mark.parametrize("bad", [[[2**32, 0]], [[0.9, 0]], [["1", "0"]], [[1j, 0]], [[True, False]], [[2**63, 0]]])
+@pytest.mark.parametrize(
+    "bad", [[[2**32, 0]], [[0.9, 0]], [["1", "0"]], [[1j, 0]], [[True, False]], [[2**63, 0]]]
+)
 def test_a_batch_is_taken_as_it_is_or_refused(bad):
     problem = roost.Problem(chain(), cluster(), np.ones((2, 2)))
     with pytest.raises(InputError, match="devices"):
@@ -112,7 +121,8 @@ def test_moves_that_wrap_around_are_refused():
         simulator.neighbours(base, np.array([0, 1, -(2**63), -1, 1]), np.array([1]), np.array([1]))
     with pytest.raises(InputError, match="moves to device 7"):
         simulator.neighbours(base, [0, 2], [1, 1], [7, 0])
-    assert simulator.neighbours(base, [0, 2], [1, 1], [1, 0]).num_transfers.tolist() == [0]  # the last move counts
+    # The last move counts.
+    assert simulator.neighbours(base, [0, 2], [1, 1], [1, 0]).num_transfers.tolist() == [0]
 
 
 def test_changing_an_array_afterwards_changes_no_noun():

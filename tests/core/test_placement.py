@@ -11,10 +11,19 @@ from roost.simulator import compiled, reference
 
 BAD = {
     "wrong length": ({"device": np.array([0, 1])}, "has 2 entries; graph 'small' has 5 ops"),
-    "unknown number": ({"device": np.array([0, 1, 1, 1, 3])}, "op 'u' is on device 3; devices are 0 to 2"),
+    "unknown number": (
+        {"device": np.array([0, 1, 1, 1, 3])},
+        "op 'u' is on device 3; devices are 0 to 2",
+    ),
     "negative": ({"device": np.array([0, 1, 1, 1, -1])}, "op 'u' is on device -1"),
-    "split group": ({"device": np.array([0, 1, 2, 1, 1])}, "'a' and 'b' share the group 'g'.*'cuda:1' and 'cuda:0'"),
-    "forbidden kind": ({"device": np.array([0, 0, 0, 0, 0])}, "op 'b' may only run on cuda; .* 'cpu:0', a cpu"),
+    "split group": (
+        {"device": np.array([0, 1, 2, 1, 1])},
+        "'a' and 'b' share the group 'g'.*'cuda:1' and 'cuda:0'",
+    ),
+    "forbidden kind": (
+        {"device": np.array([0, 0, 0, 0, 0])},
+        "op 'b' may only run on cuda; .* 'cpu:0', a cpu",
+    ),
     "other graph": ({"graph": "0123"}, "was made for graph 0123"),
     "windows": ({"prefetch_bytes": np.array([1, 2])}, "one entry for each of 3 devices"),
     "unknown device": (
@@ -39,8 +48,14 @@ def test_a_placement_that_does_not_belong_is_refused(problem, placement, case, s
         ({"device": np.array([[0]])}, "whole numbers"),
         ({"device": np.array([0]), "order": "fast"}, "order 'fast' must be one of program"),
         ({"device": np.array([0]), "order": "priority"}, "has priorities exactly when"),
-        ({"device": np.array([0]), "order": "priority", "priority": np.array([np.nan])}, "priority of op 0"),
-        ({"device": np.array([0]), "order": "priority", "priority": np.array([1.0, 2.0])}, "priority must have shape"),
+        (
+            {"device": np.array([0]), "order": "priority", "priority": np.array([np.nan])},
+            "priority of op 0",
+        ),
+        (
+            {"device": np.array([0]), "order": "priority", "priority": np.array([1.0, 2.0])},
+            "priority must have shape",
+        ),
         ({"device": np.array([0]), "prefetch_bytes": -1}, "prefetch_bytes must be bytes"),
         ({"device": np.array([0]), "prefetch_bytes": 2**62}, "more than"),
         ({"device": np.array([0]), "prefetch_bytes": 2**63}, "must be whole"),
@@ -73,7 +88,13 @@ def test_moved_makes_a_new_placement(placement):
 
 
 def test_nouns_are_frozen(graph, placement, problem):
-    for array in (graph.flop, placement.device, problem.op_time, problem.cluster.latency, problem.cluster.bus):
+    for array in (
+        graph.flop,
+        placement.device,
+        problem.op_time,
+        problem.cluster.latency,
+        problem.cluster.bus,
+    ):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 1
 
@@ -81,7 +102,11 @@ def test_nouns_are_frozen(graph, placement, problem):
 def test_batches_and_neighbours_are_checked_too(problem, placement):
     simulator = roost.Simulator(problem)
     good = np.array([placement.device, placement.device])
-    for op, device, message in ((4, 3, "devices are 0 to 2"), (2, 2, "share the group"), (4, -1, "device -1")):
+    for op, device, message in (
+        (4, 3, "devices are 0 to 2"),
+        (2, 2, "share the group"),
+        (4, -1, "device -1"),
+    ):
         bad = good.copy()
         bad[1, op] = device
         with pytest.raises(InputError, match=message):

@@ -25,7 +25,9 @@ def test_reads(text, known, value):
     assert units.parse(text, known) == pytest.approx(value, rel=1e-15)
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "12 gigs", "-3GiB", "1e999GiB", "nan", "12GiB/s", "1 2GiB"])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "12 gigs", "-3GiB", "1e999GiB", "nan", "12GiB/s", "1 2GiB"]
+)
 def test_refuses(text):
     with pytest.raises(InputError):
         units.parse(text, units.BYTES)

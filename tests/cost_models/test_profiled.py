@@ -1,4 +1,5 @@
-"""Profiled costs: every op is timed, once, where it runs; what cannot be is taken from the roofline and counted."""
+"""Profiled costs: every op is timed, once, where it runs; what cannot be is taken from the roofline
+and counted."""
 
 import json
 import sys
@@ -16,17 +17,13 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import INPUT
 from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
-from roost.cost_models.timing import timed_ops
-from roost.cost_models.timing import timers
-from roost.cost_models.timing import updates
-from roost.cost_models.timing import whole_step
+from roost.cost_models.timing import timed_ops, timers, updates, whole_step
 from roost.cost_models.timing.overwrites import reused
 from roost.cost_models.timing.progress_log import Logged
 from roost.errors import InputError
 from roost.frontends.torch import described
 from roost.frontends.tracing.trace import trace
-from roost.presets import machine
-from roost.presets import measurement_cache
+from roost.presets import machine, measurement_cache
 from roost.runtime.ops.device_code import Code, _Writer
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
@@ -45,11 +42,15 @@ def _own_folder(tmp_path, monkeypatch):
 
 def device(name):
     kind = name.partition(":")[0]
-    return Device(name, kind, 2**33, peak={"float32": 1e11}, memory_bandwidth=1e10, launch_overhead=1e-6)
+    return Device(
+        name, kind, 2**33, peak={"float32": 1e11}, memory_bandwidth=1e10, launch_overhead=1e-6
+    )
 
 
 def cluster(*names):
-    return Cluster("test", tuple(map(device, names)), (Link("*", "*", 1e10, 1e-5),) if len(names) > 1 else ())
+    return Cluster(
+        "test", tuple(map(device, names)), (Link("*", "*", 1e10, 1e-5),) if len(names) > 1 else ()
+    )
 
 
 def captured(make=small_models.everything, optimizer="adam", **settings):
@@ -136,7 +137,16 @@ def test_a_damaged_file_is_as_none(damage):
     [path] = measurement_cache.folder().glob("profile-*.json")
     if damage == "pairs":
         kept = json.loads(path.read_text())
-        wrong = [None, [1.0], [-1.0, 0.0], ["a", 1.0], [float("nan"), 0.0], [1e9, 0.0], [0.0, 0.0], [True, 1.0]]
+        wrong = [
+            None,
+            [1.0],
+            [-1.0, 0.0],
+            ["a", 1.0],
+            [float("nan"), 0.0],
+            [1e9, 0.0],
+            [0.0, 0.0],
+            [True, 1.0],
+        ]
         names = list(kept["found"])
         kept["found"] |= {name: wrong[number % len(wrong)] for number, name in enumerate(names)}
         damage = json.dumps(kept)
@@ -174,12 +184,16 @@ def test_an_op_that_raises_is_left_to_the_roofline(monkeypatch):
     step = captured(small_models.convolutions, "sgd")
     monkeypatch.setitem(updates.UPDATES, "sgd", lambda *tensors: 1 / 0)
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))
-    assert {(each.kind, each.why) for each in found.fallen_back} == {("sgd", "ZeroDivisionError: division by zero")}
+    assert {(each.kind, each.why) for each in found.fallen_back} == {
+        ("sgd", "ZeroDivisionError: division by zero")
+    }
 
 
 def test_what_would_take_too_long_is_not_tried():
     step = captured(small_models.convolutions)
-    slow = Cluster("slow", (Device("cpu", "cpu", 2**33, peak={"float32": 1e3}, memory_bandwidth=1e3),))
+    slow = Cluster(
+        "slow", (Device("cpu", "cpu", 2**33, peak={"float32": 1e3}, memory_bandwidth=1e3),)
+    )
     found = Profiled(step, most_seconds=1.0, **SHORT).profile(step.graph, slow)
     kept = {each.kind for each in found.fallen_back}
     assert "convolution" in kept
@@ -224,9 +238,19 @@ def test_indices_are_spread_over_what_they_look_into():
 
 def test_tensors_are_made_in_their_layout():
     whole = torch.empty(4, 6, 5)
-    for tensor in (whole, whole.transpose(0, 2), whole[1:3, ::2], whole[:, :1].expand(4, 7, 5), whole[:0]):
+    for tensor in (
+        whole,
+        whole.transpose(0, 2),
+        whole[1:3, ::2],
+        whole[:, :1].expand(4, 7, 5),
+        whole[:0],
+    ):
         made = timed_ops.Like.of(tensor).tensor(torch.device("cpu"))
-        assert (made.shape, made.stride(), made.dtype) == (tensor.shape, tensor.stride(), tensor.dtype)
+        assert (made.shape, made.stride(), made.dtype) == (
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
     large = timed_ops.Like((3_000_000,), (1,), torch.bfloat16).tensor(torch.device("cpu"))
     assert large.dtype == torch.bfloat16
     assert large.float().std() > 0.1
@@ -276,9 +300,15 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
     model, _ = small_models.everything()
     step = captured()
     problem = virtual_problem(step, 1)
-    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)) as run:
+    with GraphRuntime(
+        step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)
+    ) as run:
         lines = _Writer(Code(step, problem, run.placement, run), 0).written()
-    changed = {line.node: line.call for line in lines if getattr(getattr(line.call, "_schema", None), "is_mutable", 0)}
+    changed = {
+        line.node: line.call
+        for line in lines
+        if getattr(getattr(line.call, "_schema", None), "is_mutable", 0)
+    }
     assert changed
     assert {node: call for node, (call, _) in reused(step).items()} == changed
     timed = {task.work.call for task in timed_ops.tasks(step)}
@@ -288,7 +318,9 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
 class Weights(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(2)))
+        self.layers = nn.Sequential(
+            *(nn.Linear(1024, 1024, bias=False, dtype=torch.bfloat16) for _ in range(2))
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -316,7 +348,10 @@ class NoCopies:
 
 def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monkeypatch):
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    cpu, gpu = timers.Lane(torch.device("cpu"), "cpu*1", 1), timers.Lane(torch.device("cuda", 0), "a GPU")
+    cpu, gpu = (
+        timers.Lane(torch.device("cpu"), "cpu*1", 1),
+        timers.Lane(torch.device("cuda", 0), "a GPU"),
+    )
     timed = []
 
     def time(self, work):
@@ -338,14 +373,18 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
         ("cpu*1", "aten.mm.default", True),
     ]
     products = np.array(step.graph.kinds) == "mm"
-    assert found.alone[products, 0] == pytest.approx(2e-3)  # the product, and the view it looks through
+    # The product, and the view it looks through.
+    assert found.alone[products, 0] == pytest.approx(2e-3)
     assert found.beside[products, 0] == pytest.approx(3e-3)
     assert np.array_equal(found.costs.op_time, found.beside)
-    # The input is there after 8 us. With the view: launched after 15 and 25 us, and 6 us on the GPU each.
+    # The input is there after 8 us. With the view: launched after 15 and 25 us, and 6 us on the GPU
+    # each.
     given = step.graph.phase == INPUT
     assert found.costs.op_time[given].tolist() == [[0.0, pytest.approx(8e-6)]]
     assert found.costs.op_time[products, 1] == pytest.approx([13e-6, 10e-6])
-    alone = Profiled(step, False, False, in_step=False).estimate(step.graph, cluster("cpu", "cuda:0"))
+    alone = Profiled(step, False, False, in_step=False).estimate(
+        step.graph, cluster("cpu", "cuda:0")
+    )
     assert alone.op_time[products, 0] == pytest.approx(2e-3)
     assert alone.op_time[products, 1] == pytest.approx(6e-6)
     assert len(timed) == 6
@@ -353,7 +392,10 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
 
 def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    cpu, gpu = timers.Lane(torch.device("cpu"), "cpu*1", 1), timers.Lane(torch.device("cuda", 0), "a GPU")
+    cpu, gpu = (
+        timers.Lane(torch.device("cpu"), "cpu*1", 1),
+        timers.Lane(torch.device("cuda", 0), "a GPU"),
+    )
     seconds = {cpu.hardware: (1e-3, 0.0), gpu.hardware: (3e-6, 5e-6)}
     monkeypatch.setattr(timers, "lanes", lambda cluster: [cpu, gpu])
     monkeypatch.setattr(timers, "CopiesBeside", lambda device, both_ways: nullcontext())
@@ -362,14 +404,18 @@ def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
     launch = {"cpu": 4e-3, "cuda": 50e-6}
     row = [float(kind == "mm") for kind in step.graph.kinds]
     monkeypatch.setattr(
-        whole_step, "replayed", lambda step, seconds, least, device: [launch[device.type] * each for each in row]
+        whole_step,
+        "replayed",
+        lambda step, seconds, least, device: [launch[device.type] * each for each in row],
     )
     found = Profiled(step, in_step=True).estimate(step.graph, cluster("cpu", "cuda:0"))
     products = np.array(step.graph.kinds) == "mm"
     assert found.op_time[products, 0] == pytest.approx([4e-3, 4e-3])
-    assert found.op_time[products, 1] == pytest.approx([53e-6, 50e-6])  # the input: launched after 5 us, 3 us to come
+    # The input: launched after 5 us, 3 us to come.
+    assert found.op_time[products, 1] == pytest.approx([53e-6, 50e-6])
     launches_alone = Profiled(step, in_step=False).estimate(step.graph, cluster("cpu", "cuda:0"))
-    assert launches_alone.op_time[products, 0] == pytest.approx([2e-3, 2e-3])  # the product and its view
+    # The product and its view.
+    assert launches_alone.op_time[products, 0] == pytest.approx([2e-3, 2e-3])
     assert np.array_equal(launches_alone.op_time[:, 1], found.op_time[:, 1])
 
 
@@ -397,7 +443,10 @@ def test_a_step_on_cpu_and_gpu():
 def test_big_weights_are_read_alone_and_beside_copies():
     step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     found = Profiled(step).profile(step.graph, cluster("cpu", "cuda:0"))
-    [key] = [json.loads(path.read_text())["found"] for path in measurement_cache.folder().glob("profile-*.json")]
+    [key] = [
+        json.loads(path.read_text())["found"]
+        for path in measurement_cache.folder().glob("profile-*.json")
+    ]
     beside = [name for name in key if name.startswith("beside copies: cpu")]
     assert len(beside) == 1
     assert (found.alone[takes_time(step)] > 0).all()

@@ -1,4 +1,5 @@
-"""A step replayed op by op: what it runs is what the runtime runs on one device, and what it finds is used."""
+"""A step replayed op by op: what it runs is what the runtime runs on one device, and what it finds
+is used."""
 
 import sys
 from collections import Counter
@@ -42,16 +43,24 @@ class Calls(TorchDispatchMode):
 
 def captured(make, train=True):
     model, inputs = make()
-    return model, inputs, described(trace(model, inputs, train=train), "small", "adam" if train else None)
+    return (
+        model,
+        inputs,
+        described(trace(model, inputs, train=train), "small", "adam" if train else None),
+    )
 
 
 @pytest.mark.parametrize("make", [small_models.everything, small_models.convolutions])
 @pytest.mark.parametrize("train", [True, False])
 def test_a_replay_calls_what_the_runtime_calls(make, train):
-    model, inputs, step = captured(make, train) if train else captured(lambda: (make()[0].eval(), make()[1]), train)
+    model, inputs, step = (
+        captured(make, train) if train else captured(lambda: (make()[0].eval(), make()[1]), train)
+    )
     problem = virtual_problem(step, 1)
     ours, theirs = Calls(), Calls()
-    run = GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops)), residents_of(model))
+    run = GraphRuntime(
+        step, problem, problem.placement(np.zeros(step.graph.num_ops)), residents_of(model)
+    )
     with theirs:
         run._inputs, run.chance.step = list(inputs), 1
         with torch.no_grad():
@@ -79,7 +88,10 @@ def test_every_op_that_computes_gets_a_time(name):
 
 
 def cluster():
-    devices = tuple(Device(f"cpu:{n}", "cpu", 2**33, peak={"float32": 1e11}, memory_bandwidth=1e10) for n in range(2))
+    devices = tuple(
+        Device(f"cpu:{n}", "cpu", 2**33, peak={"float32": 1e11}, memory_bandwidth=1e10)
+        for n in range(2)
+    )
     return Cluster("test", devices, (Link("*", "*", 1e10, 1e-5),))
 
 
@@ -92,11 +104,19 @@ def test_what_an_op_takes_in_a_step_is_what_counts_and_is_kept(monkeypatch):
         return [0.25] * step.graph.num_ops
 
     monkeypatch.setattr(whole_step, "replayed", in_step)
-    costs = [Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster()) for _ in range(2)]
+    costs = [
+        Profiled(step, seconds_each=1e-4, in_step=True).estimate(step.graph, cluster())
+        for _ in range(2)
+    ]
     assert len(asked) == 1
     assert costs[0] == costs[1]
     assert set(np.unique(costs[0].op_time)) == {0.0, 0.25}
-    assert Profiled(step, seconds_each=1e-4, in_step=False).estimate(step.graph, cluster()).op_time.max() < 0.25
+    assert (
+        Profiled(step, seconds_each=1e-4, in_step=False)
+        .estimate(step.graph, cluster())
+        .op_time.max()
+        < 0.25
+    )
 
 
 def test_where_a_step_cannot_be_replayed_each_op_counts_by_itself(monkeypatch):

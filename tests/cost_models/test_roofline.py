@@ -21,9 +21,21 @@ def graph():
 
 def times(**settings):
     device = Device(
-        "d", "cuda", 1, peak={"float32": 1e12, "float16": 4e12}, memory_bandwidth=1e11, launch_overhead=1e-6, **settings
+        "d",
+        "cuda",
+        1,
+        peak={"float32": 1e12, "float16": 4e12},
+        memory_bandwidth=1e11,
+        launch_overhead=1e-6,
+        **settings,
     )
-    return dict(zip(graph().op_names, Roofline().estimate(graph(), Cluster("c", (device,))).op_time[:, 0], strict=True))
+    return dict(
+        zip(
+            graph().op_names,
+            Roofline().estimate(graph(), Cluster("c", (device,))).op_time[:, 0],
+            strict=True,
+        )
+    )
 
 
 def test_the_larger_of_compute_and_memory_plus_launch():

@@ -21,7 +21,12 @@ def _own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def step():
-    layers = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+    layers = (
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.ReLU(),
+    )
     return step_of(nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16))
 
 
@@ -31,7 +36,9 @@ def of_kind(step, kind):
 
 def test_ops_that_are_alike_are_called_once_and_what_was_found_is_kept(step, monkeypatch):
     called = []
-    monkeypatch.setattr(workspaces, "held", lambda work, device: called.append(work.signature) or len(called) * 100)
+    monkeypatch.setattr(
+        workspaces, "held", lambda work, device: called.append(work.signature) or len(called) * 100
+    )
     found = workspaces.spaces(step, CPU)
     assert found[of_kind(step, "convolution")].tolist() == [100, 200, 200]
     assert found[of_kind(step, "relu")].tolist() == [300]
@@ -49,7 +56,8 @@ def test_what_cannot_be_run_holds_nothing_as_far_as_is_known(step, monkeypatch):
 
     monkeypatch.setattr(workspaces, "held", fails)
     assert workspaces.spaces(step, CPU).sum() == 0
-    monkeypatch.setattr(workspaces, "held", lambda work, device: 7)  # there is room again: what failed was not kept
+    # There is room again: what failed was not kept.
+    monkeypatch.setattr(workspaces, "held", lambda work, device: 7)
     assert workspaces.spaces(step, CPU)[of_kind(step, "convolution")].tolist() == [7, 7, 7]
 
 

@@ -46,7 +46,16 @@ def test_observations_lie_in_their_space_whatever_the_problem(mode):
         seen, rewards, info = play(env, number, options={"problem": number})
         assert info["problem"] == number
         alone = make(problems[number], groups=12).unwrapped.reset()[0]
-        for key in ("groups", "time", "edges", "edge_features", "links", "group_mask", "edge_mask", "device_mask"):
+        for key in (
+            "groups",
+            "time",
+            "edges",
+            "edge_features",
+            "links",
+            "group_mask",
+            "edge_mask",
+            "device_mask",
+        ):
             part = alone[key]
             assert (seen[-1][key][tuple(slice(0, size) for size in part.shape)] == part).all()
             assert seen[-1][key].sum() == pytest.approx(part.sum(), rel=1e-5)
@@ -75,7 +84,9 @@ def test_features_tell_groups_and_devices_apart():
     parameters = observation["groups"][:, GROUP_FEATURES.index("parameters")]
     assert (parameters[heavy] > 0.5).all()
     assert (parameters[~heavy] == 0).all()
-    speed, memory = (observation["devices"][:, DEVICE_FEATURES.index(what)] for what in ("speed", "memory"))
+    speed, memory = (
+        observation["devices"][:, DEVICE_FEATURES.index(what)] for what in ("speed", "memory")
+    )
     assert speed[0] < speed[1] == speed[2] == 1.0
     assert memory[0] == 1.0 > memory[1]
     assert (observation["time"][:, 0] > observation["time"][:, 1]).all()
@@ -97,15 +108,19 @@ def test_groups_that_are_not_placed_yet_are_absent():
         assert observation["current_group"] == min(step, count - 1)
         assert observation["progress"] == pytest.approx(step / count)
     assert rewards[:-1] == [0.0] * (count - 1)
-    assert (units.devices(seen[-1]["placement"].argmax(axis=1)[:count]) == info["placement"].device).all()
+    assert (
+        units.devices(seen[-1]["placement"].argmax(axis=1)[:count]) == info["placement"].device
+    ).all()
 
 
 def test_devices_show_what_is_on_them():
     env = make(training_like(40, 3), groups=10, mode="move_by_move", sweeps=3).unwrapped
     busy, held = DEVICE_FEATURES.index("busy"), DEVICE_FEATURES.index("held")
-    seen, _, _ = play(env, 4, policy=lambda observation: (observation["current_group"] * 2) % 2)  # all to device 0
+    # All to device 0.
+    seen, _, _ = play(env, 4, policy=lambda observation: (observation["current_group"] * 2) % 2)
     assert (seen[0]["devices"][:, busy] > 0).all()
-    assert seen[-1]["devices"][0, busy] == pytest.approx(0.5)  # as the reference, which is one device too
+    # As the reference, which is one device too.
+    assert seen[-1]["devices"][0, busy] == pytest.approx(0.5)
     assert seen[-1]["devices"][1:, [busy, held]] == pytest.approx(0.0, abs=1e-12)
     need = seen[-1]["devices"][0, DEVICE_FEATURES.index("need")]
     assert seen[-1]["devices"][0, held] == pytest.approx(need)
@@ -171,7 +186,11 @@ def test_a_placement_that_does_not_fit_costs_more_the_less_of_it_fits():
 
     def crowded(count):
         """So many groups on the first GPU, where they may go there; the others on the CPU."""
-        return play(env, 0, policy=lambda seen: int(seen["current_group"] < count and seen["action_mask"][1]))
+        return play(
+            env,
+            0,
+            policy=lambda seen: int(seen["current_group"] < count and seen["action_mask"][1]),
+        )
 
     by_count = [crowded(count) for count in range(mask + 1)]
     missing = [info["missing_bytes"] for _, _, info in by_count]
@@ -192,7 +211,9 @@ def test_a_group_goes_to_its_fastest_device_where_it_may_not_go_at_a_penalty():
     assert sum(forbidden) == 1
     assert rewards[:-1] == [-0.25 if no else 0.0 for no in forbidden[:-1]]
     assert info["placement"].device[-1] == 0
-    assert rewards[-1] == pytest.approx(-np.sqrt(info["step_time"] / env._episode.cases[0].reference) - 0.25)
+    assert rewards[-1] == pytest.approx(
+        -np.sqrt(info["step_time"] / env._episode.cases[0].reference) - 0.25
+    )
 
 
 def test_a_padded_device_may_not_be_chosen():
@@ -214,7 +235,9 @@ def test_the_same_seed_gives_the_same_episodes(mode):
     def episodes(seed):
         env = make(*problems, mode=mode, groups=8)
         found = [env.reset(seed=seed), *(env.reset() for _ in range(5))]
-        return [(info["problem"], observation["placement"].tobytes()) for observation, info in found]
+        return [
+            (info["problem"], observation["placement"].tobytes()) for observation, info in found
+        ]
 
     assert episodes(7) == episodes(7)
     assert episodes(7) != episodes(8)
@@ -250,10 +273,15 @@ def test_graphs_and_clusters_may_be_names_and_paths(tmp_path):
     problem.cluster.save(tmp_path / "cluster.toml")
     problem.save(tmp_path / "problem.json")
     ident = "roost/Placement-v0"
-    by_paths = gymnasium.make(ident, graph=tmp_path / "graph.json", cluster=str(tmp_path / "cluster.toml")).unwrapped
+    by_paths = gymnasium.make(
+        ident, graph=tmp_path / "graph.json", cluster=str(tmp_path / "cluster.toml")
+    ).unwrapped
     by_noun = gymnasium.make(ident, graph=problem.graph, cluster=problem.cluster).unwrapped
     assert by_paths.problem.digest == by_noun.problem.digest == problem.digest
-    assert gymnasium.make(ident, problem=str(tmp_path / "problem.json")).unwrapped.problem.digest == problem.digest
+    assert (
+        gymnasium.make(ident, problem=str(tmp_path / "problem.json")).unwrapped.problem.digest
+        == problem.digest
+    )
     named = gymnasium.make(ident, graph="cifar10_cnn", cluster="k80x2").unwrapped.problem
     assert named.cluster.name == "k80x2"
     assert named.graph.name == "cifar10_cnn"
@@ -283,7 +311,10 @@ SOME = diamond()
     ("given", "message"),
     [
         ({}, "found none of them"),
-        ({"problem": SOME, "graph": SOME.graph, "cluster": SOME.cluster}, "found problem and graph"),
+        (
+            {"problem": SOME, "graph": SOME.graph, "cluster": SOME.cluster},
+            "found problem and graph",
+        ),
         ({"graph": SOME.graph}, "go together"),
         ({"problem": SOME, "cluster": "k80x2"}, "go together"),
         ({"problem": SOME.graph}, "problem is a Graph; it must be a roost.Problem"),
@@ -295,7 +326,10 @@ SOME = diamond()
         ({"graph": "resnet5", "cluster": "k80x2"}, "did you mean 'resnet50'"),
         ({"graph": SOME.graph, "cluster": 3}, "cluster is a int"),
         ({"graph": SOME.graph, "cluster": "k80"}, "no preset called 'k80'"),
-        ({"problem": SOME, "mode": "moves"}, "mode 'moves' must be one of group_by_group, move_by_move"),
+        (
+            {"problem": SOME, "mode": "moves"},
+            "mode 'moves' must be one of group_by_group, move_by_move",
+        ),
         ({"problem": SOME, "order": "priority"}, "order 'priority' must be one of"),
         ({"problem": SOME, "start": "best"}, "start 'best' must be one of"),
         ({"problem": SOME, "groups": 0}, "groups is 0"),
@@ -303,10 +337,16 @@ SOME = diamond()
         ({"problem": SOME, "sweeps": 1.5}, "sweeps is 1.5"),
         ({"problem": SOME, "max_groups": True}, "max_groups is True"),
         ({"problem": SOME, "max_groups": 2}, "max_groups is 2: leave it out, or make it at least"),
-        ({"problem": SOME, "max_groups": 10**9}, "max_groups is 1000000000; it must be at most 10,000,000"),
+        (
+            {"problem": SOME, "max_groups": 10**9},
+            "max_groups is 1000000000; it must be at most 10,000,000",
+        ),
         ({"problem": SOME, "max_edges": 10**30}, "it must be at most 10,000,000"),
         ({"problem": SOME, "sweeps": 10**30}, "it must be at most 10,000,000"),
-        ({"problem": SOME, "max_groups": 10**7, "max_devices": 10**7}, "at most 8.0 GiB are allowed: make max_groups"),
+        (
+            {"problem": SOME, "max_groups": 10**7, "max_devices": 10**7},
+            "at most 8.0 GiB are allowed: make max_groups",
+        ),
         ({"problem": SOME, "max_edges": 2}, "edges; max_edges is 2"),
         ({"problem": SOME, "max_devices": 2}, "has 3 devices; max_devices is 2"),
         ({"problem": SOME, "memory_penalty": float("nan")}, "memory_penalty is nan"),
@@ -348,7 +388,12 @@ def test_bad_calls_are_named():
     with pytest.raises(roost.InputError, match="was not reset"):
         env.step(0)
     env.reset(seed=0)
-    for action, message in [(3, "devices are 0 to 2"), (-1, "device -1"), (0.5, r"0\.5"), ("cpu", "'cpu'")]:
+    for action, message in [
+        (3, "devices are 0 to 2"),
+        (-1, "device -1"),
+        (0.5, r"0\.5"),
+        ("cpu", "'cpu'"),
+    ]:
         with pytest.raises(roost.InputError, match=message):
             env.step(action)
     play(env, 0)

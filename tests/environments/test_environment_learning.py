@@ -34,8 +34,20 @@ def _one_thread():
 def test_an_agent_ends_better_than_random_and_than_the_best_device(mode):
     from stable_baselines3 import PPO
 
-    env, other = (gymnasium.make("roost/Placement-v0", problem=diamond(), mode=mode).unwrapped for _ in range(2))
-    agent = PPO("MultiInputPolicy", env, n_steps=256, batch_size=64, gamma=1.0, ent_coef=0.01, seed=0, device="cpu")
+    env, other = (
+        gymnasium.make("roost/Placement-v0", problem=diamond(), mode=mode).unwrapped
+        for _ in range(2)
+    )
+    agent = PPO(
+        "MultiInputPolicy",
+        env,
+        n_steps=256,
+        batch_size=64,
+        gamma=1.0,
+        ent_coef=0.01,
+        seed=0,
+        device="cpu",
+    )
     agent.learn(TRAIN_STEPS)
     learned = step_times(other, lambda seen: agent.predict(seen, deterministic=True)[0])
     assert np.mean(learned) < 0.8 * np.mean(step_times(other))
@@ -48,4 +60,5 @@ def test_stable_baselines_can_take_it():
 
     for mode in MODES:
         env = gymnasium.make("roost/Placement-v0", problem=diamond(), mode=mode).unwrapped
-        check_env(env, warn=False)  # it warns of every observation that is neither a vector nor an image
+        # It warns of every observation that is neither a vector nor an image.
+        check_env(env, warn=False)

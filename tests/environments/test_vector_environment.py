@@ -34,7 +34,11 @@ def test_it_equals_plain_environments_step_for_step(mode, autoreset):
     count = 6
     native = gymnasium.make_vec(IDENT, num_envs=count, autoreset_mode=autoreset, **settings)
     plain = gymnasium.make_vec(
-        IDENT, num_envs=count, vectorization_mode="sync", vector_kwargs={"autoreset_mode": autoreset}, **settings
+        IDENT,
+        num_envs=count,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": autoreset},
+        **settings,
     )
     assert isinstance(native, VectorEnvironment)
     assert native.observation_space == plain.observation_space
@@ -42,7 +46,9 @@ def test_it_equals_plain_environments_step_for_step(mode, autoreset):
     assert native.metadata["autoreset_mode"] == plain.metadata["autoreset_mode"]
     rng = np.random.default_rng(0)
     for options in (None, {"problem": 2}):
-        (seen, infos), (wanted, wanted_infos) = (env.reset(seed=11, options=options) for env in (native, plain))
+        (seen, infos), (wanted, wanted_infos) = (
+            env.reset(seed=11, options=options) for env in (native, plain)
+        )
         same(seen, wanted)
         same(infos, wanted_infos)
         ended = 0

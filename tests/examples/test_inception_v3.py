@@ -1,4 +1,5 @@
-"""The shipped Inception-V3 has the known size, a whole training step, and the published placement."""
+"""The shipped Inception-V3 has the known size, a whole training step, and the published
+placement."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def _gpus(graph: Graph, gpu: np.ndarray, block: str) -> str:
 
 
 def test_parameters_are_as_many_as_known(graph: Graph) -> None:
-    # torchvision's inception_v3 has 27,161,264 parameters, of which 3,326,696 in the auxiliary head.
+    # torchvision's inception_v3 has 27,161,264 parameters, of which 3,326,696 in the auxiliary
+    # head.
     assert graph.output_bytes[graph.is_parameter].sum() == 4 * (27_161_264 - 3_326_696)
 
 
@@ -58,7 +60,9 @@ def test_flop_grow_with_the_batch_and_parameters_do_not(example: ModuleType, gra
     one = example.build(1)
     layers = np.isin(graph.kinds, ("conv2d", "linear"))
     assert np.array_equal(one.flop[layers] * BATCH, graph.flop[layers])
-    assert np.array_equal(one.output_bytes[one.is_parameter], graph.output_bytes[graph.is_parameter])
+    assert np.array_equal(
+        one.output_bytes[one.is_parameter], graph.output_bytes[graph.is_parameter]
+    )
 
 
 def test_backward_takes_twice_the_forward_flop_but_for_the_first_layer(graph: Graph) -> None:
@@ -84,7 +88,10 @@ def test_every_convolution_has_its_backward_and_its_update(graph: Graph) -> None
     assert len(modules) == 94
     for module in modules:
         path = module.replace(".", "/")
-        gradient, update = graph.index_of(f"{path}/backward_weight"), graph.index_of(f"{path}/update")
+        gradient, update = (
+            graph.index_of(f"{path}/backward_weight"),
+            graph.index_of(f"{path}/update"),
+        )
         assert graph.inputs_of(update).tolist() == [graph.index_of(f"{path}/weight"), gradient]
         assert graph.output_bytes[gradient] == graph.output_bytes[graph.index_of(f"{path}/weight")]
         assert graph.index_of(f"{path}/forward") in graph.inputs_of(gradient)
@@ -129,11 +136,15 @@ def test_a_gradient_is_as_large_as_its_tensor(graph: Graph) -> None:
         ("Mixed_7b", "0 0333 02000 33 0"),
     ],
 )
-def test_published_placement_is_that_of_the_table(example: ModuleType, graph: Graph, block: str, digits: str) -> None:
+def test_published_placement_is_that_of_the_table(
+    example: ModuleType, graph: Graph, block: str, digits: str
+) -> None:
     assert _gpus(graph, example.published_placement(graph), block) == digits.replace(" ", "")
 
 
-def test_published_placement_covers_all_ops_and_keeps_layers_whole(example: ModuleType, graph: Graph) -> None:
+def test_published_placement_covers_all_ops_and_keeps_layers_whole(
+    example: ModuleType, graph: Graph
+) -> None:
     gpu = example.published_placement(graph)
     assert gpu.dtype == np.int32
     assert gpu.shape == (graph.num_ops,)
@@ -145,7 +156,9 @@ def test_published_placement_covers_all_ops_and_keeps_layers_whole(example: Modu
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_contiguous_parts_are_in_order_and_about_equal(example: ModuleType, graph: Graph, parts: int) -> None:
+def test_contiguous_parts_are_in_order_and_about_equal(
+    example: ModuleType, graph: Graph, parts: int
+) -> None:
     part = example.contiguous(graph, parts)
     forward = graph.phase == FORWARD
     assert part.dtype == np.int32

@@ -36,18 +36,29 @@ def tensors(device, dtype, case, width=32):
 def compare(device, dtype, case):
     """The largest difference between ours and PyTorch's, in the output and in each gradient."""
     q, k, v, mask = tensors(device, dtype, case)
-    causal, scale, grouped = case.get("causal", False), case.get("scale"), case.get("grouped", False)
+    causal, scale, grouped = (
+        case.get("causal", False),
+        case.get("scale"),
+        case.get("grouped", False),
+    )
     found = []
     for ours in (True, False):
         inputs = [tensor.detach().clone().requires_grad_() for tensor in (q, k, v)]
         if ours:
-            out = torch.ops.roost.attention(*inputs, mask, causal, scale, grouped, case.get("layout", [0, 1, 2, 3]))
+            out = torch.ops.roost.attention(
+                *inputs, mask, causal, scale, grouped, case.get("layout", [0, 1, 2, 3])
+            )
         else:
-            out = F.scaled_dot_product_attention(*inputs, mask, 0.0, causal, scale=scale, enable_gqa=grouped)
+            out = F.scaled_dot_product_attention(
+                *inputs, mask, 0.0, causal, scale=scale, enable_gqa=grouped
+            )
         torch.manual_seed(1)
         out.backward(torch.randn(out.shape, device=device, dtype=dtype))
         found.append([out.detach(), *(tensor.grad for tensor in inputs)])
-    return [float((one.double() - other.double()).abs().max()) for one, other in zip(*found, strict=True)]
+    return [
+        float((one.double() - other.double()).abs().max())
+        for one, other in zip(*found, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -74,14 +85,20 @@ def test_on_a_gpu(case, dtype):
 def test_the_layout_is_the_one_asked_for():
     q, k, v, _ = tensors("cpu", torch.float32, {})
     for inside in (True, False):
-        out = torch.ops.roost.attention(q, k, v, None, False, None, False, [0, 2, 1, 3] if inside else [0, 1, 2, 3])
+        out = torch.ops.roost.attention(
+            q, k, v, None, False, None, False, [0, 2, 1, 3] if inside else [0, 1, 2, 3]
+        )
         assert (out.stride()[1] < out.stride()[2]) == inside
         assert out.transpose(1, 2).is_contiguous() == inside
 
 
 def test_the_op_passes_pytorchs_own_check_of_custom_ops():
-    q, k, v, _ = (t.requires_grad_() if t is not None else None for t in tensors("cpu", torch.float32, {}))
-    torch.library.opcheck(torch.ops.roost.attention.default, (q, k, v, None, True, None, False, [0, 1, 2, 3]))
+    q, k, v, _ = (
+        t.requires_grad_() if t is not None else None for t in tensors("cpu", torch.float32, {})
+    )
+    torch.library.opcheck(
+        torch.ops.roost.attention.default, (q, k, v, None, True, None, False, [0, 1, 2, 3])
+    )
 
 
 def test_flop_of_forward_and_backward():

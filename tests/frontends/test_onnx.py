@@ -32,9 +32,14 @@ def numbers(name, *values):
 def save(tmp_path):
     def saved(nodes, inputs, outputs, initializers=(), opset=18, domains=(), **settings):
         graph = helper.make_graph(nodes, "main", inputs, outputs, list(initializers), **settings)
-        imports = [helper.make_opsetid("", opset), *(helper.make_opsetid(domain, 1) for domain in domains)]
+        imports = [
+            helper.make_opsetid("", opset),
+            *(helper.make_opsetid(domain, 1) for domain in domains),
+        ]
         path = tmp_path / "model.onnx"
-        path.write_bytes(helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString())
+        path.write_bytes(
+            helper.make_model(graph, opset_imports=imports, ir_version=9).SerializeToString()
+        )
         return path
 
     return saved
@@ -62,14 +67,28 @@ def conv_net(batch):
         node("Flatten", ["r"], ["f"], name="/Flatten"),
         node("Gemm", ["f", "fc.weight", "fc.bias"], ["y"], name="/fc/Gemm", transB=1),
     ]
-    weights = [weight("w", 4, 3, 3, 3), weight("b", 4), weight("fc.weight", 10, 256), weight("fc.bias", 10)]
+    weights = [
+        weight("w", 4, 3, 3, 3),
+        weight("b", 4),
+        weight("fc.weight", 10, 256),
+        weight("fc.bias", 10),
+    ]
     return nodes, [tensor("x", [batch, 3, 8, 8])], [tensor("y", [batch, 10])], weights
 
 
 def test_figures_of_a_conv_net(save):
     graph = Onnx().read(save(*conv_net(2)))
     assert graph.name == "model"
-    names = ["x", "w", "b", "fc.weight", "fc.bias", "/features/conv1/Conv", "/features/relu/Relu", "/fc/Gemm"]
+    names = [
+        "x",
+        "w",
+        "b",
+        "fc.weight",
+        "fc.bias",
+        "/features/conv1/Conv",
+        "/features/relu/Relu",
+        "/fc/Gemm",
+    ]
     assert list(graph.op_names) == names  # a flatten is a view
     assert op(graph, "/features/conv1/Conv") == {
         "kind": "conv",
@@ -107,7 +126,9 @@ def test_reading_twice_gives_the_same_graph(save):
 def test_open_shapes_must_be_given(save):
     nodes, _, outputs, weights = conv_net("batch")
     path = save(nodes, [tensor("x", ["batch", 3, None, 8])], outputs, weights)
-    with pytest.raises(InputError, match=r"model.onnx: .*not fixed: x \[batch, 3, \?, 8\]; .*--input x=1,3,1,8"):
+    with pytest.raises(
+        InputError, match=r"model.onnx: .*not fixed: x \[batch, 3, \?, 8\]; .*--input x=1,3,1,8"
+    ):
         Onnx().read(path)
     graph = Onnx().read(path, inputs={"x": (5, 3, 8, 8)})
     assert graph.flop[graph.index_of("/fc/Gemm")] == 2 * 5 * 256 * 10
@@ -115,7 +136,9 @@ def test_open_shapes_must_be_given(save):
 
 def test_shapes_that_the_file_declares_for_another_batch_are_not_believed(save):
     nodes, inputs, _, weights = conv_net("batch")
-    path = save(nodes, inputs, [tensor("y", [1, 10])], weights, value_info=[tensor("c", [1, 4, 8, 8])])
+    path = save(
+        nodes, inputs, [tensor("y", [1, 10])], weights, value_info=[tensor("c", [1, 4, 8, 8])]
+    )
     graph = Onnx().read(path, inputs={"x": (5, 3, 8, 8)})
     assert op(graph, "/features/conv1/Conv")["output"] == 4 * 5 * 4 * 64
 
@@ -147,11 +170,17 @@ def test_a_named_dimension_is_given_once(save):
 
 
 def test_an_initializer_used_twice_is_one_parameter(save):
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("MatMul", ["h", "w"], ["y"])]
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("MatMul", ["h", "w"], ["y"]),
+    ]
     # An initializer may be listed among the inputs too.
     inputs = [tensor("x", [2, 4]), tensor("w", [4, 4])]
-    graph = Onnx().read(save(nodes, inputs, [tensor("y", [2, 4])], [weight("w", 4, 4), weight("unused", 9)]))
-    assert graph.op_names == ("x", "w", "h", "y")  # nodes without a name are called after what they make
+    graph = Onnx().read(
+        save(nodes, inputs, [tensor("y", [2, 4])], [weight("w", 4, 4), weight("unused", 9)])
+    )
+    # Nodes without a name are called after what they make.
+    assert graph.op_names == ("x", "w", "h", "y")
     assert graph.consumers_of(1).tolist() == [2, 3]
     assert graph.flop.tolist() == [0, 0, 64, 64]
 
@@ -162,27 +191,46 @@ def test_external_data_is_never_opened(save, tmp_path):
     outside.external_data.add(key="location", value="nowhere.bin")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     bfloat16 = TensorProto.BFLOAT16
-    graph = Onnx().read(save(nodes, [tensor("x", [1, 1024], bfloat16)], [tensor("y", [1, 1024], bfloat16)], [outside]))
+    graph = Onnx().read(
+        save(
+            nodes, [tensor("x", [1, 1024], bfloat16)], [tensor("y", [1, 1024], bfloat16)], [outside]
+        )
+    )
     assert graph.output_bytes.tolist() == [2048, 2 * 2**20, 2048]
     assert graph.dtypes[2] == "bfloat16"
     assert not (tmp_path / "nowhere.bin").exists()
 
 
 def test_a_shape_in_external_data_is_asked_for(save):
-    outside = TensorProto(name="shape", data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL)
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["r"]), helper.make_node("Relu", ["r"], ["y"])]
+    outside = TensorProto(
+        name="shape", data_type=TensorProto.INT64, dims=[2], data_location=TensorProto.EXTERNAL
+    )
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["r"]),
+        helper.make_node("Relu", ["r"], ["y"]),
+    ]
     path = save(nodes, [tensor("x", [6])], [tensor("y", None)], [outside])
-    with pytest.raises(InputError, match=r"shape of 'r', made by node 'r' .Reshape., is in 'shape'.*--input r="):
+    with pytest.raises(
+        InputError, match=r"shape of 'r', made by node 'r' .Reshape., is in 'shape'.*--input r="
+    ):
         Onnx().read(path)
     assert Onnx().read(path, inputs={"r": (2, 3)}).flop.tolist() == [0, 6]
 
 
 def test_an_lstm_multiplies_by_all_its_weights_at_every_step(save):
     node = helper.make_node(
-        "LSTM", ["x", "w", "r"], ["y", "h", ""], name="lstm", hidden_size=5, direction="bidirectional"
+        "LSTM",
+        ["x", "w", "r"],
+        ["y", "h", ""],
+        name="lstm",
+        hidden_size=5,
+        direction="bidirectional",
     )
     path = save(
-        [node], [tensor("x", [7, 2, 3])], [tensor("h", [2, 2, 5])], [weight("w", 2, 20, 3), weight("r", 2, 20, 5)]
+        [node],
+        [tensor("x", [7, 2, 3])],
+        [tensor("h", [2, 2, 5])],
+        [weight("w", 2, 20, 3), weight("r", 2, 20, 5)],
     )
     graph = Onnx().read(path)
     assert op(graph, "lstm") == {
@@ -197,12 +245,17 @@ def test_an_lstm_multiplies_by_all_its_weights_at_every_step(save):
 
 def test_control_flow_is_refused_by_name(save):
     def branch(name):
-        return helper.make_graph([helper.make_node("Relu", ["x"], [name])], name, [], [tensor(name, [2])])
+        return helper.make_graph(
+            [helper.make_node("Relu", ["x"], [name])], name, [], [tensor(name, [2])]
+        )
 
-    node = helper.make_node("If", ["c"], ["y"], name="choose", then_branch=branch("a"), else_branch=branch("b"))
+    node = helper.make_node(
+        "If", ["c"], ["y"], name="choose", then_branch=branch("a"), else_branch=branch("b")
+    )
     path = save([node], [tensor("c", [], TensorProto.BOOL), tensor("x", [2])], [tensor("y", [2])])
     with pytest.raises(
-        UnsupportedOp, match=r"model.onnx: node 'choose' \(If\) is control flow.*export the model without"
+        UnsupportedOp,
+        match=r"model.onnx: node 'choose' \(If\) is control flow.*export the model without",
     ):
         Onnx().read(path)
 
@@ -223,12 +276,17 @@ def test_consumers_are_sent_only_the_outputs_they_use(save):
         helper.make_node("Relu", ["b"], ["rb"]),
     ]
     outputs = [tensor("ra", [2, 1]), tensor("rb", [2, 2])]
-    graph = Onnx(fold=True).read(save(nodes, [tensor("x", [2, 6])], outputs, [numbers("sizes", 1, 2, 3)]))
+    graph = Onnx(fold=True).read(
+        save(nodes, [tensor("x", [2, 6])], outputs, [numbers("sizes", 1, 2, 3)])
+    )
     assert graph.op_names == ("x", "split", "split/0", "split/1", "ra", "rb")
     assert graph.output_bytes.tolist() == [48, 0, 8, 16, 8, 16]
     assert graph.workspace_bytes[1] == 8 + 16  # nobody reads c
     assert graph.group.tolist() == [-1, 0, 0, 0, -1, -1]
-    assert [graph.op_names[i] for i in (*graph.inputs_of(4), *graph.inputs_of(5))] == ["split/0", "split/1"]
+    assert [graph.op_names[i] for i in (*graph.inputs_of(4), *graph.inputs_of(5))] == [
+        "split/0",
+        "split/1",
+    ]
 
     problem = roost.estimate(graph, roost.cluster("k80x2"))
     assert (problem.costs.op_time[2:4] == 0).all()
@@ -237,7 +295,8 @@ def test_consumers_are_sent_only_the_outputs_they_use(save):
 
 
 def test_shape_computations_are_followed(save):
-    """Halves the second dimension by way of Shape, Gather, Div and Concat, as exporters write it."""
+    """Halves the second dimension by way of Shape, Gather, Div and Concat, as exporters write
+    it."""
     nodes = [
         helper.make_node("Shape", ["x"], ["s"]),
         helper.make_node("Gather", ["s", "one"], ["d"], axis=0),
@@ -249,11 +308,24 @@ def test_shape_computations_are_followed(save):
         helper.make_node("Slice", ["y", "zero", "h", "one"], ["z"]),
     ]
     constants = [
-        numbers(name, value) for name, value in (("zero", 0), ("one", 1), ("two", 2), ("four", 4), ("minus", -1))
+        numbers(name, value)
+        for name, value in (("zero", 0), ("one", 1), ("two", 2), ("four", 4), ("minus", -1))
     ]
-    path = save(nodes, [tensor("x", ["n", 6])], [tensor("z", None), tensor("e", None, TensorProto.INT64)], constants)
+    path = save(
+        nodes,
+        [tensor("x", ["n", 6])],
+        [tensor("z", None), tensor("e", None, TensorProto.INT64)],
+        constants,
+    )
     kept = Onnx(fold=False).read(path, inputs={"x": (2, 6)})
-    assert op(kept, "s") == {"kind": "shape", "inputs": [], "flop": 0, "read": 0, "written": 16, "output": 16}
+    assert op(kept, "s") == {
+        "kind": "shape",
+        "inputs": [],
+        "flop": 0,
+        "read": 0,
+        "written": 16,
+        "output": 16,
+    }
     assert "t" not in kept.op_names  # only a view needed it
     assert op(kept, "z")["inputs"] == ["y", "zero", "h", "one"]
     folded = Onnx().read(path, inputs={"x": (2, 6)})
@@ -264,9 +336,15 @@ def test_shape_computations_are_followed(save):
 
 
 def test_a_shape_that_depends_on_data_is_asked_for(save):
-    nodes = [helper.make_node("NonZero", ["x"], ["n"], name="find"), helper.make_node("Transpose", ["n"], ["y"])]
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["n"], name="find"),
+        helper.make_node("Transpose", ["n"], ["y"]),
+    ]
     path = save(nodes, [tensor("x", [4, 4])], [tensor("y", None, TensorProto.INT64)])
-    with pytest.raises(InputError, match=r"shape of 'n', made by node 'find' \(NonZero\), does not follow.*--input n="):
+    with pytest.raises(
+        InputError,
+        match=r"shape of 'n', made by node 'find' \(NonZero\), does not follow.*--input n=",
+    ):
         Onnx().read(path)
     graph = Onnx().read(path, inputs={"n": (2, 7)})
     assert graph.output_bytes.tolist() == [64, 112, 112]
@@ -340,8 +418,18 @@ SCALAR = []
             {"dtypes": [U8, F32, U8, I8, F32, I8, F32, U8]},
             2 * 6 * 7 * 12,
         ),
-        ("Attention", [[2, 6, 32], [32, 96], [96]], {"num_heads": 4, **MICROSOFT}, 2 * 12 * 32 * (96 + 2 * 6)),
-        ("MultiHeadAttention", [[2, 6, 32], [2, 7, 32], [2, 7, 40]], {"num_heads": 4, **MICROSOFT}, 2 * 12 * 7 * 72),
+        (
+            "Attention",
+            [[2, 6, 32], [32, 96], [96]],
+            {"num_heads": 4, **MICROSOFT},
+            2 * 12 * 32 * (96 + 2 * 6),
+        ),
+        (
+            "MultiHeadAttention",
+            [[2, 6, 32], [2, 7, 32], [2, 7, 40]],
+            {"num_heads": 4, **MICROSOFT},
+            2 * 12 * 7 * 72,
+        ),
         (
             "GroupQueryAttention",
             [[2, 6, 32], [2, 6, 16], [2, 6, 16], [2, 2, 5, 8], [2, 2, 5, 8]],
@@ -357,11 +445,27 @@ SCALAR = []
         (
             "DynamicQuantizeLSTM",
             [[7, 2, 3], [2, 3, 20], [2, 5, 20]],
-            {"hidden_size": 5, "direction": "bidirectional", "outputs": 3, "dtypes": [F32, I8, I8], **MICROSOFT},
+            {
+                "hidden_size": 5,
+                "direction": "bidirectional",
+                "outputs": 3,
+                "dtypes": [F32, I8, I8],
+                **MICROSOFT,
+            },
             2 * 14 * 2 * 20 * 8,
         ),
-        ("FusedMatMul", [[2, 5, 4], [2, 6, 5]], {"transA": 1, "transB": 1, **MICROSOFT}, 2 * 2 * 4 * 5 * 6),
-        ("FusedConv", [[1, 4, 9], [6, 4, 3], [6], [1, 6, 7]], {"activation": "Relu", **MICROSOFT}, 2 * 6 * 7 * 12),
+        (
+            "FusedMatMul",
+            [[2, 5, 4], [2, 6, 5]],
+            {"transA": 1, "transB": 1, **MICROSOFT},
+            2 * 2 * 4 * 5 * 6,
+        ),
+        (
+            "FusedConv",
+            [[1, 4, 9], [6, 4, 3], [6], [1, 6, 7]],
+            {"activation": "Relu", **MICROSOFT},
+            2 * 6 * 7 * 12,
+        ),
         ("SkipLayerNormalization", [[2, 6, 32], [2, 6, 32], [32]], {**MICROSOFT}, 9 * 384),
         ("BiasGelu", [[2, 32], [32]], {**MICROSOFT}, 64),
     ],
@@ -380,9 +484,16 @@ def test_quantised_products_compute_in_eight_bits(save):
 
 
 def test_four_bits_take_half_a_byte(save):
-    nodes = [helper.make_node("DequantizeLinear", ["w", "scale"], ["d"]), helper.make_node("MatMul", ["x", "d"], ["y"])]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "scale"], ["d"]),
+        helper.make_node("MatMul", ["x", "d"], ["y"]),
+    ]
     packed = TensorProto(name="w", data_type=TensorProto.INT4, dims=[3, 5], raw_data=bytes(8))
-    graph = Onnx().read(save(nodes, [tensor("x", [1, 3])], [tensor("y", [1, 5])], [packed, weight("scale")], opset=21))
+    graph = Onnx().read(
+        save(
+            nodes, [tensor("x", [1, 3])], [tensor("y", [1, 5])], [packed, weight("scale")], opset=21
+        )
+    )
     assert graph.output_bytes[graph.index_of("w")] == 8
 
 
@@ -392,7 +503,9 @@ def test_an_unknown_op_is_counted_and_named(save, caplog):
         helper.make_node("MatMul", ["m", "w"], ["y"]),
     ]
     inputs, outputs, weights = [tensor("x", ["n", 4])], [tensor("y", ["n", 8])], [weight("w", 4, 8)]
-    path = save(nodes, inputs, outputs, weights, domains=["my.ops"], value_info=[tensor("m", ["n", 4])])
+    path = save(
+        nodes, inputs, outputs, weights, domains=["my.ops"], value_info=[tensor("m", ["n", 4])]
+    )
     with caplog.at_level(logging.INFO):
         graph = Onnx().read(path, inputs={"x": (2, 4)})
     assert "costs are guessed for my.ops.mystery" in caplog.text
@@ -417,9 +530,13 @@ def test_functions_of_the_model_are_inlined(tmp_path):
     imports = [helper.make_opsetid("", 18), helper.make_opsetid("my.ops", 1)]
     function = helper.make_function("my.ops", "Layer", ["a", "b"], ["c"], nodes, imports)
     call = helper.make_node("Layer", ["x", "w"], ["y"], domain="my.ops")
-    graph = helper.make_graph([call], "main", [tensor("x", [2, 3])], [tensor("y", [2, 4])], [weight("w", 3, 4)])
+    graph = helper.make_graph(
+        [call], "main", [tensor("x", [2, 3])], [tensor("y", [2, 4])], [weight("w", 3, 4)]
+    )
     path = tmp_path / "functions.onnx"
-    path.write_bytes(helper.make_model(graph, opset_imports=imports, functions=[function]).SerializeToString())
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=imports, functions=[function]).SerializeToString()
+    )
     assert Onnx().read(path).kinds == ("input", "parameter", "matmul", "relu")
 
 
@@ -429,8 +546,15 @@ def test_dropout_outside_training_is_no_op(save):
 
 
 def test_names_that_repeat_are_numbered(save):
-    nodes = [helper.make_node("Relu", ["x"], ["a"], name="x"), helper.make_node("Relu", ["a"], ["y"], name="x")]
-    assert Onnx().read(save(nodes, [tensor("x", [4])], [tensor("y", [4])])).op_names == ("x", "x#2", "x#3")
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="x"),
+        helper.make_node("Relu", ["a"], ["y"], name="x"),
+    ]
+    assert Onnx().read(save(nodes, [tensor("x", [4])], [tensor("y", [4])])).op_names == (
+        "x",
+        "x#2",
+        "x#3",
+    )
 
 
 @pytest.mark.parametrize(
@@ -438,7 +562,10 @@ def test_names_that_repeat_are_numbered(save):
     [
         (b"this is not a model, only text\n", "is not an ONNX model, or not a whole one"),
         (b"", "is not an ONNX model, or not a whole one"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer.*git lfs pull"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "is a Git LFS pointer.*git lfs pull",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path, content, message):
@@ -466,27 +593,36 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
 
 def test_an_opset_of_the_future_is_refused(save):
     path = save(*conv_net(2), opset=999)
-    with pytest.raises(InputError, match=r"opset 999; the onnx installed here reads 1 to .*pip install -U onnx"):
+    with pytest.raises(
+        InputError, match=r"opset 999; the onnx installed here reads 1 to .*pip install -U onnx"
+    ):
         Onnx().read(path)
 
 
 def test_an_op_that_the_opset_lacks_is_refused(save):
-    with pytest.raises(InputError, match=r"opset 13 has no op called 'Mish' \(node 'node' \(Mish\)\)"):
+    with pytest.raises(
+        InputError, match=r"opset 13 has no op called 'Mish' \(node 'node' \(Mish\)\)"
+    ):
         Onnx().read(single(save, "Mish", [[2]], opset=13))
 
 
 def test_shapes_that_do_not_fit_an_op_are_refused(save):
     with pytest.raises(
-        InputError, match=r"node 'node' \(MatMul\) does not fit what it takes \(i0 \[2, 3\], i1 \[4, 5\]\)"
+        InputError,
+        match=r"node 'node' \(MatMul\) does not fit what it takes \(i0 \[2, 3\], i1 \[4, 5\]\)",
     ):
         Onnx().read(single(save, "MatMul", [[2, 3], [4, 5]]))
-    with pytest.raises(InputError, match=r"node 'node' \(MatMulNBits\) does not fit what it takes: KeyError"):
+    with pytest.raises(
+        InputError, match=r"node 'node' \(MatMulNBits\) does not fit what it takes: KeyError"
+    ):
         Onnx().read(single(save, "MatMulNBits", [[2, 3], [4, 5]], **MICROSOFT))
 
 
 def test_a_tensor_that_nothing_makes_is_refused(save):
     nodes = [helper.make_node("Relu", ["ghost"], ["y"])]
-    with pytest.raises(InputError, match=r"node 'y' \(Relu\) takes 'ghost', which no node before it makes"):
+    with pytest.raises(
+        InputError, match=r"node 'y' \(Relu\) takes 'ghost', which no node before it makes"
+    ):
         Onnx().read(save(nodes, [tensor("x", [4])], [tensor("y", [4])]))
 
 
@@ -514,7 +650,9 @@ def exported(model, inputs, path):
 
 def test_linear_layers_exported_by_torch_have_its_flop(tmp_path):
     torch = pytest.importorskip("torch")
-    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128)).eval()
+    model = torch.nn.Sequential(
+        torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 128)
+    ).eval()
     graph, flop = exported(model, (torch.zeros(4, 256),), tmp_path / "linear.onnx")
     assert graph.flop.sum() == pytest.approx(flop, rel=0.01)
     assert graph.output_bytes[graph.is_parameter].sum() == 4 * (256 * 512 + 512 + 512 * 128 + 128)
@@ -524,7 +662,14 @@ def test_linear_layers_exported_by_torch_have_its_flop(tmp_path):
 def test_a_conv_net_exported_by_torch_has_its_flop(tmp_path):
     torch = pytest.importorskip("torch")
     nn = torch.nn
-    layers = (nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3), nn.ReLU())
+    layers = (
+        nn.Conv2d(3, 32, 3),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+    )
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)).eval()
     graph, flop = exported(model, (torch.zeros(2, 3, 32, 32),), tmp_path / "conv.onnx")
     products = np.isin(graph.kinds, ("conv", "gemm", "matmul"))

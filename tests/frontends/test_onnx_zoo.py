@@ -16,7 +16,9 @@ pytest.importorskip("onnxscript", reason="PyTorch needs it to export")
 def test_a_zoo_model_read_back_from_onnx(name, tmp_path):
     settings = zoo.settings(name, batch=1)
     path = tmp_path / f"{name}.onnx"
-    torch.onnx.export(settings.model().eval(), settings.inputs(False), str(path), dynamo=True, verbose=False)
+    torch.onnx.export(
+        settings.model().eval(), settings.inputs(False), str(path), dynamo=True, verbose=False
+    )
     expected = zoo.build(name, train=False, batch=1)
     found = Onnx().read(path)
     assert found.flop.sum() == pytest.approx(expected.flop.sum(), rel=0.01)

@@ -1,7 +1,7 @@
 """TensorFlow models to graphs.
 
-TensorFlow itself is never imported here: one script, in a process of its own, builds the models and traces the
-functions, and the tests look at what it wrote.
+TensorFlow itself is never imported here: one script, in a process of its own, builds the models and
+traces the functions, and the tests look at what it wrote.
 """
 
 import importlib.util
@@ -135,7 +135,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tensorflow")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | quiet, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder
 
@@ -174,7 +176,13 @@ def test_resnet50_has_the_published_flop_and_parameters(made):
     # 25,636,712 in the documentation of Keras, moving averages included.
     assert graph.output_bytes[graph.is_parameter].sum() == 4 * 25_636_712
     assert "conv5_block3_3_conv/kernel" in graph.op_names
-    assert not set(graph.kinds) & {"readvariableop", "identity", "reshape", "statefulpartitionedcall", "const"}
+    assert not set(graph.kinds) & {
+        "readvariableop",
+        "identity",
+        "reshape",
+        "statefulpartitionedcall",
+        "const",
+    }
     conv = op(graph, "resnet50_1/conv1_conv_1/convolution")
     assert conv.inputs == ["resnet50_1/conv1_pad_1/Pad", "conv1_conv/kernel"]
     assert conv.flop == 2 * 112 * 112 * 64 * 7 * 7 * 3
@@ -198,17 +206,29 @@ def test_an_open_batch_must_be_given(made, inputs, message):
 @tf_test
 def test_functions_called_twice_are_inlined_twice(made):
     graph = Tensorflow().read(made / "signatures", signature="twice", inputs={"x": (2, 4)})
-    assert sorted(graph.kinds) == ["addv2", "concatv2", "input", "matmul", "matmul", "parameter", "relu"]
+    assert sorted(graph.kinds) == [
+        "addv2",
+        "concatv2",
+        "input",
+        "matmul",
+        "matmul",
+        "parameter",
+        "relu",
+    ]
     assert graph.flop.sum() == 2 * (2 * 2 * 4 * 3) + 8 + 12
     weight = graph.index_of("w")
     assert len(graph.consumers_of(weight)) == 2  # one parameter, read by both
-    again = Tensorflow().read(made / "signatures" / "saved_model.pb", signature="twice", inputs={"x": (2, 4)})
+    again = Tensorflow().read(
+        made / "signatures" / "saved_model.pb", signature="twice", inputs={"x": (2, 4)}
+    )
     assert again.digest == graph.digest
 
 
 @tf_test
 def test_an_unknown_signature_gets_a_suggestion(made):
-    with pytest.raises(InputError, match=r"no signature of .* called 'twize'; did you mean 'twice'"):
+    with pytest.raises(
+        InputError, match=r"no signature of .* called 'twize'; did you mean 'twice'"
+    ):
         Tensorflow().read(made / "signatures", signature="twize")
 
 
@@ -223,16 +243,24 @@ def test_a_frozen_graph_keeps_its_weights_as_parameters(made):
 
 @tf_test
 def test_a_loop_is_refused_with_the_way_out(made):
-    with pytest.raises(UnsupportedOp, match=r"looped: op '.*while' \(.*While\) is a loop.*unroll=True"):
+    with pytest.raises(
+        UnsupportedOp, match=r"looped: op '.*while' \(.*While\) is a loop.*unroll=True"
+    ):
         Tensorflow().read(made / "looped", inputs={"keras_tensor": (1, 5, 8)})
 
 
 @tf_test
 def test_what_cannot_be_traced_or_followed_is_refused(made):
     assert (
-        (made / "choice.txt").read_text().startswith("UnsupportedOp: lambda: op 'cond' (StatelessIf) is control flow")
+        (made / "choice.txt")
+        .read_text()
+        .startswith("UnsupportedOp: lambda: op 'cond' (StatelessIf) is control flow")
     )
-    assert (made / "broken.txt").read_text().startswith("InputError: lambda: TensorFlow cannot trace this function")
+    assert (
+        (made / "broken.txt")
+        .read_text()
+        .startswith("InputError: lambda: TensorFlow cannot trace this function")
+    )
 
 
 @tf_test
@@ -241,9 +269,12 @@ def test_an_unrolled_lstm_multiplies_at_every_step(graph):
     dense = 2 * 3 * 16 * 2
     assert flop(inference, "matmul") == 5 * 2 * 3 * (8 + 16) * 64 + dense
     step = graph("unrolled_step")
-    forward, backward = (step.flop[(step.phase == phase) & np.isin(step.kinds, "matmul")].sum() for phase in (2, 3))
+    forward, backward = (
+        step.flop[(step.phase == phase) & np.isin(step.kinds, "matmul")].sum() for phase in (2, 3)
+    )
     assert forward == flop(inference, "matmul")
-    # Twice the forward pass, but for the gradients of the input and of the first state, which nobody needs.
+    # Twice the forward pass, but for the gradients of the input and of the first state, which
+    # nobody needs.
     assert backward == 2 * forward - 5 * 2 * 3 * 8 * 64 - 2 * 3 * 16 * 64
 
 
@@ -254,15 +285,31 @@ def test_the_phases_of_a_training_step(graph):
     forward = op(step, "net_1/conv_1/convolution")
     backward = op(step, "gradient_tape/net_1/conv_1/convolution/Conv2DBackpropFilter")
     assert (forward.flop, forward.phase, forward.module) == (conv, FORWARD, "net_1.conv_1")
-    assert (backward.flop, backward.phase, backward.module) == (conv, BACKWARD, "net_1.conv_1.convolution")
+    assert (backward.flop, backward.phase, backward.module) == (
+        conv,
+        BACKWARD,
+        "net_1.conv_1.convolution",
+    )
     assert "conv2dbackpropinput" not in step.kinds  # nobody needs the gradient of the images
     dense = 2 * 4 * (8 * 8 * 8) * 10
     assert flop(step, "matmul") == 3 * dense
 
     updates = np.flatnonzero(step.phase == UPDATE)
-    written = {step.op_names[i] for update in updates for i in step.inputs_of(update) if step.is_parameter[i]}
-    weights = {f"net/{name}" for name in ("conv/kernel", "conv/bias", "dense/kernel", "dense/bias", "norm/gamma")}
-    assert written >= weights | {"net/norm/beta", "net/norm/moving_mean", "net/norm/moving_variance"}
+    written = {
+        step.op_names[i]
+        for update in updates
+        for i in step.inputs_of(update)
+        if step.is_parameter[i]
+    }
+    weights = {
+        f"net/{name}"
+        for name in ("conv/kernel", "conv/bias", "dense/kernel", "dense/bias", "norm/gamma")
+    }
+    assert written >= weights | {
+        "net/norm/beta",
+        "net/norm/moving_mean",
+        "net/norm/moving_variance",
+    }
     assert "sgd/learning_rate" not in written
     for update in updates:  # an op that changes a variable runs where the variable is
         for source in step.inputs_of(update):
@@ -303,12 +350,16 @@ def test_colocated_ops_share_a_group(graph):
 def test_a_fused_update_changes_its_variables_only(graph):
     step = graph("fused_adam")
     update = step.index_of("ResourceApplyAdam")
-    changed = ["var", "ResourceApplyAdam/m", "ResourceApplyAdam/v"]  # a function lists only variables that it reads
+    # A function lists only variables that it reads.
+    changed = ["var", "ResourceApplyAdam/m", "ResourceApplyAdam/v"]
     assert [step.op_names[i] for i in step.inputs_of(update)] == [*changed, "rate/read", "g"]
     assert step.flop[update] == 12 * 6
     assert step.bytes_written[update] == 3 * 24
     group = step.group[update]
-    assert [step.op_names[i] for i in np.flatnonzero(step.group == group)][:4] == [*changed, "ResourceApplyAdam"]
+    assert [step.op_names[i] for i in np.flatnonzero(step.group == group)][:4] == [
+        *changed,
+        "ResourceApplyAdam",
+    ]
     (read,) = op(step, "mul").inputs  # of the new value
     assert op(step, read).inputs == ["var", "ResourceApplyAdam"]
 
@@ -348,7 +399,11 @@ def test_a_gather_reads_only_the_rows_it_takes(graph):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("text.pb", b"this is only text, and no graph", "text.pb: is not a GraphDef, or not a whole one"),
+        (
+            "text.pb",
+            b"this is only text, and no graph",
+            "text.pb: is not a GraphDef, or not a whole one",
+        ),
         ("empty.pb", b"", r"empty.pb: is not a GraphDef, or not a whole one \(it has no nodes\)"),
     ],
 )

@@ -25,12 +25,15 @@ def test_a_captured_step_gives_the_numbers_of_the_model(name, train):
     model, inputs = MODELS[name]()
     inputs = inputs if train else inputs[:1]
     differences = compare_with_eager(model, inputs, train=train)
-    # nn.LSTM itself runs a fused kernel in eager mode; everything else is the same kernels, to the last bit.
+    # nn.LSTM itself runs a fused kernel in eager mode; everything else is the same kernels, to the
+    # last bit.
     close = 1e-5 if name == "everything" else 0
     assert all(difference <= close for difference in differences.values()), differences
     if train:
         assert any(name.endswith("running_mean") for name in differences)
-        assert sum(name.startswith("gradient of") for name in differences) == len(list(model.parameters()))
+        assert sum(name.startswith("gradient of") for name in differences) == len(
+            list(model.parameters())
+        )
 
 
 def test_tied_weights_are_one_parameter():
@@ -44,7 +47,9 @@ def test_tied_weights_are_one_parameter():
 def test_every_parameter_buffer_and_constant_is_resident_once():
     model, inputs = everything()
     graph = capture(model, inputs, train=True)
-    resident = {graph.op_names[op]: int(graph.output_bytes[op]) for op in np.flatnonzero(graph.is_parameter)}
+    resident = {
+        graph.op_names[op]: int(graph.output_bytes[op]) for op in np.flatnonzero(graph.is_parameter)
+    }
     expected = {name: p.numel() * p.element_size() for name, p in model.named_parameters()}
     expected |= {name: b.numel() * b.element_size() for name, b in model.named_buffers()}
     expected["constant"] = 12
@@ -53,7 +58,17 @@ def test_every_parameter_buffer_and_constant_is_resident_once():
 
 def test_views_are_no_ops():
     kinds = set(capture(*everything(), train=True).kinds)
-    assert not kinds & {"view", "t", "transpose", "permute", "unsqueeze", "detach", "select", "expand", "_unsafe_view"}
+    assert not kinds & {
+        "view",
+        "t",
+        "transpose",
+        "permute",
+        "unsqueeze",
+        "detach",
+        "select",
+        "expand",
+        "_unsafe_view",
+    }
 
 
 def test_attention_is_one_op_and_one_backward_op():
@@ -78,7 +93,9 @@ def test_every_op_knows_its_phase_and_nearly_all_their_module():
 def test_an_op_with_several_outputs_sends_each_where_it_is_needed():
     graph = capture(*convolutions(), train=True)
     op = next(
-        i for i in range(graph.num_ops) if graph.kinds[i] == "convolution_backward" and graph.modules[i] == "second"
+        i
+        for i in range(graph.num_ops)
+        if graph.kinds[i] == "convolution_backward" and graph.modules[i] == "second"
     )
     outputs = [consumer for consumer in graph.consumers_of(op) if graph.kinds[consumer] == "output"]
     assert graph.output_bytes[op] == 0
@@ -120,7 +137,9 @@ def test_flop_are_those_that_pytorch_counts(name, train):
 def test_the_backward_of_a_grouped_convolution_is_twice_its_forward():
     # PyTorch's own counter forgets the groups here, and counts nine times the forward.
     model = nn.Conv2d(16, 16, 3, groups=8)
-    graph = capture(model, torch.randn(2, 16, 9, 9, requires_grad=True), train=True, loss=lambda y: y.sum())
+    graph = capture(
+        model, torch.randn(2, 16, 9, 9, requires_grad=True), train=True, loss=lambda y: y.sum()
+    )
     forward = graph.flop[graph.kinds.index("convolution")]
     assert forward == 2 * 2 * 7 * 7 * 16 * 2 * 9
     # The input needs no gradient: only the weight's is wanted.
@@ -184,7 +203,8 @@ def test_coverage_says_what_is_counted_by_formula():
     assert 0 < coverage.ops_by_formula < 1
 
 
-# What cannot be captured ------------------------------------------------------------------------------------------
+# What cannot be captured
+# ------------------------------------------------------------------------------------------
 
 
 def test_a_model_that_decides_by_values_is_refused_with_the_line():
@@ -203,7 +223,9 @@ def test_inputs_that_do_not_fit():
 
 def test_training_needs_a_loss():
     model, (images, _) = convolutions()
-    with pytest.raises(InputError, match=r"returns its loss, one number; this one returned \[4, 10\]"):
+    with pytest.raises(
+        InputError, match=r"returns its loss, one number; this one returned \[4, 10\]"
+    ):
         capture(model, images, train=True)
 
 
@@ -212,7 +234,8 @@ def test_an_unknown_optimizer_suggests_the_nearest():
         capture(*convolutions(), train=True, optimizer="adan")
 
 
-# Files and names --------------------------------------------------------------------------------------------------
+# Files and names
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -228,7 +251,9 @@ def test_a_pt2_file(tmp_path):
 def test_a_bad_pt2_file(tmp_path):
     path = tmp_path / "model.pt2"
     path.write_bytes(b"not a zip")
-    with pytest.raises(InputError, match=r"model\.pt2: is not a program saved by torch\.export\.save"):
+    with pytest.raises(
+        InputError, match=r"model\.pt2: is not a program saved by torch\.export\.save"
+    ):
         Torch().read(path)
     with pytest.raises(InputError, match="no such file"):
         Torch().read(tmp_path / "none.pt2")
@@ -255,7 +280,10 @@ def test_the_graph_is_json_that_others_can_read(tmp_path):
 def test_a_lightly_nested_module_has_its_path():
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     graph = capture(model, torch.randn(3, 4))
-    assert [graph.modules[op] for op in range(graph.num_ops) if graph.kinds[op] == "addmm"] == ["0.0", "1"]
+    assert [graph.modules[op] for op in range(graph.num_ops) if graph.kinds[op] == "addmm"] == [
+        "0.0",
+        "1",
+    ]
 
 
 def test_the_calls_of_a_module_are_told_apart():
@@ -270,5 +298,7 @@ def test_the_calls_of_a_module_are_told_apart():
     graph = capture(Twice(), torch.randn(2, 4), train=True)
     forward = [graph.modules[op] for op in range(graph.num_ops) if graph.kinds[op] == "addmm"]
     assert forward == ["cell", "cell@1"]
-    backward = {graph.modules[op] for op in range(graph.num_ops) if PHASES[graph.phase[op]] == "backward"}
+    backward = {
+        graph.modules[op] for op in range(graph.num_ops) if PHASES[graph.phase[op]] == "backward"
+    }
     assert {"cell", "cell@1"} <= backward

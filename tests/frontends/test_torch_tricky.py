@@ -1,4 +1,5 @@
-"""What a model does to its gradients, buffers and inputs is captured as it is, or refused: never dropped."""
+"""What a model does to its gradients, buffers and inputs is captured as it is, or refused: never
+dropped."""
 
 import numpy as np
 import pytest
@@ -25,7 +26,9 @@ def test_the_numbers_are_those_of_the_model(model, train):
     torch.manual_seed(0)
     differences = compare_with_eager(model(), (X.clone(),), train=train)
     # nn.TransformerEncoderLayer runs a fused kernel of its own in inference.
-    assert max(differences.values()) <= (1e-6 if issubclass(model, tricky.Encoder) else 0), differences
+    assert max(differences.values()) <= (1e-6 if issubclass(model, tricky.Encoder) else 0), (
+        differences
+    )
 
 
 def test_a_weight_and_a_buffer_that_change_each_get_their_own_new_value():
@@ -109,7 +112,9 @@ def test_a_callable_that_fails_is_named(tmp_path, monkeypatch):
 def test_a_program_exported_with_dynamic_shapes_is_refused(tmp_path):
     path = tmp_path / "model.pt2"
     batch = torch.export.Dim("batch")
-    torch.export.save(torch.export.export(nn.Linear(8, 8), (X,), dynamic_shapes={"input": {0: batch}}), str(path))
+    torch.export.save(
+        torch.export.export(nn.Linear(8, 8), (X,), dynamic_shapes={"input": {0: batch}}), str(path)
+    )
     with pytest.raises(InputError, match=r"has the dynamic shape .* fixed shapes"):
         read(str(path))
 
@@ -119,7 +124,8 @@ def test_a_preset_may_be_named_in_estimate():
 
 
 def test_inputs_that_are_no_tensors_are_none_of_the_step():
-    """A flag decides when the step is traced; it takes no time, and nothing has to be given for it."""
+    """A flag decides when the step is traced; it takes no time, and nothing has to be given for
+    it."""
 
     class Flagged(nn.Module):
         def __init__(self):
@@ -143,7 +149,9 @@ def test_inputs_that_are_no_tensors_are_none_of_the_step():
     )
     with torch.no_grad():
         expected = model(**given)
-    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)) as run:
+    with GraphRuntime(
+        step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)
+    ) as run:
         assert torch.equal(run.step(**given)[0], expected)
         assert torch.equal(run.step(given)[0], expected)
         assert torch.equal(run.step(x)[0], expected)
@@ -157,12 +165,23 @@ def test_other_flags_or_names_than_were_captured_are_refused():
     x, y, model = torch.ones(2), torch.zeros(2), Flagged()
     step = step_of(model, {"batch": {"x": x, "y": y}, "scale": 3, "minus": x})
     problem = virtual_problem(step)
-    with GraphRuntime(step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), {}) as run:
-        assert run.step({"batch": {"y": y, "x": x}, "minus": x, "scale": 3})[0].tolist() == [2.0, 2.0]
+    with GraphRuntime(
+        step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), {}
+    ) as run:
+        assert run.step({"batch": {"y": y, "x": x}, "minus": x, "scale": 3})[0].tolist() == [
+            2.0,
+            2.0,
+        ]
         for wrong in (({"x": x, "y": y}, 4, x), ({"batch": {"x": x, "y": y}, "scale": 4},)):
-            with pytest.raises(InputError, match="input 'scale' is 4; it was captured with 3: capture another"):
+            with pytest.raises(
+                InputError, match="input 'scale' is 4; it was captured with 3: capture another"
+            ):
                 run.step(*wrong)
-        with pytest.raises(InputError, match="takes batch_x, batch_y, minus; it was not given minus"):
+        with pytest.raises(
+            InputError, match="takes batch_x, batch_y, minus; it was not given minus"
+        ):
             run.step({"batch": {"x": x, "y": y}, "minsu": x})
-        with pytest.raises(InputError, match=r"in order and by name \(scale\); give them all in one way"):
+        with pytest.raises(
+            InputError, match=r"in order and by name \(scale\); give them all in one way"
+        ):
             run.step({"x": x, "y": y}, x, scale=3)

@@ -1,4 +1,5 @@
-"""Models that do something to their gradients, buffers or inputs that a careless capture would get wrong."""
+"""Models that do something to their gradients, buffers or inputs that a careless capture would get
+wrong."""
 
 import torch
 from torch import nn
@@ -116,4 +117,14 @@ class PicksRows(Base):
         return self.layer(x[x[:, 0] > 0]).sum()
 
 
-RIGHT = [NoGrad, InferenceMode, Data, Slices, ChangesItsInput, Counts, SpectralNorm, BatchFirst, LengthFirst]
+RIGHT = [
+    NoGrad,
+    InferenceMode,
+    Data,
+    Slices,
+    ChangesItsInput,
+    Counts,
+    SpectralNorm,
+    BatchFirst,
+    LengthFirst,
+]

@@ -8,8 +8,11 @@ import torch
 from roost.learners.episodes import StepBaseline, Tried, Update, normalised, returns
 
 
-def improved(update: Update, rate: float, parts: list[slice]) -> tuple[torch.Tensor, dict[str, float]]:
-    """Probabilities of three devices after an update in which the first was good, and the others were not."""
+def improved(
+    update: Update, rate: float, parts: list[slice]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Probabilities of three devices after an update in which the first was good, and the others
+    were not."""
     logits = torch.nn.Parameter(torch.zeros(4, 1, 3))
     chosen = np.array([[0, 1], [0, 2], [1, 0], [2, 0]])
     advantage = np.where(chosen == 0, 1.0, -1.0)

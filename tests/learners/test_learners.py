@@ -1,4 +1,5 @@
-"""The update rules: they learn what pays, keep what they promise, and go on exactly where they were."""
+"""The update rules: they learn what pays, keep what they promise, and go on exactly where they
+were."""
 
 import itertools
 
@@ -18,7 +19,14 @@ STAGES, CHOICES = 3, 2
 def policy(seed=0, spread=1.0):
     torch.manual_seed(seed)
     allowed = torch.ones(STAGES, CHOICES, dtype=torch.bool)
-    return Seq2Seq(torch.rand(STAGES, 4), allowed, torch.zeros(STAGES, CHOICES), [-1] * CHOICES, 8, spread=spread)
+    return Seq2Seq(
+        torch.rand(STAGES, 4),
+        allowed,
+        torch.zeros(STAGES, CHOICES),
+        [-1] * CHOICES,
+        8,
+        spread=spread,
+    )
 
 
 ALL = torch.tensor(list(itertools.product(range(CHOICES), repeat=STAGES)))
@@ -107,7 +115,9 @@ def test_ppo_weighs_the_penalty_by_how_far_it_went():
 def test_reinforce_learns_what_pays(standardise):
     made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
     learner = Reinforce(
-        made, ReinforceSettings(rate=3e-3 if standardise else 3e-2, standardise=standardise), failing=10.0
+        made,
+        ReinforceSettings(rate=3e-3 if standardise else 3e-2, standardise=standardise),
+        failing=10.0,
     )
     begin = expected_cost(made)
     for _ in range(300):
@@ -133,13 +143,21 @@ def test_reinforce_drops_what_fails_only_after_some_updates():
 @pytest.mark.parametrize("kind", ["ppo", "reinforce"])
 def test_a_learner_goes_on_where_it_was(kind):
     def begin(made):
-        return Ppo(made, PpoSettings()) if kind == "ppo" else Reinforce(made, ReinforceSettings(), failing=10.0)
+        return (
+            Ppo(made, PpoSettings())
+            if kind == "ppo"
+            else Reinforce(made, ReinforceSettings(), failing=10.0)
+        )
 
     def teach(learner, made, generator):
         actions, old = made.sample(16, generator)
         if kind == "ppo":
-            return learner.update(actions, old, torch.from_numpy(standardised(-cost(actions).numpy())).float())
-        return learner.update(actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool))
+            return learner.update(
+                actions, old, torch.from_numpy(standardised(-cost(actions).numpy())).float()
+            )
+        return learner.update(
+            actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool)
+        )
 
     made, generator = policy(), torch.Generator().manual_seed(1)
     learner = begin(made)
@@ -158,7 +176,9 @@ def test_a_learner_goes_on_where_it_was(kind):
 
 
 def test_what_does_not_fit_costs_more_than_all_that_does_and_the_more_the_more_is_missing():
-    seconds = penalised(np.array([1.0, 9.0, 1.0, 1.0, np.nan]), np.array([0.0, 0.0, 0.1, 0.5, 0.0]), worst=10.0)
+    seconds = penalised(
+        np.array([1.0, 9.0, 1.0, 1.0, np.nan]), np.array([0.0, 0.0, 0.1, 0.5, 0.0]), worst=10.0
+    )
     assert seconds[:2].tolist() == [1.0, 9.0]
     assert 10.0 < seconds[2] < seconds[3] < seconds[4]
 
@@ -173,7 +193,9 @@ def test_softmaxes_draw_what_they_say_and_only_what_is_allowed():
     table = Softmaxes(np.log([[0.2, 0.3, 0.5], [0.25, 1.0, 0.75]]), allowed)
     drawn = table.sample(np.random.default_rng(0), 40_000)
     assert np.bincount(drawn[:, 0]) / 40_000 == pytest.approx([0.2, 0.3, 0.5], abs=0.01)
-    assert np.bincount(drawn[:, 1], minlength=3) / 40_000 == pytest.approx([0.25, 0.0, 0.75], abs=0.01)
+    assert np.bincount(drawn[:, 1], minlength=3) / 40_000 == pytest.approx(
+        [0.25, 0.0, 0.75], abs=0.01
+    )
 
 
 def test_softmaxes_learn_by_steps_and_by_refits():
@@ -184,7 +206,10 @@ def test_softmaxes_learn_by_steps_and_by_refits():
             actions = table.sample(rng, 40)
             seconds = cost(torch.from_numpy(actions)).numpy()
             if way == "steps":
-                assert table.improve(actions, standardised(-seconds), steps=10, rate=1.0, clip=0.2) >= 0
+                assert (
+                    table.improve(actions, standardised(-seconds), steps=10, rate=1.0, clip=0.2)
+                    >= 0
+                )
             else:
                 table.refit(actions[np.argsort(seconds)[:8]], step=0.5, mix=0.01)
         assert (table.probabilities[[0, 1, 2], [1, 0, 1]] > 0.9).all()

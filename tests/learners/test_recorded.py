@@ -11,7 +11,10 @@ from roost.learners.recorded import _added_to_best, advantages
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_what_is_added_to_the_best_is_the_mean_over_all_sets(k):
     value = np.random.default_rng(k).normal(size=5)
-    expected = [np.mean([max(value[list(s)]) for s in combinations(range(5), k) if i in s]) for i in range(5)]
+    expected = [
+        np.mean([max(value[list(s)]) for s in combinations(range(5), k) if i in s])
+        for i in range(5)
+    ]
     assert _added_to_best(value, k) == pytest.approx(expected)
 
 

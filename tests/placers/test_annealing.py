@@ -1,4 +1,5 @@
-"""Annealing and descent: chains that tell the truth, what fits is kept, and the best of an order is found."""
+"""Annealing and descent: chains that tell the truth, what fits is kept, and the best of an order is
+found."""
 
 from __future__ import annotations
 
@@ -39,19 +40,31 @@ def anywhere(units: Units, rng: np.random.Generator) -> Array:  # [units]
 
 
 def best_in_its_order(problem: Problem, example: Placement, devices: Array) -> float:
-    """The shortest step of any of these devices that fit, in the order and with the windows of a placement."""
+    """The shortest step of any of these devices that fit, in the order and with the windows of a
+    placement."""
     cluster, count = problem.cluster, len(devices)
     step, moves = np.zeros(count), np.zeros(count, np.int64)
     peak = np.zeros((count, cluster.num_devices), np.int64)
     window = np.array(np.broadcast_to(example.prefetch_bytes, cluster.num_devices), dtype=np.int64)
     layout = Simulator.of(problem).layout(example)
-    run_batch(layout, devices, window, example.order == "fifo", cluster.has_shared_buses, True, step, peak, moves)
+    run_batch(
+        layout,
+        devices,
+        window,
+        example.order == "fifo",
+        cluster.has_shared_buses,
+        True,
+        step,
+        peak,
+        moves,
+    )
     fits = (peak <= cluster.memory).all(axis=1)
     return float(step[fits].min()) if fits.any() else np.inf
 
 
 def share_found(problems: Iterator[Problem]) -> float:
-    """How often annealing finds the best of the order that it reports, of the placements that fetch nothing."""
+    """How often annealing finds the best of the order that it reports, of the placements that fetch
+    nothing."""
     found = []
     for number, problem in enumerate(problems):
         best = search(problem, "annealing", trials=2000, seed=number, prove=False).best
@@ -84,7 +97,11 @@ def test_one_placement_in_any_order_costs_what_the_simulator_says() -> None:
     for seed, problem, device in plain_problems(200):
         graph, cluster, rng = problem.graph, problem.cluster, np.random.default_rng(seed)
         layout = Simulator.of(problem).layout(placement_of(problem, device))
-        priority = rng.integers(0, 5, graph.num_ops).astype(float) if seed % 2 else rng.random(graph.num_ops)
+        priority = (
+            rng.integers(0, 5, graph.num_ops).astype(float)
+            if seed % 2
+            else rng.random(graph.num_ops)
+        )
         count = len(layout.op)
         order, turn_of = np.zeros(count, np.int64), np.zeros(count, np.int64)
         order_of(layout, priority[layout.op], order)
@@ -92,7 +109,9 @@ def test_one_placement_in_any_order_costs_what_the_simulator_says() -> None:
         held, peak = np.zeros(64, np.int64), np.zeros(64, np.int64)
         np.add.at(held, device[graph.is_parameter], graph.output_bytes[graph.is_parameter])
         ready, dying = np.zeros(count), np.zeros(count, np.int64)
-        step = push_in_order(layout, order, turn_of, device.astype(np.uint32)[layout.op], ready, dying, held, peak)
+        step = push_in_order(
+            layout, order, turn_of, device.astype(np.uint32)[layout.op], ready, dying, held, peak
+        )
         timeline = simulate(problem, placement_of(problem, device, "priority", priority))
         assert step == timeline.step_time
         assert peak[: cluster.num_devices].tolist() == timeline.peak_memory.tolist()
@@ -117,7 +136,8 @@ def test_a_chain_says_of_its_best_what_the_simulator_says(tie: str) -> None:
             assert 0 < spent <= 20 * annealer.batch + 1
             found = (chain.figures[BEST_EXCESS], chain.figures[BEST_STEP])
             step, excess = annealer.cost(chain.best)
-            assert (found[1], found[0]) == (step, pytest.approx(excess, rel=1e-12))  # sums are rounded
+            # Sums are rounded.
+            assert (found[1], found[0]) == (step, pytest.approx(excess, rel=1e-12))
             assert annealer.cost(chain.placed)[0] == chain.figures[STEP]
             problem.check(annealer.placement(chain.placed))
             assert found <= first
@@ -139,7 +159,9 @@ def test_what_the_step_waits_for_is_found_on_any_graph() -> None:
 
 
 def test_what_the_step_waits_for_is_a_path_to_its_end() -> None:
-    problem = timed(model([f"layers.{n}" for n in range(5)], updates=False), machine(10_000, 10_000))
+    problem = timed(
+        model([f"layers.{n}" for n in range(5)], updates=False), machine(10_000, 10_000)
+    )
     device = np.resize([0, 1], problem.graph.num_ops).astype(np.int32)
     units = Units.of(problem, "nothing")
     layout = Simulator.of(problem).layout(placement_of(problem, device))
@@ -152,7 +174,8 @@ def test_what_the_step_waits_for_is_a_path_to_its_end() -> None:
 def shrunk(problem: Problem, peak: Array) -> Problem:
     """The problem with no more memory than a placement needs."""
     devices = tuple(
-        replace(device, memory=int(most)) for device, most in zip(problem.cluster.devices, peak, strict=True)
+        replace(device, memory=int(most))
+        for device, most in zip(problem.cluster.devices, peak, strict=True)
     )
     return Problem(problem.graph, replace(problem.cluster, devices=devices), problem.costs)
 
@@ -164,7 +187,9 @@ def test_a_chain_that_began_with_what_fits_ends_with_what_fits(tie: str) -> None
         problem, _ = nasty(seed)
         units, rng = Units.of(problem, tie), np.random.default_rng(seed)
         start = anywhere(units, rng)
-        tight = shrunk(problem, simulate(problem, placement_of(problem, units.devices(start))).peak_memory)
+        tight = shrunk(
+            problem, simulate(problem, placement_of(problem, units.devices(start))).peak_memory
+        )
         annealer = Annealer(tight, Units.of(tight, tie), placement_of(tight, units.devices(start)))
         chain = annealer.chain(start, seed + 1)
         annealer.run(chain, 50, 0.05, 0.001)
@@ -196,7 +221,8 @@ def offloading(memory: int) -> Problem:
     """A training step for one GPU and a host, whose updates alone may run there."""
     graph = model([f"layers.{n}" for n in range(6)], size=20, weight=100)
     allowed = tuple(
-        () if graph.is_parameter[op] or name.endswith("update") else ("cuda",) for op, name in enumerate(graph.op_names)
+        () if graph.is_parameter[op] or name.endswith("update") else ("cuda",)
+        for op, name in enumerate(graph.op_names)
     )
     cluster = machine(100_000, memory, kinds=("cpu", "cuda"), bandwidth=1000.0)
     return timed(replace(graph, allowed=allowed), cluster, speed=(1.0, 10.0))
@@ -221,7 +247,9 @@ def test_parameters_that_do_not_fit_beside_their_readers_live_elsewhere(placer: 
     assert num_fetches(problem, best.placement) > 0
 
 
-@pytest.mark.parametrize("problem", [offloading(memory=550), training_like(40, 3)], ids=["fetched", "plain"])
+@pytest.mark.parametrize(
+    "problem", [offloading(memory=550), training_like(40, 3)], ids=["fetched", "plain"]
+)
 def test_no_budget_is_exceeded(problem: Problem) -> None:
     for trials in (*range(300, 340), 700, 1401, 2003, 30_000):
         assert search(problem, "annealing", trials=trials, prove=False).num_trials <= trials
@@ -238,8 +266,12 @@ def found(problem: Problem, placer: Annealing | Descent, trials: int = 30_000) -
     return search(problem, placer, trials=trials, seed=1, prove=False)
 
 
-@pytest.mark.parametrize("placer", [Annealing(threads=1), Descent(threads=1)], ids=["annealing", "descent"])
-def test_it_is_better_than_where_it_began_and_threads_change_nothing(placer: Annealing | Descent) -> None:
+@pytest.mark.parametrize(
+    "placer", [Annealing(threads=1), Descent(threads=1)], ids=["annealing", "descent"]
+)
+def test_it_is_better_than_where_it_began_and_threads_change_nothing(
+    placer: Annealing | Descent,
+) -> None:
     problem = training_like(100, 2, seed=1)
     one, two = found(problem, placer), found(problem, replace(placer, threads=2))
     assert (one.best.placement, one.num_trials) == (two.best.placement, two.num_trials)
@@ -288,7 +320,9 @@ def test_every_order_is_tried() -> None:
 def test_one_device_or_one_unit_leaves_nothing_to_move() -> None:
     graph = model(["a", "b"])
     alone = timed(graph, machine(10_000))
-    glued = timed(replace(graph, group=np.zeros(graph.num_ops), group_names=("all",)), machine(10_000, 10_000))
+    glued = timed(
+        replace(graph, group=np.zeros(graph.num_ops), group_names=("all",)), machine(10_000, 10_000)
+    )
     for problem in (alone, glued):
         result = search(problem, "annealing", trials=500, prove=False)
         assert result.num_trials <= 500
@@ -299,4 +333,7 @@ def test_a_cluster_of_sixty_four_devices_is_no_trouble() -> None:
     cluster: Cluster = machine(*[100_000] * 64)
     problem = timed(model([f"layers.{n}" for n in range(8)]), cluster)
     result = search(problem, "annealing", trials=2000, prove=False)
-    assert result.best.step_time <= simulate(problem, Placement(np.zeros(problem.graph.num_ops))).step_time
+    assert (
+        result.best.step_time
+        <= simulate(problem, Placement(np.zeros(problem.graph.num_ops))).step_time
+    )

@@ -37,7 +37,9 @@ def test_it_is_never_worse_than_any_placer_it_asks() -> None:
 def test_it_is_better_than_all_of_them_where_there_is_something_to_gain() -> None:
     result = search(training_like(100, 2, seed=1), "auto", trials=40_000, prove=False)
     assert set(result.baselines) == set(Auto().baselines)
-    assert result.best.step_time < 0.97 * min(trial.step_time for trial in result.baselines.values())
+    assert result.best.step_time < 0.97 * min(
+        trial.step_time for trial in result.baselines.values()
+    )
 
 
 def test_with_a_small_budget_it_asks_fewer_and_still_answers() -> None:
@@ -85,16 +87,30 @@ def test_without_the_extras_it_works_and_says_what_it_went_without(
 
 def test_the_exact_placer_is_asked_where_there_is_time_and_the_graph_is_small() -> None:
     small = timed(model(["a", "b", "c"], updates=False), machine(10_000, 10_000))
-    result = search(small, Auto(threads=1), seconds=2.6, on_trial=lambda p: p.trial.placer == "cpsat", prove=False)
+    result = search(
+        small,
+        Auto(threads=1),
+        seconds=2.6,
+        on_trial=lambda p: p.trial.placer == "cpsat",
+        prove=False,
+    )
     assert "cpsat" in result.baselines
     assert result.ended == "stopped"
 
 
-def test_without_ortools_there_is_no_exact_placer(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+def test_without_ortools_there_is_no_exact_placer(
+    monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
     without(monkeypatch, "ortools")
     small = timed(model(["a", "b", "c"], updates=False), machine(10_000, 10_000))
     with caplog.at_level(logging.INFO, "roost.placers.auto"):
-        result = search(small, Auto(threads=1), seconds=2.6, on_trial=lambda p: p.trial.placer == "auto", prove=False)
+        result = search(
+            small,
+            Auto(threads=1),
+            seconds=2.6,
+            on_trial=lambda p: p.trial.placer == "auto",
+            prove=False,
+        )
     assert (result.ended, "cpsat" in result.baselines) == ("stopped", False)
     assert any(message.startswith("without cpsat") for message in caplog.messages)
 
@@ -107,29 +123,45 @@ def test_a_baseline_that_refuses_the_model_is_left_out() -> None:
     assert set(result.baselines) == {"single"}
 
 
-def test_a_baseline_that_spends_all_ends_the_search_with_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_that_spends_all_ends_the_search_with_its_best(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Greedy:
         def place(self, problem: Problem, evaluate: Any) -> Any:
             while True:
-                evaluate([placement_of(problem, evaluate.rng.integers(0, 2, problem.graph.num_ops))])
+                evaluate(
+                    [placement_of(problem, evaluate.rng.integers(0, 2, problem.graph.num_ops))]
+                )
 
     find = catalog.find
-    monkeypatch.setattr(catalog, "find", lambda folder, name: Greedy if name == "heft" else find(folder, name))
+    monkeypatch.setattr(
+        catalog, "find", lambda folder, name: Greedy if name == "heft" else find(folder, name)
+    )
     problem = training_like(40, 2, seed=1)
     result = search(problem, Auto(baselines=("single", "heft")), trials=200, prove=False)
     assert (result.ended, result.num_trials) == ("budget", 200)
     assert result.best.step_time <= result.baselines["single"].step_time
 
 
-def test_a_part_of_the_budget_that_is_spent_does_not_end_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_the_budget_that_is_spent_does_not_end_the_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Slow:
         def place(self, problem: Problem, evaluate: Any) -> Any:
             raise BudgetSpent("its part is spent")
 
     find = catalog.find
-    monkeypatch.setattr(catalog, "find", lambda folder, name: Slow if name == "cpsat" else find(folder, name))
+    monkeypatch.setattr(
+        catalog, "find", lambda folder, name: Slow if name == "cpsat" else find(folder, name)
+    )
     small = timed(model(["a", "b", "c"], updates=False), machine(10_000, 10_000))
-    result = search(small, Auto(threads=1), seconds=2.6, on_trial=lambda p: p.trial.placer == "auto", prove=False)
+    result = search(
+        small,
+        Auto(threads=1),
+        seconds=2.6,
+        on_trial=lambda p: p.trial.placer == "auto",
+        prove=False,
+    )
     assert result.ended == "stopped"
 
 
@@ -139,7 +171,9 @@ def test_where_nothing_fits_it_is_nearest_to_fitting() -> None:
     tight = Problem(problem.graph, replace(problem.cluster, devices=devices), problem.costs)
     result = search(tight, "auto", trials=6000, prove=False)
     assert not result.best.feasible
-    assert result.best.missing_bytes <= min(trial.missing_bytes for trial in result.baselines.values())
+    assert result.best.missing_bytes <= min(
+        trial.missing_bytes for trial in result.baselines.values()
+    )
     assert result.best.missing_bytes == int(np.maximum(result.best.peak_memory - 100_000, 0).sum())
 
 

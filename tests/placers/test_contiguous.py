@@ -1,4 +1,5 @@
-"""The dynamic programme finds the best contiguous split, by an estimate of seconds and bytes that is right."""
+"""The dynamic programme finds the best contiguous split, by an estimate of seconds and bytes that
+is right."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ def traffic_by_hand(chain: Chain, first: int, beyond: int) -> list[int]:
                     got.add(source)
                 if first <= piece[source] < beyond and piece[op] < first:
                     sent.add(source)
-    return [len(got), int(graph.output_bytes[list(got)].sum()), len(sent), int(graph.output_bytes[list(sent)].sum())]
+    return [
+        len(got),
+        int(graph.output_bytes[list(got)].sum()),
+        len(sent),
+        int(graph.output_bytes[list(sent)].sum()),
+    ]
 
 
 def test_traffic_of_every_part_is_what_crosses_its_start() -> None:
@@ -47,7 +53,9 @@ def random_chain(seed: int) -> dict[str, np.ndarray]:
     pieces, kinds = int(rng.integers(1, 6)), int(rng.integers(1, 4))
 
     def before() -> np.ndarray:
-        return np.concatenate([np.zeros((1, kinds)), np.cumsum(rng.integers(0, 9, (pieces, kinds)), axis=0)])
+        return np.concatenate(
+            [np.zeros((1, kinds)), np.cumsum(rng.integers(0, 9, (pieces, kinds)), axis=0)]
+        )
 
     backward, late = before(), before() * float(rng.random() < 0.7)
     return {
@@ -72,7 +80,9 @@ def cost(c: dict[str, np.ndarray], ends: list[int], kinds: list[int], pipelined:
     """Seconds of a split, as the kernel defines them."""
     total, ending, slowest, start = 0.0, 0.0, 0.0, 0
     for number, (end, kind) in enumerate(zip(ends, kinds, strict=True)):
-        own, aside, back_time = (c[x][end, kind] - c[x][start, kind] for x in ("waited", "beside", "backward"))
+        own, aside, back_time = (
+            c[x][end, kind] - c[x][start, kind] for x in ("waited", "beside", "backward")
+        )
         got = back = 0.0
         if start == 0 and end < len(c["held"]) - 1:
             aside = c["beside_late"][end, kind]
@@ -80,7 +90,13 @@ def cost(c: dict[str, np.ndarray], ends: list[int], kinds: list[int], pipelined:
             t, last = c["traffic"][:, start, end], kinds[number - 1]
             got = t[0] * c["latency"][last, kind] + t[1] * c["rate"][last, kind]
             back = t[2] * c["latency"][kind, last] + t[3] * c["rate"][kind, last]
-        over = max(0.0, c["held"][end] - c["held"][start] + c["passing"][start:end].max() - c["most"][kind]) * PENALTY
+        over = (
+            max(
+                0.0,
+                c["held"][end] - c["held"][start] + c["passing"][start:end].max() - c["most"][kind],
+            )
+            * PENALTY
+        )
         slowest = max(slowest, own + aside + got + back + over)
         total += own + got + back + max(0.0, aside - back - ending) + over
         ending = back_time + max(aside, back + ending)
@@ -132,18 +148,25 @@ def test_gradients_of_weights_and_updates_run_beside() -> None:
     aside = Chain.of(Units.of(timed(graph, machine(10_000))), 100).beside()
     names = {name for name, found in zip(graph.op_names, aside, strict=True) if found}
     first = {"0:layers.0/backward"}  # no layer comes before it
-    assert names == first | {f"{n}:layers.{n}/{role}" for n in range(5) for role in ("gradient", "update")}
+    assert names == first | {
+        f"{n}:layers.{n}/{role}" for n in range(5) for role in ("gradient", "update")
+    }
 
 
 def test_the_backward_ops_of_all_layers_but_the_last_come_late() -> None:
     graph = model([f"layers.{number}" for number in range(5)])
     late = Chain.of(Units.of(timed(graph, machine(10_000))), 100).late()
     names = {name for name, found in zip(graph.op_names, late, strict=True) if found}
-    assert names == {f"{n}:layers.{n}/{role}" for n in range(4) for role in ("backward", "gradient", "update")}
+    assert names == {
+        f"{n}:layers.{n}/{role}" for n in range(4) for role in ("backward", "gradient", "update")
+    }
 
 
 def test_all_on_one_device_where_that_is_best() -> None:
-    problem = timed(model([f"layers.{n}" for n in range(8)], updates=False), machine(*[10_000] * 4, bandwidth=0.1))
+    problem = timed(
+        model([f"layers.{n}" for n in range(8)], updates=False),
+        machine(*[10_000] * 4, bandwidth=0.1),
+    )
     assert len(set(Contiguous().place(problem, searching(problem)[1]).device.tolist())) == 1
 
 
@@ -158,7 +181,9 @@ def test_the_fast_device_gets_what_fits_and_parts_are_contiguous() -> None:
     # A layer is 100 bytes of weight and 10 kept; six fit with what passes through.
     assert on_fast.sum() >= 6
     device = {name: int(d) for name, d in zip(graph.op_names, placement.device, strict=True)}
-    assert all(device[f"{n}:layers.{n}/backward"] == device[f"{n}:layers.{n}/forward"] for n in range(10))
+    assert all(
+        device[f"{n}:layers.{n}/backward"] == device[f"{n}:layers.{n}/forward"] for n in range(10)
+    )
 
 
 def test_layers_that_need_all_devices_are_spread_over_them() -> None:
@@ -171,10 +196,13 @@ def test_layers_that_need_all_devices_are_spread_over_them() -> None:
 
 
 def test_work_that_nothing_waits_for_runs_beside_the_backward_pass() -> None:
-    problem = timed(model([f"layers.{number}" for number in range(16)], size=1), machine(*[10_000] * 4))
+    problem = timed(
+        model([f"layers.{number}" for number in range(16)], size=1), machine(*[10_000] * 4)
+    )
     alone = simulate(problem, Placement(np.zeros(problem.graph.num_ops)))
     found = simulate(problem, Contiguous().place(problem, searching(problem)[1]))
-    # Of 64 s on one device, half is gradients of weights and updates; all but the first part's are hidden.
+    # Of 64 s on one device, half is gradients of weights and updates; all but the first part's are
+    # hidden.
     assert alone.step_time == 1 + 4 * 16
     assert found.step_time < 1 + 2 * 16 + 7
 
@@ -183,7 +211,9 @@ def test_large_graphs_are_cut_where_the_fewest_bytes_cross() -> None:
     builder = GraphBuilder("waist")
     before = builder.add("start", output_bytes=1000)
     for number in range(200):
-        before = builder.add(f"op{number}", inputs=[before], output_bytes=1 if number % 10 == 9 else 1000)
+        before = builder.add(
+            f"op{number}", inputs=[before], output_bytes=1 if number % 10 == 9 else 1000
+        )
     units = Units.of(timed(builder.freeze(), machine(10**6, 10**6)))
     chain = Chain.of(units, 11)
     ends = np.flatnonzero(np.diff(chain.piece[np.argsort(units.leader)]))
@@ -194,7 +224,9 @@ def test_large_graphs_are_cut_where_the_fewest_bytes_cross() -> None:
 
 def test_more_devices_than_states_are_no_trouble() -> None:
     graph = model([f"layers.{number}" for number in range(6)], updates=False)
-    problem = timed(graph, machine(*[10_000] * 20, bandwidth=0.1), speed=[1.0 + number for number in range(20)])
+    problem = timed(
+        graph, machine(*[10_000] * 20, bandwidth=0.1), speed=[1.0 + number for number in range(20)]
+    )
     assert set(Contiguous().place(problem, searching(problem)[1]).device.tolist()) == {19}
 
 

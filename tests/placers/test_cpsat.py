@@ -29,13 +29,19 @@ class Evaluate:
         trials = []
         for placement in placements:
             timeline = Simulator.of(self.problem).simulate(placement)
-            trials.append(Trial(placement, timeline.step_time, timeline.peak_memory, timeline.feasible))
+            trials.append(
+                Trial(placement, timeline.step_time, timeline.peak_memory, timeline.feasible)
+            )
             if trials[-1].better_than(self.best):
                 self.best = trials[-1]
         return trials
 
     def prove(self, bound):
-        assert self.best is None or not self.best.feasible or bound.step_time <= self.best.step_time * (1 + 1e-9)
+        assert (
+            self.best is None
+            or not self.best.feasible
+            or bound.step_time <= self.best.step_time * (1 + 1e-9)
+        )
 
 
 def place(problem, **settings):
@@ -81,7 +87,9 @@ def test_where_nothing_fits_it_gives_the_nearest_and_says_that_this_is_proved(ca
     builder = GraphBuilder("heavy")
     builder.parameter("p", 10**12)
     builder.add("op", "op", ["p"])
-    problem = Problem(builder.freeze(), training_like(10, 2).cluster, np.array([[0.0, 0.0], [1.0, 1.0]]))
+    problem = Problem(
+        builder.freeze(), training_like(10, 2).cluster, np.array([[0.0, 0.0], [1.0, 1.0]])
+    )
     with caplog.at_level(logging.INFO, logger="roost.placers.cpsat"):
         _, timeline = place(problem)
     assert not timeline.feasible

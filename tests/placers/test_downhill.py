@@ -1,4 +1,5 @@
-"""Downhill one move at a time: never worse, within its budget, the same when it goes on, also where ops fetch."""
+"""Downhill one move at a time: never worse, within its budget, the same when it goes on, also where
+ops fetch."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def test_it_is_never_worse_and_within_its_budget_with_all_that_may_go_wrong(seed
 
 
 def test_it_is_better_than_annealing_with_few_trials() -> None:
-    """What it is for: a thousand simulations are sixty moves where sixteen are simulated for each."""
+    """What it is for: a thousand simulations are sixty moves where sixteen are simulated for
+    each."""
     from roost.placers._annealing.population import Heat, Population
 
     @dataclass(frozen=True, eq=False)
@@ -88,7 +90,13 @@ def test_a_run_that_was_cut_goes_on_to_the_same_end(tmp_path) -> None:  # type: 
     problem = training_like(60, 3)
     start = scattered(problem)
     whole = found(problem, start, 4_000)
-    found(problem, start, 4_000, journal=tmp_path / "j.jsonl", on_trial=lambda progress: progress.num_trials > 1_500)
+    found(
+        problem,
+        start,
+        4_000,
+        journal=tmp_path / "j.jsonl",
+        on_trial=lambda progress: progress.num_trials > 1_500,
+    )
     again = found(problem, start, 4_000, journal=tmp_path / "j.jsonl")
     assert again.best.placement.digest == whole.best.placement.digest
     assert again.num_trials == whole.num_trials

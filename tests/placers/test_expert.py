@@ -44,7 +44,9 @@ def by_module(graph: Graph, device: np.ndarray) -> dict[str, set[int]]:
     return found
 
 
-def recurrent_model(stacks: dict[str, int], before: Sequence[str] = (), after: Sequence[str] = ()) -> Graph:
+def recurrent_model(
+    stacks: dict[str, int], before: Sequence[str] = (), after: Sequence[str] = ()
+) -> Graph:
     """Layers called at each of four steps, between modules that are called once."""
     builder = GraphBuilder("recurrent")
     last = builder.add("input", phase="input", output_bytes=4)
@@ -83,7 +85,12 @@ def recurrent_model(stacks: dict[str, int], before: Sequence[str] = (), after: S
     ],
 )
 def test_a_path_names_the_layer_it_is_in(path: str, layer: str) -> None:
-    modules = ["encoder.layers.0@3.x", "encoder.layers.3.attention.query", "stages.0.1.x", "stages.1.2.conv"]
+    modules = [
+        "encoder.layers.0@3.x",
+        "encoder.layers.3.attention.query",
+        "stages.0.1.x",
+        "stages.1.2.conv",
+    ]
     assert top_level(modules)(path) == layer
 
 
@@ -92,7 +99,10 @@ def test_layers_are_in_forward_order_and_take_backward_ops_parameters_and_update
     layers = Layers.of(graph)
     assert layers.names == ("embed", "layers.0", "layers.1", "output")
     for op, name in enumerate(graph.op_names):
-        assert name == "input" or layers.names[layers.layer[op]] == name.partition(":")[2].partition("/")[0]
+        assert (
+            name == "input"
+            or layers.names[layers.layer[op]] == name.partition(":")[2].partition("/")[0]
+        )
     assert layers.layer[graph.index_of("input")] == 0
 
 
@@ -115,14 +125,22 @@ def test_a_layer_that_shares_its_weight_with_the_first_is_where_that_is_and_the_
     last = builder.add("embed", inputs=["weight"], output_bytes=10, module="embed")
     for number in range(3):
         builder.parameter(f"weight{number}", 10)
-        last = builder.add(f"op{number}", inputs=[last, f"weight{number}"], output_bytes=10, module=f"layers.{number}")
+        last = builder.add(
+            f"op{number}",
+            inputs=[last, f"weight{number}"],
+            output_bytes=10,
+            module=f"layers.{number}",
+        )
     last = builder.add("logits", inputs=[last, "weight"], output_bytes=1000, module="output")
     builder.add("scaled", inputs=[last], output_bytes=500, module="output")
     builder.add("loss", inputs=["scaled"], output_bytes=4, module="loss")
     graph = builder.freeze()
     layers, units = Layers.of(graph), Units.of(timed(graph, machine(10_000)))
     layer = layers.of_units(units)[units.unit]
-    placed = {name: layers.names[number] for name, number in zip(graph.op_names, layer.tolist(), strict=True)}
+    placed = {
+        name: layers.names[number]
+        for name, number in zip(graph.op_names, layer.tolist(), strict=True)
+    }
     assert {placed[name] for name in ("weight", "embed", "logits", "scaled", "loss")} == {"embed"}
     assert placed["op2"] == "layers.2"
 
@@ -144,23 +162,49 @@ def test_a_split_has_the_shares_that_are_asked_for() -> None:
 
 def test_a_part_ends_where_its_room_does() -> None:
     shares, sizes = np.array([0.5, 0.5, 0.0]), np.full(8, 10.0)
-    assert split_within(np.ones(8), shares, sizes, np.array([99, 99, 99])).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert split_within(np.ones(8), shares, sizes, np.array([20, 40, 99])).tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
+    assert split_within(np.ones(8), shares, sizes, np.array([99, 99, 99])).tolist() == [
+        0,
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+    ]
+    assert split_within(np.ones(8), shares, sizes, np.array([20, 40, 99])).tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+    ]
     assert split_within(np.ones(3), shares, sizes[:3], np.array([5, 5, 5])).tolist() == [2, 2, 2]
 
 
 def test_layers_are_split_by_the_speed_of_the_devices_and_the_cpu_is_left_out() -> None:
     graph = model([f"layers.{number}" for number in range(12)])
-    problem = timed(graph, machine(*[10_000] * 3, kinds=("cpu", "cuda", "cuda")), speed=(1.0, 6.0, 3.0))
+    problem = timed(
+        graph, machine(*[10_000] * 3, kinds=("cpu", "cuda", "cuda")), speed=(1.0, 6.0, 3.0)
+    )
     placement = Expert().place(problem, searching(problem)[1])
     forward = placement.device[graph.phase == FORWARD]
     assert forward.tolist() == [1] * 8 + [2] * 4
-    assert all(len(devices) == 1 for module, devices in by_module(graph, placement.device).items() if module)
+    assert all(
+        len(devices) == 1
+        for module, devices in by_module(graph, placement.device).items()
+        if module
+    )
 
 
 def test_what_the_gpus_cannot_hold_is_on_the_cpu() -> None:
     graph = model([f"layers.{number}" for number in range(12)], size=1)
-    problem = timed(graph, machine(10_000, 420, 420, kinds=("cpu", "cuda", "cuda")), speed=(1.0, 6.0, 6.0))
+    problem = timed(
+        graph, machine(10_000, 420, 420, kinds=("cpu", "cuda", "cuda")), speed=(1.0, 6.0, 6.0)
+    )
     placement = Expert().place(problem, searching(problem)[1])
     assert simulate(problem, placement).feasible
     assert set(placement.device.tolist()) == {0, 1, 2}
@@ -170,11 +214,21 @@ def test_a_language_model_has_one_recurrent_layer_on_each_device() -> None:
     graph = recurrent_model({"lstm.stack.layers": 2}, before=["embed"], after=["output", "loss"])
     problem = timed(graph, machine(*[10_000] * 4))
     placed = by_module(graph, Expert().place(problem, searching(problem)[1]).device)
-    assert placed["embed"] == placed["lstm.stack.layers.0"] == placed["lstm.stack.layers.0@3"] == {0}
-    assert placed["output"] == placed["loss"] == placed["lstm.stack.layers.1"] == placed["lstm.stack.layers.1@3"] == {1}
+    assert (
+        placed["embed"] == placed["lstm.stack.layers.0"] == placed["lstm.stack.layers.0@3"] == {0}
+    )
+    assert (
+        placed["output"]
+        == placed["loss"]
+        == placed["lstm.stack.layers.1"]
+        == placed["lstm.stack.layers.1@3"]
+        == {1}
+    )
 
 
-@pytest.mark.parametrize(("num_devices", "encoder", "decoder"), [(4, [0, 1], [2, 3]), (2, [0, 1], [0, 1])])
+@pytest.mark.parametrize(
+    ("num_devices", "encoder", "decoder"), [(4, [0, 1], [2, 3]), (2, [0, 1], [0, 1])]
+)
 def test_translation_has_embeddings_below_and_attention_and_softmax_on_top(
     num_devices: int, encoder: list[int], decoder: list[int]
 ) -> None:
@@ -218,7 +272,18 @@ def by_block(graph: Graph, device: np.ndarray) -> dict[str, set[int]]:
 
 
 def test_nasnet_is_split_into_contiguous_cells() -> None:
-    names = ["stem", "cell_0", "cell_1", "reduction_0", "cell_2", "cell_3", "reduction_1", "cell_4", "cell_5", "fc"]
+    names = [
+        "stem",
+        "cell_0",
+        "cell_1",
+        "reduction_0",
+        "cell_2",
+        "cell_3",
+        "reduction_1",
+        "cell_4",
+        "cell_5",
+        "fc",
+    ]
     graph = model([f"{name}.conv" for name in names])
     problem = timed(graph, machine(*[10_000] * 4))
     placement = Expert().place(problem, searching(problem)[1])
@@ -253,7 +318,9 @@ def test_the_published_placement_is_for_its_model_and_four_gpus(inception: Graph
 def test_a_rule_can_be_chosen_and_an_unknown_or_unfitting_one_is_refused() -> None:
     with pytest.raises(UnknownName, match="did you mean 'layers'"):
         Expert("layer")
-    problem = timed(model([f"cell_{number}" for number in range(4)] + ["reduction_0"]), machine(*[10_000] * 2))
+    problem = timed(
+        model([f"cell_{number}" for number in range(4)] + ["reduction_0"]), machine(*[10_000] * 2)
+    )
     for rule in ("layers", "cells", "blocks"):
         assert simulate(problem, Expert(rule).place(problem, searching(problem)[1])).feasible
     with pytest.raises(InputError, match="no recurrent layers"):

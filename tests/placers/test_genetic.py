@@ -23,7 +23,8 @@ def found(problem: Problem, trials: int, placer: Genetic | None = None, seed: in
 
 
 def two_lines() -> Graph:
-    """Two chains that change devices half way; the long end of one is listed last, and should begin first."""
+    """Two chains that change devices half way; the long end of one is listed last, and should begin
+    first."""
     builder = GraphBuilder("two_lines")
     for line in range(6):
         for part, kind in enumerate(("cpu", "cuda")):
@@ -33,10 +34,11 @@ def two_lines() -> Graph:
 
 
 def johnson() -> Problem:
-    """A flow shop of two machines: devices are given, and only the order can be chosen. The best takes 22 s.
+    """A flow shop of two machines: devices are given, and only the order can be chosen. The best
+    takes 22 s.
 
-    By Johnson's rule: first those that are shorter on the first machine, shortest first; then the others, those that
-    are longest on the second first.
+    By Johnson's rule: first those that are shorter on the first machine, shortest first; then the
+    others, those that are longest on the second first.
     """
     graph = two_lines()
     first, second = (6.0, 2.0, 5.0, 1.0, 4.0, 3.0), (1.0, 4.0, 2.0, 5.0, 3.0, 6.0)
@@ -48,9 +50,13 @@ def johnson() -> Problem:
 def test_it_finds_an_order_where_only_the_order_can_be_chosen() -> None:
     problem = johnson()
     device = problem.allowed.argmax(axis=1)
-    fixed = [simulate(problem, placement_of(problem, device, order)).step_time for order in ("program", "rank")]
+    fixed = [
+        simulate(problem, placement_of(problem, device, order)).step_time
+        for order in ("program", "rank")
+    ]
     assert min(fixed) > 22.5
-    # The start has an order already: here it is not good enough, and urgencies may move an op across all of it.
+    # The start has an order already: here it is not good enough, and urgencies may move an op
+    # across all of it.
     result = found(problem, 6000, Genetic(starts=("single",), spread=1.0))
     assert result.best.step_time == pytest.approx(22.0, abs=1e-6)
     assert result.best.placement.order == "priority"
@@ -59,7 +65,9 @@ def test_it_finds_an_order_where_only_the_order_can_be_chosen() -> None:
 
 def test_it_is_better_than_where_it_began() -> None:
     result = found(training_like(100, 2, seed=1), 20_000)
-    assert result.best.step_time < 0.95 * min(trial.step_time for trial in result.baselines.values())
+    assert result.best.step_time < 0.95 * min(
+        trial.step_time for trial in result.baselines.values()
+    )
 
 
 def test_more_generations_are_never_worse() -> None:
@@ -97,7 +105,9 @@ def test_an_individual_costs_what_the_simulator_says() -> None:
             continue
         seen += 1
         rng = np.random.default_rng(seed)
-        world = _World(problem, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32)), 0.5)
+        world = _World(
+            problem, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32)), 0.5
+        )
         keys = rng.random(2 * world.units.num_units)
         step, excess = world.judge(keys)
         timeline = simulate(problem, world.placement(keys))

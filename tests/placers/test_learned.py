@@ -1,4 +1,5 @@
-"""The placers that learn on one problem: they learn, stay within their budget, and go on exactly where they were."""
+"""The placers that learn on one problem: they learn, stay within their budget, and go on exactly
+where they were."""
 
 import os
 from dataclasses import replace
@@ -44,11 +45,17 @@ def branches(num_branches=6, length=3, num_devices=3, memory=10_000, send=0.1):
     for branch in range(num_branches):
         last = builder.parameter(f"b{branch}.w", 50)
         for op in range(length):
-            last = builder.add(f"b{branch}.{op}", "matmul", [last], output_bytes=100, module=f"b{branch}.{op}")
+            last = builder.add(
+                f"b{branch}.{op}", "matmul", [last], output_bytes=100, module=f"b{branch}.{op}"
+            )
     graph = builder.freeze()
     devices = tuple(Device(f"cuda:{number}", "cuda", memory) for number in range(num_devices))
     cluster = Cluster("alike", devices, (Link("*", "*", 100 / send),))
-    return Problem(graph, cluster, Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(num_devices, axis=1)))
+    return Problem(
+        graph,
+        cluster,
+        Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(num_devices, axis=1)),
+    )
 
 
 def said(result):
@@ -65,7 +72,8 @@ def test_it_learns_what_chance_does_not_find(name):
 
 
 @pytest.mark.parametrize(
-    "placer", [Spotlight(network=Network(hidden=8, heuristic_prior=30.0)), Post(heuristic_prior=30.0)]
+    "placer",
+    [Spotlight(network=Network(hidden=8, heuristic_prior=30.0)), Post(heuristic_prior=30.0)],
 )
 def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     problem = training_like(40, 3)
@@ -79,21 +87,37 @@ def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     names = [trial.placer for trial in found]
     first = names.index("spotlight" if "spotlight" in names else "post")
     assert {"single", "expert", "etf", "rules"} <= set(names[:first])
-    assert min(t.step_time for t in found[:first]) <= min(t.step_time for t in heuristics if t.feasible)
+    assert min(t.step_time for t in found[:first]) <= min(
+        t.step_time for t in heuristics if t.feasible
+    )
     drawn = {trial.placement.device.tobytes() for trial in found[first : first + 4]}
     assert len(drawn) == 1  # all the same devices, in several orders
 
 
-@pytest.mark.parametrize("placer", [Spotlight(network=SMALL, order="rank", refine=0.0), Post(order="rank", refine=0.0)])
+@pytest.mark.parametrize(
+    "placer", [Spotlight(network=SMALL, order="rank", refine=0.0), Post(order="rank", refine=0.0)]
+)
 def test_the_best_heuristic_can_be_tried_first_without_being_a_prior(placer):
     problem, name = training_like(40, 3), type(placer).__name__.lower()
-    first = {"heuristic_first": True} if name == "post" else {"network": replace(SMALL, heuristic_first=True)}
+    first = (
+        {"heuristic_first": True}
+        if name == "post"
+        else {"network": replace(SMALL, heuristic_first=True)}
+    )
 
     def drawn(placer):
         found = []
-        search(problem, placer, trials=300, prove=False, on_trial=lambda progress: found.append(progress.trial))
+        search(
+            problem,
+            placer,
+            trials=300,
+            prove=False,
+            on_trial=lambda progress: found.append(progress.trial),
+        )
         begin = [trial.placer for trial in found].index(name)
-        return {t.placer for t in found[:begin]}, [t.placement.device.tolist() for t in found[begin : begin + 8]]
+        return {t.placer for t in found[:begin]}, [
+            t.placement.device.tolist() for t in found[begin : begin + 8]
+        ]
 
     nothing, plain = drawn(placer)
     tried, same = drawn(replace(placer, **first))
@@ -129,12 +153,16 @@ def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monk
             curve.append((progress.num_trials, progress.best.step_time))
             return progress.num_trials >= stop
 
-        result = search(problem, placer, trials=300, seed=1, journal=journal, on_trial=watch, prove=False)
+        result = search(
+            problem, placer, trials=300, seed=1, journal=journal, on_trial=watch, prove=False
+        )
         return said(result), [step for count, step in dict(curve).items()]
 
     whole, curve = run(None)
     simulated, source = [], Simulating.trials
-    monkeypatch.setattr(Simulating, "trials", lambda self, some: simulated.extend(some) or source(self, some))
+    monkeypatch.setattr(
+        Simulating, "trials", lambda self, some: simulated.extend(some) or source(self, some)
+    )
     for stop in (1, 70, 190):
         path = tmp_path / f"{stop}.jsonl"
         run(path, stop)
@@ -157,7 +185,9 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
         search(problem, PLACERS["post"], trials=100, seed=1, journal=path, prove=False)
         kept = path.with_name("trials.jsonl.post.npz")
         kept.write_bytes(kept.read_bytes()[:-9] if damage is None else damage)
-        assert said(search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)) == said(whole)
+        assert said(
+            search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)
+        ) == said(whole)
 
 
 @pytest.mark.parametrize("name", ["spotlight", "post"])
@@ -170,10 +200,19 @@ def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
     with np.load(kept) as file:
         state = dict(file)
     one = "state.logits" if name == "post" else "state.weight.leave.weight"
-    for key, value in [(one, np.full_like(state[one], np.nan)), ("state.known", np.zeros(7)), ("state.stale", None)]:
+    for key, value in [
+        (one, np.full_like(state[one], np.nan)),
+        ("state.known", np.zeros(7)),
+        ("state.stale", None),
+    ]:
         path.write_bytes(journal)
-        np.savez(kept, **{each: array for each, array in (state | {key: value}).items() if array is not None})
-        assert said(search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)) == said(whole)
+        np.savez(
+            kept,
+            **{each: array for each, array in (state | {key: value}).items() if array is not None},
+        )
+        assert said(
+            search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)
+        ) == said(whole)
 
 
 def test_a_pipe_in_place_of_a_state_is_not_waited_for(tmp_path):
@@ -206,7 +245,9 @@ def test_where_little_fits_it_learns_to_fit(name):
 def _random(problem, count):
     groups, rng = groups_of(problem), np.random.default_rng(0)
     devices = rng.integers(0, problem.cluster.num_devices, (count, groups.num_units))
-    return Simulating(problem, 1).trials([problem_placement(problem, groups.devices(row)) for row in devices])
+    return Simulating(problem, 1).trials(
+        [problem_placement(problem, groups.devices(row)) for row in devices]
+    )
 
 
 def problem_placement(problem, device):
@@ -222,8 +263,17 @@ NUMBERS = {
     "refine": (-0.1, 1, 2, np.nan),
 }
 WRONG = [
-    *((made, name, value) for made in (Seq2seq, Spotlight, Post) for name, some in NUMBERS.items() for value in some),
-    *((made, "order", value) for made in (Seq2seq, Spotlight, Post) for value in ("foo", "priority", None)),
+    *(
+        (made, name, value)
+        for made in (Seq2seq, Spotlight, Post)
+        for name, some in NUMBERS.items()
+        for value in some
+    ),
+    *(
+        (made, "order", value)
+        for made in (Seq2seq, Spotlight, Post)
+        for value in ("foo", "priority", None)
+    ),
     *((Network, "hidden", value) for value in (0, -1, 2.5, "8")),
     *((Network, "attention", value) for value in ("foo", None)),
     *((Network, "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "1")),
@@ -235,9 +285,21 @@ WRONG = [
     *((Spotlight, "network", value) for value in (None, "dot")),
     *((Spotlight, "entropy", value) for value in (-1.0, np.inf)),
     *((Seq2seq, "failing_seconds", value) for value in (0.0, -1.0, np.nan)),
-    *((Seq2seq, name, value) for name in ("decay", "drop_failures_after") for value in (-1, np.nan)),
-    *((Post, name, value) for name in ("elite", "refit_step", "mix") for value in (-0.1, 1.1, np.nan)),
-    *((Post, name, value) for name in ("refit_every", "steps", "clip", "heuristic_prior") for value in (-1, np.nan)),
+    *(
+        (Seq2seq, name, value)
+        for name in ("decay", "drop_failures_after")
+        for value in (-1, np.nan)
+    ),
+    *(
+        (Post, name, value)
+        for name in ("elite", "refit_step", "mix")
+        for value in (-0.1, 1.1, np.nan)
+    ),
+    *(
+        (Post, name, value)
+        for name in ("refit_every", "steps", "clip", "heuristic_prior")
+        for value in (-1, np.nan)
+    ),
 ]
 
 
@@ -249,14 +311,17 @@ def test_settings_that_make_no_sense_are_refused_when_they_are_made(made, name, 
 
 def test_a_gpu_that_is_not_there_is_refused():
     placer = Spotlight(network=Network(hidden=8, train_on="cuda:99"))
-    with pytest.raises(InputError, match=r"train_on is 'cuda:99', but PyTorch sees \d+ GPUs here; try auto"):
+    with pytest.raises(
+        InputError, match=r"train_on is 'cuda:99', but PyTorch sees \d+ GPUs here; try auto"
+    ):
         search(branches(), placer, trials=50, prove=False)
 
 
 @pytest.mark.parametrize("name", ["seq2seq_refined", "spotlight", "post"])
 @pytest.mark.parametrize("slow", [2, 5, 8])
 def test_however_late_it_is_there_is_one_placement(name, slow):
-    """The clock jumps past the end of the budget at one of its first readings: building a network may take so long."""
+    """The clock jumps past the end of the budget at one of its first readings: building a network
+    may take so long."""
     readings = iter(range(10**9))
     budget = Budget(seconds=10.0, clock=lambda: 0.0 if next(readings) < slow else 20.0)
     placer = PLACERS[name] if name != "post" else Post()
@@ -275,7 +340,10 @@ class Broken(Simulating):
             bad = self.count % 3 == 0
             found.append(
                 Trial(
-                    trial.placement, np.nan if bad else trial.step_time, trial.peak_memory, not bad and trial.feasible
+                    trial.placement,
+                    np.nan if bad else trial.step_time,
+                    trial.peak_memory,
+                    not bad and trial.feasible,
                 )
             )
         return found
@@ -297,7 +365,9 @@ def test_it_tells_how_it_learns(name):
     assert {"best", "mean", "failed", "entropy", "seconds"} <= notes[0].keys()
     assert notes[0]["entropy"] > notes[-1]["entropy"] * 0.9
     if name == "spotlight":
-        assert {"kl", "kl_of_worst_stage", "surrogate_less_penalty", "guaranteed"} <= notes[0].keys()
+        assert {"kl", "kl_of_worst_stage", "surrogate_less_penalty", "guaranteed"} <= notes[
+            0
+        ].keys()
 
 
 @pytest.mark.parametrize("seed", range(60))

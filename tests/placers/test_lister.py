@@ -1,4 +1,5 @@
-"""The learned list scheduler: kernel and PyTorch agree, it learns, keeps to memory, and goes on as if never stopped."""
+"""The learned list scheduler: kernel and PyTorch agree, it learns, keeps to memory, and goes on as
+if never stopped."""
 
 from __future__ import annotations
 
@@ -46,13 +47,17 @@ QUICK = Rates(graphs=2, rolls=4, kept=8, starts=2)
 
 
 def wide(count: int = 4, memory: int = 10_000, devices: int = 3) -> Problem:
-    return timed(model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices))
+    return timed(
+        model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices)
+    )
 
 
 def loud(seed: int = 0) -> dict[str, np.ndarray]:
     """Weights in which all layers speak."""
     tensors = new_tensors(np.random.default_rng(seed))
-    tensors["out"] = np.random.default_rng(seed).normal(0, 0.5, tensors["out"].shape).astype(np.float32)
+    tensors["out"] = (
+        np.random.default_rng(seed).normal(0, 0.5, tensors["out"].shape).astype(np.float32)
+    )
     return tensors
 
 
@@ -70,7 +75,9 @@ def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem
         if not picked.any():
             continue
         rows = decisions_of(frame, rolled, rolls, picked)
-        policy = Policy({name: value for name, value in tensors.items() if name not in ("ways", "rules")})
+        policy = Policy(
+            {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
+        )
         said = policy(rows).gather(1, rows.choice.unsqueeze(1)).squeeze(1).detach().numpy()
         assert np.abs(said - rolled.record.log_prob[picked]).max() < 1e-5
         assert said.min() < -0.01
@@ -80,7 +87,9 @@ def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem
 def test_what_a_schedule_costs_is_what_the_simulator_says(seed: int) -> None:
     problem = nastier(seed)
     for frame in framed(problem, 100, ORDERS):
-        rolled = frame.roll(network_of(loud(seed), frame), free_rolls(np.random.default_rng(seed), frame, 4))
+        rolled = frame.roll(
+            network_of(loud(seed), frame), free_rolls(np.random.default_rng(seed), frame, 4)
+        )
         for row in range(4):
             timeline = simulate(problem, frame.placement(rolled.unit_device[row]))
             over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
@@ -122,7 +131,9 @@ def test_units_are_no_more_than_asked_for_and_split_no_group() -> None:
     problem = wide(12)
     units = units_of(problem, 8)
     assert units.num_units <= 8
-    problem.check(Framed.of(Prepared.of(units, "program")).placement(np.zeros(units.num_units, np.int32)))
+    problem.check(
+        Framed.of(Prepared.of(units, "program")).placement(np.zeros(units.num_units, np.int32))
+    )
 
 
 def test_memory_is_kept_to_where_there_is_a_way() -> None:
@@ -135,7 +146,11 @@ def test_an_infeasible_start_still_teaches() -> None:
     problem = timed(model(["a", "b", "c"]), machine(150, 150))
     notes: list[dict[str, float]] = []
     result = search(
-        problem, Lister(batch=4, varied=0), trials=1000, prove=False, on_note=lambda f: notes.append(dict(f))
+        problem,
+        Lister(batch=4, varied=0),
+        trials=1000,
+        prove=False,
+        on_note=lambda f: notes.append(dict(f)),
     )
     assert not result.best.feasible
     assert notes
@@ -144,7 +159,13 @@ def test_an_infeasible_start_still_teaches() -> None:
 
 def test_what_does_not_fit_costs_more_the_more_is_missing() -> None:
     record = framed(wide(2), 10, ("program",))[0].roll
-    rolled = Rolled(np.zeros((4, 1)), np.array([1.0, 1.0, 1.0, np.nan]), np.array([0.0, 10.0, 200.0, 0.0]), 4, record)  # type: ignore[arg-type]
+    rolled = Rolled(
+        np.zeros((4, 1)),
+        np.array([1.0, 1.0, 1.0, np.nan]),
+        np.array([0.0, 10.0, 200.0, 0.0]),
+        4,
+        record,
+    )  # type: ignore[arg-type]
     cost = cost_of(rolled, wide(2))
     assert cost[0] < cost[1] < cost[2] < cost[3]
     broken = replace(rolled, step_time=np.full(4, np.inf))
@@ -152,14 +173,24 @@ def test_what_does_not_fit_costs_more_the_more_is_missing() -> None:
 
 
 def test_learning_by_trial_and_error_gets_better() -> None:
-    problem = timed(model([f"m{n}" for n in range(6)]), machine(*[10_000] * 3), speed=[1.0, 1.0, 3.0])
+    problem = timed(
+        model([f"m{n}" for n in range(6)]), machine(*[10_000] * 3), speed=[1.0, 1.0, 3.0]
+    )
     costs: list[float] = []
-    search(problem, Lister(rate=0.01), trials=1500, prove=False, on_note=lambda f: costs.append(f["mean_cost"]))
+    search(
+        problem,
+        Lister(rate=0.01),
+        trials=1500,
+        prove=False,
+        on_note=lambda f: costs.append(f["mean_cost"]),
+    )
     assert np.mean(costs[-10:]) < np.mean(costs[:10]) - 0.02
 
 
 def test_equal_seeds_give_equal_results() -> None:
-    results = [search(wide(6), Lister(batch=4), trials=150, seed=seed, prove=False) for seed in (3, 3)]
+    results = [
+        search(wide(6), Lister(batch=4), trials=150, seed=seed, prove=False) for seed in (3, 3)
+    ]
     assert results[0].best.placement == results[1].best.placement
     assert results[0].num_trials == results[1].num_trials > 140
 
@@ -170,7 +201,15 @@ def test_a_search_that_goes_on_from_its_journal_ends_as_if_never_stopped(tmp_pat
     def run(trials: int, name: str) -> list[dict[str, float]]:
         notes.clear()
         placer = Lister(batch=4)
-        search(wide(6), placer, trials=trials, seed=3, prove=False, journal=tmp_path / name, on_note=_kept(notes))
+        search(
+            wide(6),
+            placer,
+            trials=trials,
+            seed=3,
+            prove=False,
+            journal=tmp_path / name,
+            on_note=_kept(notes),
+        )
         return list(notes)
 
     whole = run(200, "whole")
@@ -179,7 +218,9 @@ def test_a_search_that_goes_on_from_its_journal_ends_as_if_never_stopped(tmp_pat
 
 
 def _kept(notes: list[dict[str, float]]):  # type: ignore[no-untyped-def]
-    return lambda figures: notes.append({name: value for name, value in figures.items() if name != "seconds"})
+    return lambda figures: notes.append(
+        {name: value for name, value in figures.items() if name != "seconds"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +228,9 @@ def _kept(notes: list[dict[str, float]]):  # type: ignore[no-untyped-def]
     [(9.0, np.inf, True), (np.inf, 99.0, True), (np.inf, np.inf, False), (9.0, 5.0, False)],
 )
 @pytest.mark.parametrize("refine", [0.0, 0.5])
-def test_it_learns_on_where_there_is_a_budget_for_it(seconds: float, trials: float, lasts: bool, refine: float) -> None:
+def test_it_learns_on_where_there_is_a_budget_for_it(
+    seconds: float, trials: float, lasts: bool, refine: float
+) -> None:
     left = SimpleNamespace(seconds_left=seconds, trials_left=trials)
     until = Lister(refine=refine)._until(left)  # type: ignore[arg-type]
     assert until(left) is lasts  # type: ignore[arg-type]
@@ -208,7 +251,9 @@ def test_with_weights_it_is_never_worse_than_single_and_expert(tmp_path: Path) -
     path = tmp_path / "policy.safetensors"
     save_weights(path, "lister", loud(), {})
     problem = wide(6)
-    result = search(problem, Lister(weights=str(path), samples=2, tune=False), trials=200, prove=False)
+    result = search(
+        problem, Lister(weights=str(path), samples=2, tune=False), trials=200, prove=False
+    )
     assert {"single", "expert"} <= set(result.baselines)
     assert all(result.best.step_time <= trial.step_time for trial in result.baselines.values())
 
@@ -231,7 +276,11 @@ def test_samples_are_the_first_rules_learned_some_drawn_and_some_varied(tmp_path
     plenty = search(wide(6), placer, trials=1000, prove=False)
     assert 64 < plenty.num_trials <= 64 + 8  # and the best devices in other orders
     assert search(wide(6), placer, trials=40, prove=False).num_trials == 40
-    assert 64 + 50 < search(wide(6), replace(placer, varied=50), trials=1000, prove=False).num_trials <= 114 + 8
+    assert (
+        64 + 50
+        < search(wide(6), replace(placer, varied=50), trials=1000, prove=False).num_trials
+        <= 114 + 8
+    )
     assert search(wide(6), replace(placer, samples=1), trials=10, prove=False).num_trials == 1
 
 
@@ -241,14 +290,20 @@ def unlike(slower: float) -> Problem:
     for layer in range(8):
         last = builder.parameter(f"b{layer}.w", 50)
         for op in range(5):
-            last = builder.add(f"b{layer}.{op}", "matmul", [last], output_bytes=100, module=f"b{layer}")
+            last = builder.add(
+                f"b{layer}.{op}", "matmul", [last], output_bytes=100, module=f"b{layer}"
+            )
     graph = builder.freeze()
     devices = tuple(Device(name, name[:-2], 100_000) for name in ("cpu:0", "cuda:0", "cuda:1"))
     cluster = Cluster("unlike", devices, (Link("*", "*", 1000.0),))
-    return Problem(graph, cluster, Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None] * [4.0, 1.0, slower]))
+    return Problem(
+        graph, cluster, Costs(np.where(graph.is_parameter, 0.0, 1.0)[:, None] * [4.0, 1.0, slower])
+    )
 
 
-def test_for_unlike_accelerators_more_rules_are_drawn_and_place_whole_groups(tmp_path: Path) -> None:
+def test_for_unlike_accelerators_more_rules_are_drawn_and_place_whole_groups(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "policy.safetensors"
     save_weights(path, "lister", loud(), {})
     placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
@@ -267,7 +322,9 @@ def test_for_unlike_accelerators_more_rules_are_drawn_and_place_whole_groups(tmp
 
 def test_unlike_accelerators_without_groups_are_sampled_as_others_are() -> None:
     problem = wide(6)
-    halves = replace(problem.costs, op_time=problem.op_time * ([1.0] + [3.0] * (problem.cluster.num_devices - 1)))
+    halves = replace(
+        problem.costs, op_time=problem.op_time * ([1.0] + [3.0] * (problem.cluster.num_devices - 1))
+    )
     assert len(_benches(Problem(problem.graph, problem.cluster, halves))) == 1
 
 
@@ -280,7 +337,9 @@ def test_unlike_accelerators_without_groups_are_sampled_as_others_are() -> None:
         ("rules", np.zeros((64, 3)), "'rules' has shape"),
     ],
 )
-def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, value: np.ndarray, said: str) -> None:
+def test_weights_that_cannot_be_are_refused_at_once(
+    tmp_path: Path, name: str, value: np.ndarray, said: str
+) -> None:
     path = tmp_path / "policy.safetensors"
     save_weights(path, "lister", {**loud(), name: value}, {})
     with pytest.raises(InputError, match=said) as error:
@@ -290,14 +349,23 @@ def test_weights_that_cannot_be_are_refused_at_once(tmp_path: Path, name: str, v
 
 def test_weights_from_before_there_were_rules_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "policy.safetensors"
-    save_weights(path, "lister", {name: value for name, value in loud().items() if name != "rules"}, {})
+    save_weights(
+        path, "lister", {name: value for name, value in loud().items() if name != "rules"}, {}
+    )
     with pytest.raises(InputError, match=r"policy\.safetensors: tensor 'rules' is missing"):
         Lister(weights=str(path))
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"samples": 0}, {"varied": -1}, {"batch": 1}, {"refine": 2.0}, {"rate": 0.0}, {"most_units": 0}],
+    [
+        {"samples": 0},
+        {"varied": -1},
+        {"batch": 1},
+        {"refine": 2.0},
+        {"rate": 0.0},
+        {"most_units": 0},
+    ],
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError):
@@ -341,7 +409,9 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         ("at", lambda value: value + 1, "another plan"),
     ],
 )
-def test_a_state_that_is_not_of_the_course_is_refused_by_name(name: str, changed: Any, said: str) -> None:
+def test_a_state_that_is_not_of_the_course_is_refused_by_name(
+    name: str, changed: Any, said: str
+) -> None:
     problems = [wide(4), wide(5, devices=2)]
     states: list[dict[str, np.ndarray]] = []
     course(problems, []).run(lambda state: states.append(dict(state)))
@@ -354,19 +424,24 @@ def test_a_state_that_is_not_of_the_course_is_refused_by_name(name: str, changed
     class File:
         path = "here/checkpoint.npz"
 
-    with pytest.raises(InputError, match=rf"here/checkpoint.npz: tensor '{name}'.* {said}.*; remove it") as error:
+    with pytest.raises(
+        InputError, match=rf"here/checkpoint.npz: tensor '{name}'.* {said}.*; remove it"
+    ) as error:
         restore(course(problems, []), state, File)
     assert error.value.__cause__ is None
 
 
 def test_what_was_learned_is_better_than_what_it_began_with() -> None:
-    problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, 3.0])]
+    problems = [
+        timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, 3.0])
+    ]
     learned = Course(problems, 1.0, 1, 50, Rates(graphs=2, rolls=8), lambda _: None)
     before, frame = dict(learned.tensors), learned.frames[0]
     learned.run(lambda _: None)
     rolls = free_rolls(np.random.default_rng(0), frame, 32)
     costs = [
-        cost_of(frame.roll(network_of(each, frame), rolls), problems[0]).mean() for each in (before, learned.tensors)
+        cost_of(frame.roll(network_of(each, frame), rolls), problems[0]).mean()
+        for each in (before, learned.tensors)
     ]
     assert costs[1] < costs[0]
 

@@ -36,16 +36,22 @@ def placed(name: str, problem: Problem, seed: int = 0) -> Placement:
     return placement
 
 
-def devices(count: int, memory: int = 10**9, latency: float = 0.0, bandwidth: float = 1e18) -> Cluster:
+def devices(
+    count: int, memory: int = 10**9, latency: float = 0.0, bandwidth: float = 1e18
+) -> Cluster:
     names = tuple(Device(f"d{d}", "cpu", memory) for d in range(count))
     return Cluster("devices", names, (Link("*", "*", bandwidth, latency),))
 
 
-def problem_of(build: Callable[[GraphBuilder], object], cluster: Cluster, seconds: Any = 1.0) -> Problem:
+def problem_of(
+    build: Callable[[GraphBuilder], object], cluster: Cluster, seconds: Any = 1.0
+) -> Problem:
     builder = GraphBuilder()
     build(builder)
     graph = builder.freeze()
-    times = np.broadcast_to(np.asarray(seconds, dtype=float), (graph.num_ops, cluster.num_devices)).copy()
+    times = np.broadcast_to(
+        np.asarray(seconds, dtype=float), (graph.num_ops, cluster.num_devices)
+    ).copy()
     times[graph.is_parameter] = 0.0
     return Problem(graph, cluster, times)  # type: ignore[arg-type]
 
@@ -74,7 +80,9 @@ def test_groups_and_allowed_kinds_are_respected(name: str) -> None:
         b.add("b", inputs=["a"], allowed=["cuda"], output_bytes=1)
         b.add("c", inputs=["b"], group="g", allowed=["cpu"])
 
-    cluster = Cluster("two", (Device("x", "cpu", 99), Device("y", "cuda", 99)), (Link("*", "*", 1.0, 1.0),))
+    cluster = Cluster(
+        "two", (Device("x", "cpu", 99), Device("y", "cuda", 99)), (Link("*", "*", 1.0, 1.0),)
+    )
     problem = problem_of(build, cluster)
     assert placed(name, problem).device.tolist() == [0, 1, 0]
 
@@ -105,7 +113,10 @@ def test_independent_chains_run_beside_each_other(name: str) -> None:
 
 def test_step_times_and_excess_of_rolled_rules_are_those_of_the_simulator() -> None:
     problem = training_like(300, 3)
-    small = replace(problem.cluster, devices=tuple(replace(d, memory=6 * 10**7) for d in problem.cluster.devices))
+    small = replace(
+        problem.cluster,
+        devices=tuple(replace(d, memory=6 * 10**7) for d in problem.cluster.devices),
+    )
     problem = Problem(problem.graph, small, problem.costs)
     for prepared in Prepared.all_of(Units.of(problem)):
         assert prepared.is_tight
@@ -130,7 +141,11 @@ def test_no_device_holds_more_than_one_that_runs_everything() -> None:
 
 def listed(problem: Problem, order: list[int]) -> list[int]:
     """Earliest finish with free transfers, in plain Python; the first device of equals."""
-    free, finish, device = [0.0] * problem.cluster.num_devices, [0.0] * problem.graph.num_ops, [0] * len(order)
+    free, finish, device = (
+        [0.0] * problem.cluster.num_devices,
+        [0.0] * problem.graph.num_ops,
+        [0] * len(order),
+    )
     for op in order:
         ready = max((finish[s] for s in problem.graph.inputs_of(op).tolist()), default=0.0)
         ends = [max(ready, free[d]) + problem.op_time[op, d] for d in range(len(free))]
@@ -153,7 +168,11 @@ def scattered_times(seed: int) -> Problem:
 
     def build(b: GraphBuilder) -> None:
         for op in range(30):
-            inputs = [f"o{i}" for i in sorted(set(rng.integers(0, op, rng.integers(0, 3)).tolist()))] if op else []
+            inputs = (
+                [f"o{i}" for i in sorted(set(rng.integers(0, op, rng.integers(0, 3)).tolist()))]
+                if op
+                else []
+            )
             b.add(f"o{op}", inputs=inputs)
 
     return problem_of(build, devices(3), 1.0 + rng.random((30, 3)))
@@ -203,17 +222,22 @@ def test_early_updates_come_after_every_reader_of_what_they_rewrite() -> None:
 
 
 def training_graph() -> Graph:
-    """Five layers: weights, forward, gradient of the weight before that of the input, updates at the end."""
+    """Five layers: weights, forward, gradient of the weight before that of the input, updates at
+    the end."""
     b = GraphBuilder("layers")
     for layer in range(4):
         b.parameter(f"w{layer}", 100)
     previous = "none"
     for layer in range(4):
-        previous = b.add(f"f{layer}", inputs=[f"w{layer}", *([previous] if layer else [])], output_bytes=10)
+        previous = b.add(
+            f"f{layer}", inputs=[f"w{layer}", *([previous] if layer else [])], output_bytes=10
+        )
     for layer in (3, 2, 1, 0):
         given = [previous, f"f{layer - 1}"] if layer else [previous]
         b.add(f"dw{layer}", inputs=given, output_bytes=100, phase="backward")
-        previous = b.add(f"dx{layer}", inputs=[previous, f"w{layer}"], output_bytes=10, phase="backward")
+        previous = b.add(
+            f"dx{layer}", inputs=[previous, f"w{layer}"], output_bytes=10, phase="backward"
+        )
     for layer in range(4):
         b.add(f"u{layer}", inputs=[f"w{layer}", f"dw{layer}"], phase="update")
     return b.freeze()

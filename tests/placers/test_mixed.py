@@ -14,12 +14,15 @@ COUNT, SIZE = 40, 1000
 
 
 def chain(room, host_seconds, store=False, phase="forward"):
-    """Layers one after the other; a link brings a weight in a second, the GPU needs little, the host some time."""
+    """Layers one after the other; a link brings a weight in a second, the GPU needs little, the
+    host some time."""
     builder = GraphBuilder()
     last = []
     for number in range(COUNT):
         builder.parameter(f"w{number}", SIZE)
-        last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, phase=phase)]
+        last = [
+            builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, phase=phase)
+        ]
     devices = [Device("cpu", "cpu", 10**9), Device("gpu", "cuda", room)]
     links = [Link("cpu", "gpu", SIZE), Link("gpu", "cpu", 1e9, both_ways=False)]
     times = [host_seconds, 0.01]
@@ -38,7 +41,11 @@ class Asked:
     def __init__(self, problem, simulations_left=np.inf, seed=0, seconds=np.inf):
         from roost.search.local import Simulating
 
-        self.source, self.simulations_left, self.spent = Simulating(problem, workers=1), simulations_left, 0
+        self.source, self.simulations_left, self.spent = (
+            Simulating(problem, workers=1),
+            simulations_left,
+            0,
+        )
         self.seconds = seconds
         self.rng = np.random.default_rng(seed)
 
@@ -63,7 +70,8 @@ def best(problem, *asked):
 
 @pytest.mark.parametrize("store", [False, True])
 def test_link_and_host_work_at_the_same_time(store):
-    """Half of the weights fit; a link or a host alone would take 20 s and 30 s for the rest, both together 12 s."""
+    """Half of the weights fit; a link or a host alone would take 20 s and 30 s for the rest, both
+    together 12 s."""
     found = best(chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=store))
     assert found.step_time < 18.0
     device = found.placement.device
@@ -75,7 +83,8 @@ def test_link_and_host_work_at_the_same_time(store):
 
 
 def test_the_link_never_waits_for_long():
-    """Both work all along, but for a weight on its way at the beginning and one on the host at the end."""
+    """Both work all along, but for a weight on its way at the beginning and one on the host at the
+    end."""
     found = best(chain(room=SIZE * COUNT * 6 // 10, host_seconds=1.5, store=True))
     together = 1 / (1 / 1.0 + 1 / 1.5)  # seconds for a weight where link and host share the work
     away = COUNT * SIZE - (SIZE * COUNT * 6 // 10 - found.placement.prefetch_bytes[1])
@@ -96,13 +105,18 @@ def test_nothing_to_do_where_all_fits_or_steps_learn():
 
 
 def uneven():
-    """As `chain`, with layers of several sizes: an even pattern leaves the link or the host waiting."""
+    """As `chain`, with layers of several sizes: an even pattern leaves the link or the host
+    waiting."""
     builder, rng = GraphBuilder(), np.random.default_rng(0)
     last, sizes = [], rng.choice([200, 1000, 3000], 60)
     for number, size in enumerate(sizes.tolist()):
         builder.parameter(f"w{number}", size)
         last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1)]
-    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", int(0.5 * sizes.sum())), Device("s", MEMORY, 10**9))
+    devices = (
+        Device("cpu", "cpu", 10**9),
+        Device("gpu", "cuda", int(0.5 * sizes.sum())),
+        Device("s", MEMORY, 10**9),
+    )
     links = (Link("cpu", "gpu", 1e9), Link("s", "*", SIZE), Link("s", "cpu", 1.0))
     graph = builder.freeze()
     seconds = np.zeros((graph.num_ops, 3))
@@ -133,12 +147,15 @@ def test_where_seconds_are_short_others_have_their_turn():
 
 
 def test_small_weights_are_streamed_where_large_ones_would_be_waited_for():
-    """A small weight comes while two layers run; for a large one, ten have to be done before it is missed."""
+    """A small weight comes while two layers run; for a large one, ten have to be done before it is
+    missed."""
     builder, last = GraphBuilder(), []
     for number in range(60):
         for name, size in (("small", SIZE), ("large", 6 * SIZE)):
             builder.parameter(f"{name}{number}", size)
-            last = [builder.add(f"{name}_op{number}", inputs=[*last, f"{name}{number}"], output_bytes=1)]
+            last = [
+                builder.add(f"{name}_op{number}", inputs=[*last, f"{name}{number}"], output_bytes=1)
+            ]
     graph = builder.freeze()
     room = int(0.9 * graph.output_bytes[graph.is_parameter].sum())
     devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", room))
@@ -156,13 +173,25 @@ def test_auto_begins_with_it():
 
 
 def odd(allowed, group=None, host_seconds=1.5):
-    """As `chain` with a store, with ops and weights that are bound: `allowed` by number and whether it is a weight."""
+    """As `chain` with a store, with ops and weights that are bound: `allowed` by number and whether
+    it is a weight."""
     builder, last = GraphBuilder(), []
     for number in range(COUNT):
         builder.parameter(f"w{number}", SIZE, allowed=allowed(number, True))
-        bound, more = allowed(number, False), {} if group is None else {"group": f"{number // group}"}
-        last = [builder.add(f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, allowed=bound, **more)]
-    devices = (Device("cpu", "cpu", 10**9), Device("gpu", "cuda", SIZE * COUNT // 2), Device("store", MEMORY, 10**9))
+        bound, more = (
+            allowed(number, False),
+            {} if group is None else {"group": f"{number // group}"},
+        )
+        last = [
+            builder.add(
+                f"op{number}", inputs=[*last, f"w{number}"], output_bytes=1, allowed=bound, **more
+            )
+        ]
+    devices = (
+        Device("cpu", "cpu", 10**9),
+        Device("gpu", "cuda", SIZE * COUNT // 2),
+        Device("store", MEMORY, 10**9),
+    )
     links = (Link("cpu", "gpu", SIZE), Link("store", "*", SIZE), Link("store", "cpu", 1.0))
     graph = builder.freeze()
     seconds = np.where(graph.is_parameter[:, None], 0.0, np.array([[host_seconds, 0.01, 1e6]]))
@@ -170,14 +199,18 @@ def odd(allowed, group=None, host_seconds=1.5):
 
 
 def test_a_weight_that_may_not_be_in_the_store_is_streamed_from_the_host():
-    problem = odd(lambda number, weight: ("cpu", "cuda") if weight and number % 2 else (), host_seconds=100.0)
+    problem = odd(
+        lambda number, weight: ("cpu", "cuda") if weight and number % 2 else (), host_seconds=100.0
+    )
     device = best(problem).placement.device[0::2]
     assert set(device[1::2]) == {0, 1}
     assert set(device[0::2]) == {1, 2}
 
 
 def test_a_group_runs_where_all_of_it_may():
-    problem = odd(lambda number, weight: ("cpu",) if not weight and number % 10 == 1 else (), group=2)
+    problem = odd(
+        lambda number, weight: ("cpu",) if not weight and number % 10 == 1 else (), group=2
+    )
     device = best(problem).placement.device[1::2]
     assert (device[0::10] == 0).all()
     assert (device == 1).any()
@@ -187,7 +220,9 @@ def test_of_several_stores_the_largest_is_taken():
     problem = chain(room=SIZE * COUNT // 2, host_seconds=100.0, store=True)
     devices = (*problem.cluster.devices[:2], Device("none", MEMORY, 0), problem.cluster.devices[2])
     links = (*problem.cluster.links, Link("none", "*", SIZE))
-    other = Problem(problem.graph, Cluster("more", devices, links), Costs(problem.op_time[:, [0, 1, 2, 2]]))
+    other = Problem(
+        problem.graph, Cluster("more", devices, links), Costs(problem.op_time[:, [0, 1, 2, 2]])
+    )
     assert best(other).step_time == best(problem).step_time
 
 

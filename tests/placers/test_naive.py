@@ -28,7 +28,10 @@ def test_every_placement_is_valid_the_best_that_was_tried_and_the_same_again(nam
         search, evaluate = searching(problem)
         placement = placer.place(problem, evaluate)
         timeline = simulate(problem, placement)  # checks groups and kinds
-        assert (placement.devices, placement.graph) == (problem.cluster.device_names, problem.graph.digest)
+        assert (placement.devices, placement.graph) == (
+            problem.cluster.device_names,
+            problem.graph.digest,
+        )
         assert search.best is not None
         assert timeline.feasible == search.best.feasible
         assert not timeline.feasible or timeline.step_time == search.best.step_time
@@ -61,7 +64,11 @@ def test_a_spent_budget_ends_it(name: str) -> None:
 
 def test_single_takes_the_fastest_device_on_which_all_fits() -> None:
     graph = model(["a", "b", "c"])
-    for memory, best in (((10_000, 10_000, 10_000), 1), ((10_000, 100, 10_000), 2), ((10_000, 100, 100), 0)):
+    for memory, best in (
+        ((10_000, 10_000, 10_000), 1),
+        ((10_000, 100, 10_000), 2),
+        ((10_000, 100, 100), 0),
+    ):
         problem = timed(graph, machine(*memory), speed=(1.0, 4.0, 2.0))
         assert set(Single().place(problem, searching(problem)[1]).device.tolist()) == {best}
 
@@ -81,12 +88,16 @@ def test_single_leaves_to_the_cpu_what_only_that_can_run() -> None:
     device = Single().place(problem, searching(problem)[1]).device
     # Its weight is read by it and by its backward op, and is with them; so is the update.
     on_cpu = {graph.op_names[op] for op in np.flatnonzero(device == 0)}
-    assert on_cpu == {f"1:b/{role}" for role in ("weight", "forward", "backward", "gradient", "update")}
+    assert on_cpu == {
+        f"1:b/{role}" for role in ("weight", "forward", "backward", "gradient", "update")
+    }
     assert len(set(device[device > 0].tolist())) == 1
 
 
 def test_single_tries_devices_that_are_alike_once() -> None:
-    problem = timed(model(["a", "b"], updates=False), machine(*[10_000] * 4), speed=(2.0, 2.0, 1.0, 2.0))
+    problem = timed(
+        model(["a", "b"], updates=False), machine(*[10_000] * 4), speed=(2.0, 2.0, 1.0, 2.0)
+    )
     search, evaluate = searching(problem)
     Single().place(problem, evaluate)
     assert search.budget.num_trials == 4  # two kinds of devices, two orders
@@ -109,7 +120,9 @@ def test_random_without_a_number_goes_on_until_the_budget_is_spent() -> None:
 
 def test_random_uses_every_allowed_device_and_other_seeds_differ() -> None:
     problem = timed(model([f"layers.{number}" for number in range(30)]), machine(*[100_000] * 3))
-    first, again, other = (Random(1).place(problem, searching(problem, seed)[1]) for seed in (0, 0, 1))
+    first, again, other = (
+        Random(1).place(problem, searching(problem, seed)[1]) for seed in (0, 0, 1)
+    )
     assert first == again != other
     assert set(first.device.tolist()) == {0, 1, 2}
 
@@ -120,7 +133,9 @@ def test_random_needs_a_sample() -> None:
 
 
 def test_one_device_is_enough() -> None:
-    problem = Problem(model(["a"]), Cluster("one", (Device("cpu:0", "cpu", 10_000),)), np.zeros((6, 1)))  # type: ignore[arg-type]
+    problem = Problem(
+        model(["a"]), Cluster("one", (Device("cpu:0", "cpu", 10_000),)), np.zeros((6, 1))
+    )  # type: ignore[arg-type]
     for name in PLACERS:
         placement = catalog.find("placers", name)().place(problem, searching(problem)[1])
         assert not placement.device.any()

@@ -18,7 +18,9 @@ def wide_at_the_start(memory):
     """A chain whose first tensors are large, and its last weights."""
     builder = GraphBuilder("wide at the start")
     last = [builder.add("image", "input", [], phase="input", output_bytes=10)]
-    for number, (weight, made) in enumerate([(5, 400), (0, 400), (0, 40), (90, 40), (90, 40), (90, 10)]):
+    for number, (weight, made) in enumerate(
+        [(5, 400), (0, 400), (0, 40), (90, 40), (90, 40), (90, 10)]
+    ):
         inputs = [*([builder.parameter(f"weight{number}", weight)] if weight else []), *last]
         last = [builder.add(f"op{number}", "conv", inputs, flop=1.0, output_bytes=made)]
     graph = builder.freeze()
@@ -56,18 +58,23 @@ def test_what_an_op_holds_for_itself_counts():
     problem = wide_at_the_start(600)
     graph = problem.graph
     space = np.where(np.array(graph.op_names) == "op5", 500, 0)
-    best, away = moved(Problem(replace(graph, workspace_bytes=space), problem.cluster, problem.costs))
+    best, away = moved(
+        Problem(replace(graph, workspace_bytes=space), problem.cluster, problem.costs)
+    )
     assert best.feasible
     assert away == {"op1", "op5"}
 
 
 def test_weights_go_where_they_come_from_fastest_and_with_ops_that_leave():
-    """Memory from which a CPU cannot read, as plans have it: weights lie there for the GPU, and with the CPU for it."""
+    """Memory from which a CPU cannot read, as plans have it: weights lie there for the GPU, and
+    with the CPU for it."""
     problem = wide_at_the_start(400)
     graph, devices = problem.graph, problem.cluster.devices
     names = ("cpu", "cuda:0", "memory")
     rates = {("memory", "cuda:0"): 1e4, ("cpu", "cuda:0"): 1e3, ("cuda:0", "cpu"): 1e4}
-    links = [Link(a, b, rates.get((a, b), 1e-3), both_ways=False) for a in names for b in names if a != b]
+    links = [
+        Link(a, b, rates.get((a, b), 1e-3), both_ways=False) for a in names for b in names if a != b
+    ]
     cluster = Cluster("store", (*devices, Device("memory", "memory", 10_000)), tuple(links))
     long = np.where(graph.is_parameter, 0.0, 1e6)[:, None]
     best, away = moved(Problem(graph, cluster, Costs(np.hstack([problem.op_time, long]))))
@@ -82,5 +89,7 @@ def test_weights_go_where_they_come_from_fastest_and_with_ops_that_leave():
 def test_what_no_device_has_room_for_stays():
     problem = wide_at_the_start(600)
     poor = (Device("cpu", "cpu", 300), problem.cluster.devices[1])
-    best, _ = moved(Problem(problem.graph, Cluster("poor", poor, problem.cluster.links), problem.costs))
+    best, _ = moved(
+        Problem(problem.graph, Cluster("poor", poor, problem.cluster.links), problem.costs)
+    )
     assert not best.feasible

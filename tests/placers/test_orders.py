@@ -1,4 +1,5 @@
-"""Orders of ops: whatever the priorities, inputs come first, and no update before what reads what it rewrites."""
+"""Orders of ops: whatever the priorities, inputs come first, and no update before what reads what
+it rewrites."""
 
 from __future__ import annotations
 
@@ -11,7 +12,13 @@ from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._genetic.any_order import order_of
-from roost.placers._shared.orders import early_updates, in_orders, listed_order, placement_of, reordered
+from roost.placers._shared.orders import (
+    early_updates,
+    in_orders,
+    listed_order,
+    placement_of,
+    reordered,
+)
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.order import by_priority, dispatch_order, placed_rank, upward_rank
@@ -25,7 +32,8 @@ def updates(graph: Graph) -> Array:
 
 
 def check_order(graph: Graph, order: Array) -> None:
-    """Every op once; inputs first; an update after all that read its parameters earlier in the program."""
+    """Every op once; inputs first; an update after all that read its parameters earlier in the
+    program."""
     assert sorted(order.tolist()) == sorted(set(order.tolist()))
     position = np.full(graph.num_ops, -1)
     position[order] = np.arange(len(order))
@@ -38,7 +46,9 @@ def check_order(graph: Graph, order: Array) -> None:
             elif graph.phase[op] == UPDATE:
                 for reader in graph.consumers_of(source).tolist():
                     if reader < op and graph.phase[reader] != UPDATE:
-                        assert position[reader] < position[op], f"op {reader} reads what {op} has rewritten"
+                        assert position[reader] < position[op], (
+                            f"op {reader} reads what {op} has rewritten"
+                        )
 
 
 def test_any_priorities_give_an_order_that_keeps_to_the_program() -> None:
@@ -47,7 +57,11 @@ def test_any_priorities_give_an_order_that_keeps_to_the_program() -> None:
         problem, _ = nasty(seed)
         graph, rng = problem.graph, np.random.default_rng(seed)
         seen += int(updates(graph).sum())
-        for priority in (rng.random(graph.num_ops), rng.integers(0, 3, graph.num_ops), np.arange(graph.num_ops)):
+        for priority in (
+            rng.random(graph.num_ops),
+            rng.integers(0, 3, graph.num_ops),
+            np.arange(graph.num_ops),
+        ):
             check_order(graph, by_priority(graph, priority.astype(float)))
     assert seen > 100  # or the rule was not tried
 
@@ -107,8 +121,12 @@ def test_early_updates_hold_less_where_gradients_wait_for_the_end() -> None:
     priority = np.zeros(graph.num_ops)
     priority[late] = 1.0
     device = np.zeros(graph.num_ops, np.int32)
-    at_the_end = simulate(problem, placement_of(problem, device, "priority", priority)).peak_memory[0]
-    early = simulate(problem, placement_of(problem, device, "priority", early_updates(problem))).peak_memory[0]
+    at_the_end = simulate(problem, placement_of(problem, device, "priority", priority)).peak_memory[
+        0
+    ]
+    early = simulate(
+        problem, placement_of(problem, device, "priority", early_updates(problem))
+    ).peak_memory[0]
     assert early < at_the_end
 
 
@@ -139,8 +157,13 @@ def test_the_compiled_order_is_that_of_the_simulator() -> None:
         problem, _ = nasty(seed)
         graph, rng = problem.graph, np.random.default_rng(seed)
         layout = Simulator.of(problem).layout(Placement(np.zeros(graph.num_ops, np.int32)))
-        for priority in (rng.random(graph.num_ops), rng.integers(0, 3, graph.num_ops).astype(float)):
+        for priority in (
+            rng.random(graph.num_ops),
+            rng.integers(0, 3, graph.num_ops).astype(float),
+        ):
             order = np.zeros(len(layout.op), np.int64)
             order_of(layout, priority[layout.op], order)
-            expected = dispatch_order(problem, Placement(np.zeros(graph.num_ops, np.int32), "priority", priority))
+            expected = dispatch_order(
+                problem, Placement(np.zeros(graph.num_ops, np.int32), "priority", priority)
+            )
             assert layout.op[order].tolist() == expected.tolist()

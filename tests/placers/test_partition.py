@@ -1,4 +1,5 @@
-"""Scotch and METIS get the graph and the devices as they are, and what they make of them is made to fit."""
+"""Scotch and METIS get the graph and the devices as they are, and what they make of them is made to
+fit."""
 
 from __future__ import annotations
 
@@ -90,12 +91,15 @@ def test_a_faster_device_gets_more(place) -> None:  # type: ignore[no-untyped-de
 
 
 def test_scotch_knows_which_devices_are_near() -> None:
-    # Two pairs of cliques, tied more within a pair; two hosts with two devices each, numbered crosswise.
+    # Two pairs of cliques, tied more within a pair; two hosts with two devices each, numbered
+    # crosswise.
     graph = cliques(4, thin=100)
     sizes = graph.output_bytes.copy()
     sizes[graph.index_of("1.thin")] = 1
     graph = replace(graph, output_bytes=sizes)
-    devices = tuple(Device(f"{host}{number}", "cuda", 10**9, host=host) for number in "01" for host in "ab")
+    devices = tuple(
+        Device(f"{host}{number}", "cuda", 10**9, host=host) for number in "01" for host in "ab"
+    )
     links = (Link("*", "*", 1e3), Link("a*", "a*", 1e6), Link("b*", "b*", 1e6))
     problem = timed(graph, Cluster("hosts", devices, links))
     placed = devices_of(graph, mapping(Units.of(problem), [0, 1, 2, 3]))
@@ -146,7 +150,9 @@ def test_what_fits_is_left_alone() -> None:
     problem = timed(model([f"layers.{number}" for number in range(10)]), machine(10_000, 10_000))
     units = Units.of(problem)
     wish = np.arange(units.num_units) % 2
-    assert (fitted(units, searching(problem)[1], wish).placement.device == units.devices(wish)).all()
+    assert (
+        fitted(units, searching(problem)[1], wish).placement.device == units.devices(wish)
+    ).all()
 
 
 def test_where_nothing_fits_the_nearest_is_returned() -> None:

@@ -33,13 +33,16 @@ SMALL_PAPER = replace(SETTINGS["paper"], episodes=3, rounds=2, most_groups=30)
 SMALL = replace(SETTINGS["tuned"], episodes=8, most_groups=30)
 
 
-def found(problem: Problem, setting: Settings | str, trials: int = 300, seed: int = 0, **more: Any) -> Result:
+def found(
+    problem: Problem, setting: Settings | str, trials: int = 300, seed: int = 0, **more: Any
+) -> Result:
     return search(problem, Placeto(setting), trials=trials, seed=seed, prove=False, **more)
 
 
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
 def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: Settings) -> None:
-    assert found(tiny_problem("fork_join"), setting).best.step_time < 12  # of 20 seconds on one device
+    # Of 20 seconds on one device.
+    assert found(tiny_problem("fork_join"), setting).best.step_time < 12
     best = found(tiny_problem("unlike_devices"), setting).best
     assert best.feasible
     assert not (best.placement.device == 0).all()
@@ -47,7 +50,9 @@ def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: Settings) -> Non
 
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
 @pytest.mark.parametrize("name", ["one_device", "one_op", "only_parameters", "zeros"])
-def test_where_there_is_little_to_choose_it_ends_with_an_answer(name: str, setting: Settings) -> None:
+def test_where_there_is_little_to_choose_it_ends_with_an_answer(
+    name: str, setting: Settings
+) -> None:
     assert found(tiny_problem(name), setting, trials=60).best.feasible
 
 
@@ -55,9 +60,18 @@ def test_where_there_is_little_to_choose_it_ends_with_an_answer(name: str, setti
 def test_where_nothing_fits_it_comes_nearer(setting: Settings) -> None:
     told: list[Mapping[str, float]] = []
     seen: list[Trial] = []
-    result = found(tiny_problem("nothing_fits"), setting, on_note=told.append, on_trial=lambda p: seen.append(p.trial))
+    result = found(
+        tiny_problem("nothing_fits"),
+        setting,
+        on_note=told.append,
+        on_trial=lambda p: seen.append(p.trial),
+    )
     assert not result.best.feasible
-    assert result.best.missing_bytes == min(trial.missing_bytes for trial in seen) < seen[0].missing_bytes
+    assert (
+        result.best.missing_bytes
+        == min(trial.missing_bytes for trial in seen)
+        < seen[0].missing_bytes
+    )
     assert all(np.isfinite(list(figures.values())).all() for figures in told)
 
 
@@ -109,7 +123,9 @@ def test_killed_and_resumed_it_comes_to_the_same_end(
     problem, trials = training_like(60, 3), 240
 
     def run(path: Path, stop: int | None = None) -> Result:
-        return found(problem, setting, trials, 5, journal=path, on_trial=lambda p: p.num_trials == stop)
+        return found(
+            problem, setting, trials, 5, journal=path, on_trial=lambda p: p.num_trials == stop
+        )
 
     def tried(path: Path) -> list[str]:
         return [json.loads(line)["digest"] for line in path.read_text().splitlines()[1:]]
@@ -120,7 +136,10 @@ def test_killed_and_resumed_it_comes_to_the_same_end(
     assert list(tmp_path.glob("killed.jsonl.placeto.npz"))
     resumed = run(tmp_path / "killed.jsonl")
     assert tried(tmp_path / "killed.jsonl") == tried(tmp_path / "unbroken.jsonl")
-    assert (resumed.best.step_time, resumed.num_trials) == (unbroken.best.step_time, unbroken.num_trials)
+    assert (resumed.best.step_time, resumed.num_trials) == (
+        unbroken.best.step_time,
+        unbroken.num_trials,
+    )
 
 
 def test_every_step_is_a_trial_and_improvements_add_up() -> None:
@@ -133,7 +152,9 @@ def test_every_step_is_a_trial_and_improvements_add_up() -> None:
     record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
     assert len(record.reward) == episodes.num_steps
     assert record.new_trials == 3 * episodes.num_steps
-    np.testing.assert_allclose(np.sum(record.reward, axis=0), before - episodes.value(episodes.outcome))
+    np.testing.assert_allclose(
+        np.sum(record.reward, axis=0), before - episodes.value(episodes.outcome)
+    )
     assert [seen.at for seen in record.seen] == episodes.sight.order.tolist()
 
 
@@ -141,7 +162,9 @@ def test_what_is_undone_leaves_the_better_placement() -> None:
     problem = training_like(60, 3)
     settings = SMALL.refine
     assert settings is not None
-    episodes = Learner(replace(settings, most_groups=30), 0, 1000).episodes(problem, simulated(problem))
+    episodes = Learner(replace(settings, most_groups=30), 0, 1000).episodes(
+        problem, simulated(problem)
+    )
     rng = np.random.default_rng(0)
     episodes.begin(anywhere(episodes.units, rng, 4), rng)
     uniform = np.log(np.full((4, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
@@ -154,7 +177,9 @@ def test_more_bytes_over_are_worse_and_all_values_finite() -> None:
     problem = tiny_problem("tight")
     episodes = Learner(SMALL, 0, 10).episodes(problem, simulated(problem))
     peaks = [0.0] * problem.cluster.num_devices
-    value = episodes.value(np.array([[0, 1, *peaks], [10, 1, *peaks], [20, 1, *peaks], [0, 0, *peaks]], dtype=float))
+    value = episodes.value(
+        np.array([[0, 1, *peaks], [10, 1, *peaks], [20, 1, *peaks], [0, 0, *peaks]], dtype=float)
+    )
     assert value[0] < value[1] < value[2]
     assert np.isfinite(value).all()
 
@@ -163,7 +188,9 @@ def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
     problem = tiny_problem("unlike_devices")
     order = np.array([2, 0, 1])  # old numbers, in their new order
     cluster = replace(problem.cluster, devices=tuple(problem.cluster.devices[d] for d in order))
-    turned = Problem(problem.graph, cluster, replace(problem.costs, op_time=problem.op_time[:, order]))
+    turned = Problem(
+        problem.graph, cluster, replace(problem.costs, op_time=problem.op_time[:, order])
+    )
     new = np.argsort(order)
     rng = np.random.default_rng(0)
     sights = Sight(Units.of(problem)), Sight(Units.of(turned))
@@ -196,7 +223,9 @@ class Kept:
             raise KeyboardInterrupt
 
 
-def test_learning_over_problems_is_resumed_exactly_and_runs_on_other_machines(tmp_path: Path) -> None:
+def test_learning_over_problems_is_resumed_exactly_and_runs_on_other_machines(
+    tmp_path: Path,
+) -> None:
     problems = [training_like(60, 3), training_like(40, 2)]
     placer, told = Placeto(SMALL), []
     whole, card = placer.learn(problems, 1.0, 0, told.append, Kept())
@@ -243,7 +272,9 @@ def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path)
 
 def test_weights_are_used_without_learning_where_that_is_wished_for(tmp_path: Path) -> None:
     problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
-    save_weights(path, "placeto", {n: a + 0.1 for n, a in Learner(SMALL, 3, 100).tensors.items()}, {})
+    save_weights(
+        path, "placeto", {n: a + 0.1 for n, a in Learner(SMALL, 3, 100).tensors.items()}, {}
+    )
     told: list[Mapping[str, float]] = []
     placer = Placeto(SMALL, str(path), samples=20, tune=False)
     result = search(problem, placer, trials=500, prove=False, on_note=told.append)
@@ -267,7 +298,10 @@ def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
     record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
     visited, usual = [seen.at for seen in record.seen], episodes.sight.order.tolist()
     assert sorted(visited) == sorted(usual)
-    assert (visited == usual, visited == usual[::-1]) == (order == "topological", order == "reversed")
+    assert (visited == usual, visited == usual[::-1]) == (
+        order == "topological",
+        order == "reversed",
+    )
 
 
 def test_only_the_tuned_policy_is_shown_features_of_devices() -> None:

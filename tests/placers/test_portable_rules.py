@@ -9,7 +9,16 @@ import pytest
 from layered import machine, model, timed
 
 from roost.core.problem import Problem
-from roost.placers._lister.portable_rules import COLUMNS, SETTINGS, Bench, Near, are_valid, drawn, usable_by, varied
+from roost.placers._lister.portable_rules import (
+    COLUMNS,
+    SETTINGS,
+    Bench,
+    Near,
+    are_valid,
+    drawn,
+    usable_by,
+    varied,
+)
 from roost.placers._lister.rollouts import cost_of
 from roost.placers._lister.rule_training import RuleCourse, added, best_together
 from roost.placers._lister.visiting_orders import ORDERS, prepared
@@ -22,7 +31,9 @@ from roost.simulator.order import dispatch_order
 
 
 def wide(count: int = 6, memory: int = 10_000, devices: int = 3) -> Problem:
-    return timed(model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices))
+    return timed(
+        model([f"m{number % 3}.{number}" for number in range(count)]), machine(*[memory] * devices)
+    )
 
 
 def row(**settings: float) -> np.ndarray:
@@ -62,13 +73,17 @@ def test_where_memory_is_tight_an_order_of_its_own_is_taken_only_where_it_is_bet
     rows[:, COLUMNS.index("listed")] = 1.0
     both = bench.roll(rows)
     assert both.simulations == own.simulations + 64
-    assert all((both.excess[n], both.step_time[n]) <= (own.excess[n], own.step_time[n]) for n in range(64))
+    assert all(
+        (both.excess[n], both.step_time[n]) <= (own.excess[n], own.step_time[n]) for n in range(64)
+    )
 
 
 def test_a_rule_means_the_same_where_everything_takes_four_times_as_long() -> None:
     rows, graph = drawn(np.random.default_rng(0), 64), model([f"m{number}" for number in range(6)])
     devices = [
-        Bench(timed(graph, machine(*[10_000] * 3, bandwidth=100.0 / times), times, [1.0, 1.0, 2.0])).roll(rows)
+        Bench(
+            timed(graph, machine(*[10_000] * 3, bandwidth=100.0 / times), times, [1.0, 1.0, 2.0])
+        ).roll(rows)
         for times in (1.0, 4.0)
     ]
     assert (devices[0].unit_device == devices[1].unit_device).all()
@@ -100,7 +115,9 @@ def test_children_are_rules_and_keep_to_the_orders_of_their_parents() -> None:
     assert 0.3 < same < 0.95
 
 
-@pytest.mark.parametrize(("name", "value"), [("order", 1.5), ("order", 99.0), ("part", 0.0), ("finish", np.nan)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("order", 1.5), ("order", 99.0), ("part", 0.0), ("finish", np.nan)]
+)
 def test_what_cannot_be_a_rule_is_known(name: str, value: float) -> None:
     assert are_valid(row())
     assert not are_valid(row(**{name: value}))
@@ -119,7 +136,9 @@ def test_an_order_never_puts_an_op_before_its_inputs(order: str, eager: bool) ->
     position = np.full(problem.graph.num_ops, -1)
     position[found] = np.arange(len(found))
     graph = problem.graph
-    assert (position[graph.input_op] < position[graph.edge_target])[~graph.is_parameter[graph.input_op]].all()
+    assert (position[graph.input_op] < position[graph.edge_target])[
+        ~graph.is_parameter[graph.input_op]
+    ].all()
 
 
 def test_what_may_fail_is_chosen_twice() -> None:
@@ -140,7 +159,10 @@ def test_what_a_rule_adds_is_what_the_best_together_would_gain() -> None:
 
 
 def test_learned_rules_are_better_than_those_drawn_first() -> None:
-    problems = [timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, s]) for s in (2, 3)]
+    problems = [
+        timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, s])
+        for s in (2, 3)
+    ]
     course = RuleCourse(problems, np.random.default_rng(3))
     for done in range(len(ORDERS)):
         course.step(done)
@@ -161,7 +183,8 @@ def test_varying_the_rules_ends_with_the_trials() -> None:
 
 def test_what_is_held_firmly_stays_and_what_is_not_held_goes_where_the_rule_says() -> None:
     bench, rows = Bench(wide(12)), drawn(np.random.default_rng(0), 24)
-    rows[:, COLUMNS.index("fast")], rows[:, COLUMNS.index("part")] = 0.0, 1.0  # any device may be taken
+    # Any device may be taken.
+    rows[:, COLUMNS.index("fast")], rows[:, COLUMNS.index("part")] = 0.0, 1.0
     free = bench.roll(rows)
     elsewhere = (free.unit_device + 1) % 3
     held = bench.roll(rows, near=Near(elsewhere, np.full(24, 1e9)))
@@ -177,9 +200,14 @@ def test_what_is_held_firmly_stays_and_what_is_not_held_goes_where_the_rule_says
 
 def test_rules_that_keep_near_mean_the_same_in_any_order_of_rows() -> None:
     bench, rows = Bench(wide(12)), drawn(np.random.default_rng(2), 24)
-    near = Near(np.resize(np.arange(3, dtype=np.int32), (24, bench.units.num_units)), np.linspace(0.0, 30.0, 24))
+    near = Near(
+        np.resize(np.arange(3, dtype=np.int32), (24, bench.units.num_units)),
+        np.linspace(0.0, 30.0, 24),
+    )
     tried = bench.roll(rows, near=near)
     for number in range(24):
-        alone = bench.roll(rows[[number]], near=Near(near.unit_device[[number]], near.hold[[number]]))
+        alone = bench.roll(
+            rows[[number]], near=Near(near.unit_device[[number]], near.hold[[number]])
+        )
         assert (alone.unit_device[0] == tried.unit_device[number]).all()
         assert simulate(bench.problem, tried.placement(number)).step_time == tried.step_time[number]

@@ -22,14 +22,18 @@ from roost.simulator.compiled import simulate
 from roost.testing.problems import training_like
 
 
-def searching(problem: Problem, seed: int = 0, trials: float = float("inf")) -> tuple[Search, Evaluation]:
+def searching(
+    problem: Problem, seed: int = 0, trials: float = float("inf")
+) -> tuple[Search, Evaluation]:
     search = Search(problem, Simulating(problem, 1), Budget(trials), seed)
     return search, Evaluation(search, "rules")
 
 
 def test_equal_seeds_give_equal_rules_and_others_do_not() -> None:
     problem = training_like(200, 3)
-    first, again, other = (Rules(num_rules=16).several(problem, searching(problem, seed)[1]) for seed in (0, 0, 1))
+    first, again, other = (
+        Rules(num_rules=16).several(problem, searching(problem, seed)[1]) for seed in (0, 0, 1)
+    )
     assert first == again
     assert first != other
 
@@ -69,7 +73,8 @@ def test_a_small_budget_is_kept() -> None:
 
 def test_attempts_at_fitting_are_counted_and_keep_to_the_budget() -> None:
     problem = training_like(100, 2)
-    small = tuple(replace(device, memory=10**5) for device in problem.cluster.devices)  # nothing fits
+    # Nothing fits.
+    small = tuple(replace(device, memory=10**5) for device in problem.cluster.devices)
     problem = Problem(problem.graph, replace(problem.cluster, devices=small), problem.costs)
     for trials, spent in ((float("inf"), 8 * len(SCALES)), (17, 15), (3, 3)):
         search, evaluate = searching(problem, trials=trials)
@@ -96,11 +101,15 @@ def test_a_step_that_only_fits_with_early_updates_is_found() -> None:
         previous = builder.add(f"f{layer}", inputs=[previous, f"w{layer}"], output_bytes=1)
     for layer in range(7, -1, -1):
         builder.add(f"dw{layer}", inputs=[previous], output_bytes=100, phase="backward")
-        previous = builder.add(f"dx{layer}", inputs=[previous, f"w{layer}"], output_bytes=1, phase="backward")
+        previous = builder.add(
+            f"dx{layer}", inputs=[previous, f"w{layer}"], output_bytes=1, phase="backward"
+        )
     for layer in range(8):
         builder.add(f"u{layer}", inputs=[f"w{layer}", f"dw{layer}"], phase="update")
     graph = builder.freeze()
-    cluster = Cluster("two", tuple(Device(f"d{d}", "cpu", 530) for d in range(2)), (Link("*", "*", 1e3, 0.1),))
+    cluster = Cluster(
+        "two", tuple(Device(f"d{d}", "cpu", 530) for d in range(2)), (Link("*", "*", 1e3, 0.1),)
+    )
     times = np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(2, axis=1)
     problem = Problem(graph, cluster, times)  # type: ignore[arg-type]
     placement = Rules().place(problem, searching(problem)[1])

@@ -48,7 +48,9 @@ def test_devices_in_another_order_have_their_probabilities_in_that_order(given) 
     groups, at, devices, allowed = given
     order = torch.tensor([2, 0, 3, 1])
     plain = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices, allowed)
-    turned = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices[..., order], allowed[:, order])
+    turned = log_probs(
+        policy_of(), SOURCE, TARGET, groups, at, devices[..., order], allowed[:, order]
+    )
     torch.testing.assert_close(turned, plain[:, order])
     assert plain[0].std() > 1e-3  # or any order would do
 
@@ -59,7 +61,9 @@ def test_groups_with_other_numbers_have_the_same_probabilities(given) -> None:
     moved = torch.empty_like(groups)
     moved[..., torch.from_numpy(new)] = groups
     plain = log_probs(policy_of(), SOURCE, TARGET, groups, at, devices, allowed)
-    again = log_probs(policy_of(), new[SOURCE], new[TARGET], moved, torch.from_numpy(new)[at], devices, allowed)
+    again = log_probs(
+        policy_of(), new[SOURCE], new[TARGET], moved, torch.from_numpy(new)[at], devices, allowed
+    )
     torch.testing.assert_close(again, plain)
     elsewhere = log_probs(policy_of(), new[SOURCE], new[TARGET], groups, at, devices, allowed)
     assert not torch.allclose(elsewhere[0], plain[0])
@@ -78,19 +82,28 @@ def test_all_contexts_at_once_are_those_of_each_group(given) -> None:
     policy, maps = policy_of(), GraphMaps.of(reach_of(SOURCE, TARGET), SOURCE, TARGET)
     embedded = policy.embed(maps, groups)
     torch.testing.assert_close(
-        policy.contexts_at(maps, embedded, at), policy.contexts(maps, embedded)[:, torch.arange(BATCH), at]
+        policy.contexts_at(maps, embedded, at),
+        policy.contexts(maps, embedded)[:, torch.arange(BATCH), at],
     )
 
 
 @pytest.mark.parametrize(("part", "far"), [("messages", 5), ("pools", 5)])
-def test_without_a_part_a_group_far_away_is_still_heard_by_the_other(part: str, far: int, given) -> None:
+def test_without_a_part_a_group_far_away_is_still_heard_by_the_other(
+    part: str, far: int, given
+) -> None:
     groups, _, devices, allowed = given
     changed = groups.clone()
     changed[..., far] += 1.0
     at = torch.tensor([0, 0, 0])
-    for parts, heard in (({}, True), ({"messages": False, "pools": False}, False), ({part: False}, part == "messages")):
+    for parts, heard in (
+        ({}, True),
+        ({"messages": False, "pools": False}, False),
+        ({part: False}, part == "messages"),
+    ):
         policy = policy_of(**parts)
-        both = [log_probs(policy, SOURCE, TARGET, g, at, devices, allowed) for g in (groups, changed)]
+        both = [
+            log_probs(policy, SOURCE, TARGET, g, at, devices, allowed) for g in (groups, changed)
+        ]
         # Three rounds of messages come no further than three edges: group 5 is four from group 0.
         assert torch.equal(*both) != heard, parts
 

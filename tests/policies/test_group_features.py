@@ -16,8 +16,14 @@ def chain():
     builder.add("a", "matmul", ["w"], output_bytes=10)
     builder.add("b", "relu", ["a"], output_bytes=20)
     builder.add("c", "relu", ["b"], output_bytes=0)
-    cluster = Cluster("two", (Device("cpu:0", "cpu", 1000), Device("cuda:0", "cuda", 1000)), (Link("*", "*", 1.0),))
-    return Problem(builder.freeze(), cluster, Costs(np.array([[0, 0], [8.0, 1.0], [4.0, 1.0], [1.0, 2.0]])))
+    cluster = Cluster(
+        "two",
+        (Device("cpu:0", "cpu", 1000), Device("cuda:0", "cuda", 1000)),
+        (Link("*", "*", 1.0),),
+    )
+    return Problem(
+        builder.freeze(), cluster, Costs(np.array([[0, 0], [8.0, 1.0], [4.0, 1.0], [1.0, 2.0]]))
+    )
 
 
 def test_neighbours_are_told():
@@ -44,4 +50,5 @@ def test_all_features_lie_between_zero_and_one():
 def test_slow_devices_are_unlikely_by_how_slow_they_are():
     prior = speed_prior(chain(), np.array([0, 1, 2, 3]))
     np.testing.assert_allclose(prior[1:], -np.log([[8, 1], [4, 1], [1, 2]]), rtol=1e-5)
-    np.testing.assert_allclose(prior[0], [-np.log(13 / 4), 0], rtol=1e-5)  # no time of its own: as all others together
+    # No time of its own: as all others together.
+    np.testing.assert_allclose(prior[0], [-np.log(13 / 4), 0], rtol=1e-5)

@@ -16,7 +16,9 @@ def policy(**more: object) -> Seq2Seq:
     features = torch.rand(40, 7)
     allowed = torch.rand(40, 4) > 0.1
     allowed[:, 0] = True
-    return Seq2Seq(features, allowed, torch.zeros(40, 4), [-1, -1, 1, 2], hidden=32, spread=1.0, **more)
+    return Seq2Seq(
+        features, allowed, torch.zeros(40, 4), [-1, -1, 1, 2], hidden=32, spread=1.0, **more
+    )
 
 
 @pytest.mark.parametrize("attention", ["none", "dot", "additive"])

@@ -1,4 +1,5 @@
-"""The sequence-to-sequence policy: what it draws is what it says it draws, and never what is not allowed."""
+"""The sequence-to-sequence policy: what it draws is what it says it draws, and never what is not
+allowed."""
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ def policy(groups=7, devices=4, twins=(-1, 0, 1, -1), seed=0, spread=2.0, allowe
     torch.manual_seed(seed)
     allowed = torch.ones(groups, devices, dtype=torch.bool) if allowed is None else allowed
     prior = torch.randn(groups, devices) * 0.3
-    made = Seq2Seq(torch.rand(groups, 5), allowed, prior, list(twins), hidden=8, spread=spread, **settings)
+    made = Seq2Seq(
+        torch.rand(groups, 5), allowed, prior, list(twins), hidden=8, spread=spread, **settings
+    )
     return made
 
 
@@ -36,8 +39,12 @@ def test_the_recurrence_is_a_long_short_term_memory():
     layer = torch.nn.LSTM(6, 4)
     inputs = torch.randn(9, 3, 6)
     # PyTorch's gates are in, forget, new, out; ours are new, in, forget, out.
-    rows = torch.cat([torch.arange(8, 12), torch.arange(0, 4), torch.arange(4, 8), torch.arange(12, 16)])
-    entered = inputs @ layer.weight_ih_l0[rows].t() + layer.bias_ih_l0[rows] + layer.bias_hh_l0[rows]
+    rows = torch.cat(
+        [torch.arange(8, 12), torch.arange(0, 4), torch.arange(4, 8), torch.arange(12, 16)]
+    )
+    entered = (
+        inputs @ layer.weight_ih_l0[rows].t() + layer.bias_ih_l0[rows] + layer.bias_hh_l0[rows]
+    )
     weight = layer.weight_hh_l0[rows].t()
     found = recurrence(entered, weight)
     torch.testing.assert_close(found, layer(inputs)[0])
@@ -54,7 +61,9 @@ def test_the_way_of_the_gpu_is_the_same():
     slopes = torch.randn(5, 3, 4, dtype=torch.float64)
     ways = [way(inputs, weight) for way in (recurrence, _on_gpu)]
     torch.testing.assert_close(*ways)
-    torch.testing.assert_close(*[torch.autograd.grad((way * slopes).sum(), (inputs, weight)) for way in ways])
+    torch.testing.assert_close(
+        *[torch.autograd.grad((way * slopes).sum(), (inputs, weight)) for way in ways]
+    )
 
 
 @pytest.mark.parametrize("settings", WAYS)

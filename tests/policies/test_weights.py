@@ -1,4 +1,5 @@
-"""Weights that come back as they were saved, and files that are refused with the file, the tensor and the fix."""
+"""Weights that come back as they were saved, and files that are refused with the file, the tensor
+and the fix."""
 
 import json
 import os
@@ -18,7 +19,11 @@ def tensors():
 
 
 def header(**changed):
-    return {"roost": json.dumps({"format": FORMAT, "version": VERSION, "policy": "mine", "card": {}} | changed)}
+    return {
+        "roost": json.dumps(
+            {"format": FORMAT, "version": VERSION, "policy": "mine", "card": {}} | changed
+        )
+    }
 
 
 def written(path, found=None, **changed):
@@ -64,7 +69,10 @@ def test_another_header_is_refused(tmp_path, changed, said):
         ({"c": np.ones(1, np.float32)}, "a tensor 'c' that mine does not know"),
         ({"b": np.ones(5, np.float32)}, r"tensor 'b' has shape \[5\], not \[4\]"),
         ({"b": np.ones(4, np.float64)}, "tensor 'b' is float64"),
-        ({"b": np.array([1, np.nan, 1, 1], np.float32)}, "tensor 'b' has a number that is not finite"),
+        (
+            {"b": np.array([1, np.nan, 1, 1], np.float32)},
+            "tensor 'b' has a number that is not finite",
+        ),
     ],
 )
 def test_other_tensors_are_refused(tmp_path, changed, said):
@@ -76,7 +84,9 @@ def test_other_tensors_are_refused(tmp_path, changed, said):
     assert "roost learn" in str(error.value)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b"\x80\x04pickle" * 20])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b"\x80\x04pickle" * 20]
+)
 def test_what_is_no_safetensors_file_is_refused(tmp_path, data):
     path = tmp_path / "p.safetensors"
     path.write_bytes(data)
@@ -103,11 +113,16 @@ def test_a_header_that_is_no_table_is_refused(tmp_path, about):
 @pytest.mark.parametrize("kind", ["BF16", "F8_E4M3"])
 def test_a_type_that_numpy_has_not_is_refused(tmp_path, kind):
     size = {"BF16": 2}.get(kind, 1)
-    table = {"__metadata__": header(), "a": {"dtype": kind, "shape": [1], "data_offsets": [0, size]}}
+    table = {
+        "__metadata__": header(),
+        "a": {"dtype": kind, "shape": [1], "data_offsets": [0, size]},
+    }
     text = json.dumps(table).encode()
     path = tmp_path / "p.safetensors"
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(size))
-    with pytest.raises(InputError, match=f"p.safetensors: has tensors of type '{kind}', not float32"):
+    with pytest.raises(
+        InputError, match=f"p.safetensors: has tensors of type '{kind}', not float32"
+    ):
         load_weights(path, "mine", SHAPES)
 
 

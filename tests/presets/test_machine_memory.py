@@ -32,7 +32,9 @@ print([faults() for _ in range(10)][-1] - begun)
 def test_memory_that_was_given_back_is_used_again():
     new = {}
     for how in ("kept", "plain"):
-        run = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, check=True, text=True)
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM, how], capture_output=True, check=True, text=True
+        )
         new[how] = int(run.stdout)
     assert new["plain"] > 10_000  # or there is nothing to keep
     assert 3 * new["kept"] < new["plain"]
@@ -40,9 +42,15 @@ def test_memory_that_was_given_back_is_used_again():
 
 @pytest.mark.parametrize(
     ("allowed", "kept"),
-    [(2**30, {-3: 2**30, -1: 2**31 - 1, -2: 2**26}), (2**25, {-3: 2**25, -1: 2**31 - 1, -2: 2**26}), (0, {})],
+    [
+        (2**30, {-3: 2**30, -1: 2**31 - 1, -2: 2**26}),
+        (2**25, {-3: 2**25, -1: 2**31 - 1, -2: 2**26}),
+        (0, {}),
+    ],
 )
-def test_a_library_that_refuses_large_blocks_is_asked_for_less_or_left_alone(monkeypatch, allowed, kept):
+def test_a_library_that_refuses_large_blocks_is_asked_for_less_or_left_alone(
+    monkeypatch, allowed, kept
+):
     found = {}
 
     def mallopt(setting, value):

@@ -20,6 +20,8 @@ def test_a_made_up_machine_has_the_same_devices_at_other_speeds() -> None:
 
 
 def test_the_same_seed_makes_up_the_same_machine() -> None:
-    one, same, other = (made_up(cluster("k80x2"), np.random.default_rng(seed)) for seed in (3, 3, 4))
+    one, same, other = (
+        made_up(cluster("k80x2"), np.random.default_rng(seed)) for seed in (3, 3, 4)
+    )
     assert one.devices == same.devices != other.devices
     assert one.links == same.links != other.links

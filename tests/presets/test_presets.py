@@ -20,7 +20,10 @@ WANTED = {
     *("a100x4", "two_hosts_a100x4", "h100x8", "h200", "rtx4090_rtx3060", "cpu"),
 }
 # Figures a block always explains, zero or not; a gap and efficiencies only where there are any.
-ALWAYS = {Device: {"memory", "peak", "memory_bandwidth", "launch_overhead"}, Link: {"bandwidth", "latency", "bus"}}
+ALWAYS = {
+    Device: {"memory", "peak", "memory_bandwidth", "launch_overhead"},
+    Link: {"bandwidth", "latency", "bus"},
+}
 
 
 def explained(block: Device | Link) -> dict[str, str]:
@@ -101,13 +104,17 @@ def test_a_preset_is_the_same_after_saving_and_loading(name: str, tmp_path: Path
     again = presets.cluster(tmp_path / "cluster.toml")
     assert again == cluster
     assert again.description == cluster.description
-    assert [each.figures_from for each in again.links] == [each.figures_from for each in cluster.links]
+    assert [each.figures_from for each in again.links] == [
+        each.figures_from for each in cluster.links
+    ]
 
 
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_the_placeto_presets_have_the_constants_of_its_simulator(num_devices: int) -> None:
     cluster = presets.cluster(f"placeto_k80x{num_devices}")
-    assert [device.name for device in cluster.devices] == [f"cuda:{number}" for number in range(num_devices)]
+    assert [device.name for device in cluster.devices] == [
+        f"cuda:{number}" for number in range(num_devices)
+    ]
     assert cluster.device_gap.tolist() == pytest.approx([5.7e-6] * num_devices, rel=1e-12)
     assert all(device.launch_overhead == 0 for device in cluster.devices)
     assert cluster.broadcast
@@ -125,7 +132,9 @@ def test_the_k80_machines_are_the_die_not_the_board_on_independent_links(name: s
     cluster = presets.cluster(name)
     gpus = [device for device in cluster.devices if device.kind == "cuda"]
     assert len(gpus) == int(name[-1])
-    assert {(gpu.memory, gpu.peak["float32"], gpu.memory_bandwidth) for gpu in gpus} == {(12e9, 2.8e12, 240e9)}
+    assert {(gpu.memory, gpu.peak["float32"], gpu.memory_bandwidth) for gpu in gpus} == {
+        (12e9, 2.8e12, 240e9)
+    }
     assert "float16" not in gpus[0].peak
     assert not cluster.has_shared_buses
     assert len(cluster.bus_names) == cluster.num_devices * (cluster.num_devices - 1)
@@ -181,7 +190,9 @@ def test_unlike_gpus_without_peer_to_peer_pay_two_hops_on_the_senders_way_up() -
 
 
 def test_an_unknown_preset_suggests_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"no preset called 'k80x3'; did you mean 'k80x[24]'\?") as caught:
+    with pytest.raises(
+        UnknownName, match=r"no preset called 'k80x3'; did you mean 'k80x[24]'\?"
+    ) as caught:
         presets.cluster("k80x3")
     assert caught.value.nearest in {"k80x2", "k80x4"}
 
@@ -208,7 +219,9 @@ def test_a_path_to_a_missing_file_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         assert not isinstance(caught.value, UnknownName)
 
 
-def test_a_preset_wins_over_a_file_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_preset_wins_over_a_file_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("cpu").write_text("not a cluster")
     assert presets.cluster("cpu").name == "cpu"

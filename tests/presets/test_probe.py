@@ -11,10 +11,7 @@ import torch
 import roost
 from roost import presets
 from roost.errors import InputError, UnknownName
-from roost.presets import _figures
-from roost.presets import machine
-from roost.presets import measurement_cache
-from roost.presets import probe
+from roost.presets import _figures, machine, measurement_cache, probe
 
 GPU = pytest.mark.gpu
 
@@ -30,7 +27,9 @@ def no_gpu(monkeypatch):
 
 
 FIGURES = {
-    "devices": {"cpu": {"peak": {"float32": 1e11}, "memory_bandwidth": 1e10, "launch_overhead": 1e-6}},
+    "devices": {
+        "cpu": {"peak": {"float32": 1e11}, "memory_bandwidth": 1e10, "launch_overhead": 1e-6}
+    },
     "links": [],
 }
 
@@ -50,12 +49,19 @@ def given(no_gpu, monkeypatch):
 
 def sound(cluster):
     for device in cluster.devices:
-        numbers = [device.memory, device.memory_bandwidth, device.launch_overhead, *device.peak.values()]
+        numbers = [
+            device.memory,
+            device.memory_bandwidth,
+            device.launch_overhead,
+            *device.peak.values(),
+        ]
         assert all(number > 0 and math.isfinite(number) for number in numbers), device
         assert {"float32", "bfloat16"} <= set(device.peak)
         assert device.peak["float32"] > 1e8
         assert device.launch_overhead < 1e-2
-        assert all(f"{field}: " in device.figures_from for field in ("memory", "peak", "memory_bandwidth"))
+        assert all(
+            f"{field}: " in device.figures_from for field in ("memory", "peak", "memory_bandwidth")
+        )
     for link in cluster.links:
         assert 0 < link.latency < 1
         assert 1e6 < link.bandwidth < 1e14
@@ -93,9 +99,13 @@ def test_threads_as_devices(no_gpu):
 
 def test_what_a_crossing_takes_is_shared_out_between_its_ends_and_latency():
     up = _figures._ends(True, latency=20e-6, waits=100e-6, launching=25e-6, posting=45e-6)
-    assert up == pytest.approx({"send_latency": 30e-6, "sender_busy": 45e-6, "receiver_busy": 25e-6})
+    assert up == pytest.approx(
+        {"send_latency": 30e-6, "sender_busy": 45e-6, "receiver_busy": 25e-6}
+    )
     down = _figures._ends(False, latency=20e-6, waits=220e-6, launching=60e-6, posting=45e-6)
-    assert down == pytest.approx({"send_latency": 20e-6, "sender_busy": 60e-6, "receiver_busy": 200e-6})
+    assert down == pytest.approx(
+        {"send_latency": 20e-6, "sender_busy": 60e-6, "receiver_busy": 200e-6}
+    )
     for way in (True, False):  # no more is left than there was
         assert _figures._ends(way, 20e-6, 15e-6, 1e-6, 1e-6)["send_latency"] == 20e-6
     assert _figures._ends(False, 20e-6, 15e-6, 1e-6, 1e-6)["receiver_busy"] == 0.0
@@ -103,11 +113,15 @@ def test_what_a_crossing_takes_is_shared_out_between_its_ends_and_latency():
 
 def test_figures_of_both_ends_come_to_the_link():
     found = {"bandwidth": 1e9, "latency": 2e-5, "send_bandwidth": 5e8}
-    link = probe._link(*probe._row("cpu", "cuda:0", found | _figures._ends(True, 2e-5, 0.0, 1e-6, 3e-6), "there"))
+    link = probe._link(
+        *probe._row("cpu", "cuda:0", found | _figures._ends(True, 2e-5, 0.0, 1e-6, 3e-6), "there")
+    )
     assert (link.send_bandwidth, link.send_latency) == (5e8, 2e-5)
     assert (link.sender_busy, link.receiver_busy) == (3e-6, 1e-6)
     assert "sender_busy: measured here" in link.figures_from
-    plain = probe._link(*probe._row("cuda:0", "cuda:1", {"bandwidth": 1e9, "latency": 2e-5}, "there"))
+    plain = probe._link(
+        *probe._row("cuda:0", "cuda:1", {"bandwidth": 1e9, "latency": 2e-5}, "there")
+    )
     assert "receiver_busy: assumed" in plain.figures_from
 
 
@@ -144,7 +158,11 @@ def test_a_damaged_file_is_measured_anew(given, content):
     key = machine.hardware() | {"virtual": 0}
     path = measurement_cache.path_of("probe", key)
     path.parent.mkdir()
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps({"key": key, "found": content}).encode())
+    path.write_bytes(
+        content
+        if isinstance(content, bytes)
+        else json.dumps({"key": key, "found": content}).encode()
+    )
     assert roost.probe().devices[0].peak == {"float32": 1e11}
     assert given == [0]
     roost.probe()
@@ -221,7 +239,8 @@ def _nothing_said(monkeypatch):
 
 @pytest.mark.usefixtures("_nothing_said")
 def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, monkeypatch):
-    """And is no reason to stop. Root may write anywhere, so that it may not is said in its place."""
+    """And is no reason to stop. Root may write anywhere, so that it may not is said in its
+    place."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def closed(*args, **settings):
@@ -286,7 +305,8 @@ def test_a_thread_that_tells_a_gpu_what_to_do_has_a_core_of_its_own(monkeypatch)
 
 
 def test_a_small_product_that_took_long_is_not_the_last(monkeypatch):
-    """Threads that wait for a core made one of 256 rows take 24 ms, which is a hundredth of the rate."""
+    """Threads that wait for a core made one of 256 rows take 24 ms, which is a hundredth of the
+    rate."""
     seconds = {256: 0.024, 512: 0.002, 1024: 0.01, 2048: 0.08, 4096: 0.5, 8192: 4.0}
     sizes = []
 

@@ -1,4 +1,5 @@
-"""Exports: whole modules, every tensor covered, tied weights together, and a reason where it cannot be said."""
+"""Exports: whole modules, every tensor covered, tied weights together, and a reason where it cannot
+be said."""
 
 import json
 import re
@@ -72,7 +73,9 @@ def placed(problem, rules, weights_only=False):
     """Every op on the device of the first prefix of its module that is listed."""
     names, device = problem.cluster.device_names, []
     for op, module in enumerate(problem.graph.modules):
-        found = next(name for prefix, name in rules.items() if re.sub(r"@\d+", "", module).startswith(prefix))
+        found = next(
+            name for prefix, name in rules.items() if re.sub(r"@\d+", "", module).startswith(prefix)
+        )
         if weights_only and found == "cpu" and problem.graph.phase[op] != PARAMETER:
             found = "cuda:0"
         device.append(names.index(found))
@@ -123,7 +126,9 @@ def test_computing_on_the_cpu_beside_a_gpu_cannot_be_said_and_costs():
     assert found.entries["blocks.2"] == "cpu"
     assert found.agreement < 1.0
     op = next(
-        o for o, m in enumerate(problem.graph.modules) if m == "blocks.2.inner" and problem.graph.phase[o] == FORWARD
+        o
+        for o, m in enumerate(problem.graph.modules)
+        if m == "blocks.2.inner" and problem.graph.phase[o] == FORWARD
     )
     assert found.placement.device[op] == 1  # on the GPU, with weights from the CPU
 
@@ -139,17 +144,22 @@ def test_a_module_goes_where_most_of_its_seconds_are():
 
 def test_tied_weights_and_parts_that_meet_share_a_device():
     model, problem = net(TWO)
-    found = device_map(model, problem, placed(problem, {"out": "cuda:1", "places": "cuda:1", "": "cuda:0"}))
+    found = device_map(
+        model, problem, placed(problem, {"out": "cuda:1", "places": "cuda:1", "": "cuda:0"})
+    )
     assert found.entries["words"] == found.entries["out"] == found.entries["places"] == 1
 
 
 LARGE = pytest.param("inception_v3", marks=pytest.mark.slow)  # the largest graph
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "resnet50", LARGE, "moe", "vit", "rnnlm"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gpt2", "bert", "t5", "resnet50", LARGE, "moe", "vit", "rnnlm"]
+)
 @pytest.mark.parametrize("on", [OFFLOAD, TWO], ids=["offload", "two"])
 def test_rounded_maps_keep_accelerates_rules(name, on):
-    """Random modules of the zoo: all is covered, ties hold, and no op reads from two GPUs where nothing is moved."""
+    """Random modules of the zoo: all is covered, ties hold, and no op reads from two GPUs where
+    nothing is moved."""
     sizes = catalog.find("zoo", name).small()
     with torch.device("meta"):
         model, inputs = sizes.model().eval(), sizes.inputs(False)
@@ -159,7 +169,9 @@ def test_rounded_maps_keep_accelerates_rules(name, on):
     for _ in range(3):
         device = {module: int(rng.integers(on.num_devices)) for module in graph.modules}
         # As a layout along the model would have it: neighbours mostly together.
-        chosen = np.array([device.get(".".join(module.split(".")[:2]), 1) for module in graph.modules])
+        chosen = np.array(
+            [device.get(".".join(module.split(".")[:2]), 1) for module in graph.modules]
+        )
         members = np.flatnonzero(graph.group >= 0)
         chosen[members] = chosen[problem.group_leader[graph.group[members]]]
         try:
@@ -179,7 +191,9 @@ def test_rounded_maps_keep_accelerates_rules(name, on):
                 parent = entry.rpartition(".")[0]
                 for part, _ in model.get_submodule(parent).named_children():
                     path = f"{parent}.{part}".removeprefix(".")
-                    assert any(known == path or known.startswith(f"{path}.") for known in found.entries)
+                    assert any(
+                        known == path or known.startswith(f"{path}.") for known in found.entries
+                    )
         for op in modules.forward_ops().tolist():
             sources = [s for s in modules.data_inputs(op) if modules.unit[s] is not None]
             if modules.unit_of_module(modules.path[op]) is None:
@@ -199,11 +213,14 @@ def test_accelerate_finds_everything_covered():
         warnings.simplefilter("ignore")  # it does not expect the name of a tensor, and takes it
         modeling.check_device_map(model, dict(found.entries))
         with pytest.raises(ValueError, match="blocks"):
-            modeling.check_device_map(model, {k: v for k, v in found.entries.items() if k != "blocks.1"})
+            modeling.check_device_map(
+                model, {k: v for k, v in found.entries.items() if k != "blocks.1"}
+            )
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:The following device_map keys")  # it does not expect the name of a tensor
+# It does not expect the name of a tensor.
+@pytest.mark.filterwarnings("ignore:The following device_map keys")
 def test_accelerate_runs_it():
     accelerate = pytest.importorskip("accelerate")
     model, problem = net(OFFLOAD)
@@ -218,7 +235,10 @@ def test_accelerate_runs_it():
 def test_without_the_model_ties_are_found_and_all_is_covered():
     model, problem = net(TWO)
     placement = placed(problem, {"blocks.2": "cuda:1", "": "cuda:0"})
-    with_model, without = device_map(model, problem, placement), device_map(None, problem, placement)
+    with_model, without = (
+        device_map(model, problem, placement),
+        device_map(None, problem, placement),
+    )
     assert without.entries == with_model.entries
     assert without.entries["out"] == without.entries["words"]
     assert without.step_time == with_model.step_time
@@ -281,13 +301,18 @@ def test_stages_of_a_pipeline():
     model, problem = net(TWO)
     model.out.weight = nn.Parameter(torch.zeros(20, 8))
     problem = roost.estimate(roost.capture(model, torch.zeros(2, 5, dtype=torch.int64)), TWO)
-    placement = placed(problem, {"blocks.0": "cuda:0", "blocks": "cuda:1", "out": "cuda:1", "": "cuda:0"})
+    placement = placed(
+        problem, {"blocks.0": "cuda:0", "blocks": "cuda:1", "out": "cuda:1", "": "cuda:0"}
+    )
     for known in (model, None):
         found = split_spec(known, problem, placement)
         assert found.points == {"blocks.1": "BEGINNING"}
         assert found.devices == ("cuda:0", "cuda:1")
         assert found.agreement == 1.0
-    assert json.loads(found.text()) == {"split_spec": {"blocks.1": "BEGINNING"}, "devices": ["cuda:0", "cuda:1"]}
+    assert json.loads(found.text()) == {
+        "split_spec": {"blocks.1": "BEGINNING"},
+        "devices": ["cuda:0", "cuda:1"],
+    }
 
 
 def test_a_pipeline_tells_what_whole_modules_cost():
@@ -297,7 +322,8 @@ def test_a_pipeline_tells_what_whole_modules_cost():
     rules = {"blocks.0": "cuda:0", "blocks": "cuda:1", "out": "cuda:1", "": "cuda:0"}
     whole = placed(problem, rules)
     assert split_spec(model, problem, whole).cost == 1.0
-    torn = placed(problem, {"blocks.1.norm": "cuda:0", **rules})  # most of the block is on cuda:1 all the same
+    # Most of the block is on cuda:1 all the same.
+    torn = placed(problem, {"blocks.1.norm": "cuda:0", **rules})
     found = split_spec(model, problem, torn)
     assert found.points == {"blocks.1": "BEGINNING"}
     assert found.agreement < 1.0
@@ -310,9 +336,14 @@ def test_a_placement_in_and_out_of_modules_is_no_pipeline():
     """Every block partly on each of two devices would be one stage, and nobody would know."""
     model, problem = net(TWO)
     with pytest.raises(
-        InputError, match=r"cuda:1 computes \d+% of the step, but most of no module: .* is in 'blocks.0'"
+        InputError,
+        match=r"cuda:1 computes \d+% of the step, but most of no module: .* is in 'blocks.0'",
     ):
-        split_spec(model, problem, placed(problem, {f"blocks.{n}.act": "cuda:1" for n in range(3)} | {"": "cuda:0"}))
+        split_spec(
+            model,
+            problem,
+            placed(problem, {f"blocks.{n}.act": "cuda:1" for n in range(3)} | {"": "cuda:0"}),
+        )
     found = split_spec(model, problem, placed(problem, {"": "cuda:0"}))
     assert (found.points, found.devices) == ({}, ("cuda:0",))
     assert str(found).startswith("one stage, on cuda:0: there is nothing to split; 100.0% of")
@@ -328,7 +359,11 @@ def test_pytorch_splits_there():
     problem = roost.estimate(roost.capture(model, words), TWO)
     placement = placed(problem, {"blocks.2": "cuda:1", "out": "cuda:1", "": "cuda:0"})
     points = split_spec(model, problem, placement).points
-    pipe = pipeline(model, mb_args=(words,), split_spec={name: SplitPoint[point] for name, point in points.items()})
+    pipe = pipeline(
+        model,
+        mb_args=(words,),
+        split_spec={name: SplitPoint[point] for name, point in points.items()},
+    )
     assert pipe.num_stages == 2
     assert "blocks.2.inner.weight" in dict(pipe.get_stage_module(1).named_parameters())
     assert "blocks.1.inner.weight" in dict(pipe.get_stage_module(0).named_parameters())
@@ -338,11 +373,17 @@ def test_what_a_pipeline_cannot_do():
     model, problem = net(TWO)
     with pytest.raises(InputError, match=r"module 'blocks\.2' goes back to cuda:0 after cuda:1"):
         split_spec(model, problem, placed(problem, {"blocks.1": "cuda:1", "": "cuda:0"}))
-    with pytest.raises(InputError, match=r"'words\.weight' and 'out\.weight' are one weight, used on"):
+    with pytest.raises(
+        InputError, match=r"'words\.weight' and 'out\.weight' are one weight, used on"
+    ):
         split_spec(model, problem, placed(problem, {"out": "cuda:1", "": "cuda:0"}))
     offload = roost.estimate(problem.graph, OFFLOAD)
-    with pytest.raises(InputError, match=r"weights of module 'blocks\.1' lie on cpu while it computes on cuda:0"):
-        split_spec(model, offload, placed(offload, {"blocks.1": "cpu", "": "cuda:0"}, weights_only=True))
+    with pytest.raises(
+        InputError, match=r"weights of module 'blocks\.1' lie on cpu while it computes on cuda:0"
+    ):
+        split_spec(
+            model, offload, placed(offload, {"blocks.1": "cpu", "": "cuda:0"}, weights_only=True)
+        )
     bare = GraphBuilder("bare")
     bare.add("a", flop=1.0)
     with pytest.raises(InputError, match="no modules to split at"):
@@ -379,7 +420,9 @@ def llama(layers, on, parts=PARTS):
 
 def test_layers_on_the_cpu():
     problem = llama(32, OFFLOAD)
-    late = [bool(re.match(r"model\.layers\.(2[4-9]|3[01])\.", name)) for name in problem.graph.op_names]
+    late = [
+        bool(re.match(r"model\.layers\.(2[4-9]|3[01])\.", name)) for name in problem.graph.op_names
+    ]
     late[0] = True
     found = llama_cpp(problem, problem.placement(np.where(late, 0, 1)))
     assert found.line == r'-ngl 33 -ot "^blk\.(2[4-9]|3[01])\.=CPU"'
@@ -395,7 +438,9 @@ def test_feed_forward_parts_on_the_cpu():
 
 def test_no_gpu_needs_no_rules():
     problem = llama(2, OFFLOAD)
-    assert llama_cpp(problem, problem.placement(np.zeros(problem.graph.num_ops, int))).line == "-ngl 0"
+    assert (
+        llama_cpp(problem, problem.placement(np.zeros(problem.graph.num_ops, int))).line == "-ngl 0"
+    )
 
 
 @settings(deadline=None, max_examples=40)
@@ -407,7 +452,9 @@ def test_every_tensor_is_where_it_should_be(random, several):
     assert len(found.tensors) == 13 * 9 + 3
     nowhere = "CPU" if found.num_gpu_layers == 0 else None if several else "CUDA0"
     for tensor, buffer in found.tensors.items():
-        assert (found.buffer_of(tensor) or ("CPU" if tensor == "token_embd.weight" else nowhere)) == buffer
+        assert (
+            found.buffer_of(tensor) or ("CPU" if tensor == "token_embd.weight" else nowhere)
+        ) == buffer
     assert not re.search("[$,=]", "".join(regex for regex, _ in found.rules))
 
 
@@ -419,7 +466,11 @@ def test_numbers_as_a_regex(numbers):
 
 
 def test_experts_are_one_tensor():
-    parts = [f"block_sparse_moe.experts.{expert}.{w}.weight" for expert in range(4) for w in ("w1", "w2", "w3")]
+    parts = [
+        f"block_sparse_moe.experts.{expert}.{w}.weight"
+        for expert in range(4)
+        for w in ("w1", "w2", "w3")
+    ]
     problem = llama(2, OFFLOAD, [*PARTS[:6], "block_sparse_moe.gate.weight", *parts])
     experts = ["experts" in name or "embed" in name for name in problem.graph.op_names]
     found = llama_cpp(problem, problem.placement(np.where(experts, 0, 1)))
@@ -429,7 +480,9 @@ def test_experts_are_one_tensor():
         "blk.3.ffn_gate_exps.weight",
         "blk.3.ffn_up_exps.weight",
     )
-    assert gguf_names("model.layers.3.mlp.experts.7.down_proj.weight") == ("blk.3.ffn_down_exps.weight",)
+    assert gguf_names("model.layers.3.mlp.experts.7.down_proj.weight") == (
+        "blk.3.ffn_down_exps.weight",
+    )
     assert gguf_names("model.layers.3.mlp.gate.weight") == ("blk.3.ffn_gate_inp.weight",)
 
 
@@ -450,7 +503,9 @@ def test_a_placement_for_another_graph_is_refused():
     model, problem = net(TWO)
     other = roost.Placement(np.zeros(problem.graph.num_ops, int), graph="0123456789abcdef")
     for export in (device_map, split_spec):
-        with pytest.raises(InputError, match=f"made for graph 0123456789abcdef; .* is {problem.graph.digest}"):
+        with pytest.raises(
+            InputError, match=f"made for graph 0123456789abcdef; .* is {problem.graph.digest}"
+        ):
             export(model, problem, other)
     with pytest.raises(InputError, match="made for graph 0123456789abcdef"):
         llama_cpp(problem, other)
@@ -460,7 +515,9 @@ def test_a_placement_for_another_graph_is_refused():
 def test_a_llama_of_transformers():
     transformers = pytest.importorskip("transformers", reason="needs the hf extra")
     sizes = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 50}
-    config = transformers.LlamaConfig(num_hidden_layers=4, num_key_value_heads=2, use_cache=False, **sizes)
+    config = transformers.LlamaConfig(
+        num_hidden_layers=4, num_key_value_heads=2, use_cache=False, **sizes
+    )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
         tokens = torch.zeros((1, 8), dtype=torch.int64)

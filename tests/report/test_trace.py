@@ -30,13 +30,20 @@ Event = dict[str, Any]
 
 
 def chain() -> tuple[Problem, Placement]:
-    """a, b, c one after the other for 1, 2 and 3 s; b's 200 bytes go to the other device in 1 + 200/100 s."""
+    """a, b, c one after the other for 1, 2 and 3 s; b's 200 bytes go to the other device in 1 +
+    200/100 s."""
     builder = GraphBuilder("chain")
     builder.add("a", output_bytes=100)
     builder.add("b", inputs=["a"], output_bytes=200)
     builder.add("c", inputs=["b"])
-    cluster = Cluster("pair", (Device("d0", "cuda", 1000), Device("d1", "cuda", 1000)), (Link("*", "*", 100.0, 1.0),))
-    return Problem(builder.freeze(), cluster, np.array([[1, 1], [2, 2], [3, 3]])), Placement(np.array([0, 0, 1]))
+    cluster = Cluster(
+        "pair",
+        (Device("d0", "cuda", 1000), Device("d1", "cuda", 1000)),
+        (Link("*", "*", 100.0, 1.0),),
+    )
+    return Problem(builder.freeze(), cluster, np.array([[1, 1], [2, 2], [3, 3]])), Placement(
+        np.array([0, 0, 1])
+    )
 
 
 @cache
@@ -45,15 +52,24 @@ def case(name: str) -> tuple[Graph, Timeline]:
     if name.startswith("nasty"):
         problem, placement = nasty(int(name.removeprefix("nasty")))
     elif name.startswith("training"):
-        # Seconds that no nanosecond divides, one op after the other: rounding could make slices overlap.
+        # Seconds that no nanosecond divides, one op after the other: rounding could make slices
+        # overlap.
         problem = training_like(400, 4, seed=3)
-        placement = Placement(scattered(problem, seed=1, run=5), order=name.removeprefix("training_"))
+        placement = Placement(
+            scattered(problem, seed=1, run=5), order=name.removeprefix("training_")
+        )
     else:
         problem, placement = chain()
     return problem.graph, reference.simulate(problem, placement)
 
 
-CASES = [*(f"nasty{seed}" for seed in range(60)), "training_program", "training_fifo", "training_rank", "chain"]
+CASES = [
+    *(f"nasty{seed}" for seed in range(60)),
+    "training_program",
+    "training_fifo",
+    "training_rank",
+    "chain",
+]
 
 
 def events_of(timeline: Timeline, graph: Graph | None = None) -> list[Event]:
@@ -71,19 +87,25 @@ def nanoseconds(microseconds: float) -> int:
 
 
 def thread_names(events: list[Event], pid: int) -> dict[int, str]:
-    return {e["tid"]: e["args"]["name"] for e in only(events, "M", pid) if e["name"] == "thread_name"}
+    return {
+        e["tid"]: e["args"]["name"] for e in only(events, "M", pid) if e["name"] == "thread_name"
+    }
 
 
 def as_perfetto(events: list[Event]) -> list[tuple[str, Event, Event]]:
-    """The arrows as Perfetto's importer binds them: SliceTracker and FlowTracker of its trace processor, in short.
+    """The arrows as Perfetto's importer binds them: SliceTracker and FlowTracker of its trace
+    processor, in short.
 
-    Events in order of time, then of the file. A slice closes those before it that have ended, and is dropped where it
-    overlaps one that has not. An arrow's end belongs to the slice last opened on its thread.
+    Events in order of time, then of the file. A slice closes those before it that have ended, and
+    is dropped where it overlaps one that has not. An arrow's end belongs to the slice last opened
+    on its thread.
     """
     stacks: dict[int, list[Event]] = defaultdict(list)
     starts: dict[tuple[str, str, int], Event] = {}
     arrows = []
-    for event in sorted((e for e in events if e["ph"] in "Xsf"), key=lambda e: nanoseconds(e["ts"])):
+    for event in sorted(
+        (e for e in events if e["ph"] in "Xsf"), key=lambda e: nanoseconds(e["ts"])
+    ):
         stack, now = stacks[event["tid"]], nanoseconds(event["ts"])
         if event["ph"] == "X":
             while stack and nanoseconds(stack[-1]["ts"]) + nanoseconds(stack[-1]["dur"]) <= now:
@@ -123,7 +145,9 @@ def test_each_op_that_takes_time_is_a_slice_on_the_thread_of_its_device(name: st
         assert thread[event["tid"]] == timeline.device_names[timeline.device[op]]
         assert event["args"] == {"start": timeline.start[op], "finish": timeline.finish[op]}
         assert event["ts"] == pytest.approx(timeline.start[op] * 1e6, abs=0.5e-3 + 1e-6)
-        assert event["ts"] + event["dur"] == pytest.approx(timeline.finish[op] * 1e6, abs=0.5e-3 + 1e-6)
+        assert event["ts"] + event["dur"] == pytest.approx(
+            timeline.finish[op] * 1e6, abs=0.5e-3 + 1e-6
+        )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -185,7 +209,12 @@ def test_arrows_go_from_the_op_that_made_a_tensor_to_its_transfer_and_on_to_the_
     name: str,
 ) -> None:
     graph, timeline = case(name)
-    moves, device, start, finish = timeline.transfers, timeline.device, timeline.start, timeline.finish
+    moves, device, start, finish = (
+        timeline.transfers,
+        timeline.device,
+        timeline.start,
+        timeline.finish,
+    )
     assert moves is not None
     assert device is not None
     assert start is not None
@@ -200,19 +229,33 @@ def test_arrows_go_from_the_op_that_made_a_tensor_to_its_transfer_and_on_to_the_
         if kind == SEND and finish[tensor] > start[tensor]:
             expected["made", graph.op_names[tensor], slice_name] += 1
         if kind in (SEND, FETCH):
-            there = [op for op in takers if device[op] == moves.target[row] and start[op] >= moves.finish[row]]
+            there = [
+                op
+                for op in takers
+                if device[op] == moves.target[row] and start[op] >= moves.finish[row]
+            ]
             if there:
                 first = min(there, key=lambda op: (start[op], op))
                 expected["taken", slice_name, graph.op_names[first]] += 1
     arrows = as_perfetto(events_of(timeline, graph))
     found = Counter((kind, out["name"], into["name"]) for kind, out, into in arrows)
-    assert +Counter({arrow: n for arrow, n in found.items() if not arrow[2].startswith("home ")}) == expected
+    assert (
+        +Counter({arrow: n for arrow, n in found.items() if not arrow[2].startswith("home ")})
+        == expected
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_without_the_graph_arrows_end_at_the_first_op_that_starts_once_the_tensor_is_there(name: str) -> None:
+def test_without_the_graph_arrows_end_at_the_first_op_that_starts_once_the_tensor_is_there(
+    name: str,
+) -> None:
     _, timeline = case(name)
-    moves, device, start, finish = timeline.transfers, timeline.device, timeline.start, timeline.finish
+    moves, device, start, finish = (
+        timeline.transfers,
+        timeline.device,
+        timeline.start,
+        timeline.finish,
+    )
     assert moves is not None
     assert device is not None
     assert start is not None
@@ -220,7 +263,11 @@ def test_without_the_graph_arrows_end_at_the_first_op_that_starts_once_the_tenso
     events = events_of(timeline)
     arrows = as_perfetto(events)
     assert {kind for kind, _, _ in arrows} <= {"made", "arrived"}
-    ends = {(out["name"], out["tid"], out["ts"]): into["name"] for kind, out, into in arrows if kind == "arrived"}
+    ends = {
+        (out["name"], out["tid"], out["ts"]): into["name"]
+        for kind, out, into in arrows
+        if kind == "arrived"
+    }
     expected = 0
     threads = {link: tid for tid, link in thread_names(events, LINKS).items()}
     for row in range(len(moves)):
@@ -228,7 +275,9 @@ def test_without_the_graph_arrows_end_at_the_first_op_that_starts_once_the_tenso
             continue
         link = f"{timeline.device_names[moves.source[row]]} -> {timeline.device_names[moves.target[row]]}"
         what = f"{TRANSFER_KINDS[moves.kind[row]]} {timeline.op_names[moves.tensor[row]]}"
-        later = np.flatnonzero((device == moves.target[row]) & (start >= moves.finish[row]) & (finish > start))
+        later = np.flatnonzero(
+            (device == moves.target[row]) & (start >= moves.finish[row]) & (finish > start)
+        )
         first = min(later, key=lambda op: (start[op], op), default=None)
         if moves.kind[row] == HOME or first is None:
             continue
@@ -282,7 +331,12 @@ def test_no_two_threads_share_a_number_and_devices_keep_their_order() -> None:
     assert not set(tids) & {event["pid"] for event in labels}
     order = {e["tid"]: e["args"]["sort_index"] for e in labels if e["name"] == "thread_sort_index"}
     names = thread_names(labels, DEVICES)
-    assert [names[tid] for tid in sorted(names, key=order.__getitem__)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert [names[tid] for tid in sorted(names, key=order.__getitem__)] == [
+        "cuda:0",
+        "cuda:1",
+        "cuda:2",
+        "cuda:3",
+    ]
 
 
 def test_a_trace_file_is_gzip_by_suffix_and_the_same_bytes_each_time(tmp_path: Path) -> None:
@@ -290,7 +344,10 @@ def test_a_trace_file_is_gzip_by_suffix_and_the_same_bytes_each_time(tmp_path: P
     write_trace(timeline, tmp_path / "trace.json", graph)
     write_trace(timeline, tmp_path / "trace.json.gz", graph)
     write_trace(timeline, str(tmp_path / "again.json.gz"), graph)
-    plain, packed = (tmp_path / "trace.json").read_bytes(), (tmp_path / "trace.json.gz").read_bytes()
+    plain, packed = (
+        (tmp_path / "trace.json").read_bytes(),
+        (tmp_path / "trace.json.gz").read_bytes(),
+    )
     assert plain == gzip.decompress(packed) == encode(timeline, graph)
     assert packed == (tmp_path / "again.json.gz").read_bytes()
     assert json.loads(plain)["otherData"]["step_time"] == timeline.step_time
@@ -304,7 +361,9 @@ def test_a_timeline_from_a_file_gives_the_same_trace(tmp_path: Path) -> None:
 
 def test_with_the_graph_slices_tell_the_kind_of_op() -> None:
     graph, timeline = case("training_program")
-    assert {event["args"]["kind"] for event in only(events_of(timeline, graph), "X", DEVICES)} == {"matmul"}
+    assert {event["args"]["kind"] for event in only(events_of(timeline, graph), "X", DEVICES)} == {
+        "matmul"
+    }
 
 
 def test_names_of_any_kind_survive() -> None:

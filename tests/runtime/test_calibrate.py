@@ -19,7 +19,10 @@ from roost.testing.runs import any_placement, residents_of, virtual_problem
 @pytest.fixture
 def case():
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(3, 16)
+    model, x = (
+        nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval(),
+        torch.randn(3, 16),
+    )
     step = step_of(model, x)
     return model, x, step, virtual_problem(step)
 
@@ -45,7 +48,9 @@ def test_all_on_one_device_takes_what_was_measured(case, monkeypatch, caplog):
 def test_a_device_that_it_does_not_fit_on_keeps_its_costs(case):
     model, x, step, problem = case
     small = (problem.cluster.devices[0], Device("cpu:1", "cpu", 64))
-    tight = Problem(problem.graph, roost.Cluster("tight", small, problem.cluster.links), problem.costs)
+    tight = Problem(
+        problem.graph, roost.Cluster("tight", small, problem.cluster.links), problem.costs
+    )
     whole = calibrated(step, tight, residents_of(model), (x,), seconds=0.01)
     found, slower = whole.problem, whole.slower
     assert set(slower) == {"cpu:0"}
@@ -56,7 +61,8 @@ def test_a_device_that_it_does_not_fit_on_keeps_its_costs(case):
 
 def test_a_step_that_fails_is_told_and_left(case, caplog):
     model, _, step, problem = case
-    whole = calibrated(step, problem, residents_of(model), torch.ones(2, 2))  # other inputs than captured
+    # Other inputs than captured.
+    whole = calibrated(step, problem, residents_of(model), torch.ones(2, 2))
     found, slower = whole.problem, whole.slower
     assert slower == {}
     assert (found.op_time == problem.op_time).all()
@@ -96,11 +102,14 @@ def linked(problem, **figures):
     ],
 )
 def test_what_crossings_cost_is_found_from_steps_in_pieces(recurrent, monkeypatch, figures, truth):
-    """A machine that is as simulated, but for its crossings: they are found, and other placements predicted."""
+    """A machine that is as simulated, but for its crossings: they are found, and other placements
+    predicted."""
     problem = linked(recurrent.problem, **figures)
     problem = Problem(problem.graph, problem.cluster, problem.op_time * 1e-2)
     real = Problem(problem.graph, with_crossings(problem.cluster, truth), problem.costs)
-    monkeypatch.setattr(calibrate, "_step_time", lambda run, *_: roost.simulate(real, run.placement).step_time)
+    monkeypatch.setattr(
+        calibrate, "_step_time", lambda run, *_: roost.simulate(real, run.placement).step_time
+    )
     whole = calibrated(recurrent.step, problem, residents_of(recurrent.model), recurrent.inputs)
     assert whole.crossings == truth
     rng = np.random.default_rng(0)

@@ -27,7 +27,9 @@ def test_ops_run_after_what_they_read_and_one_at_a_time(kinds, tmp_path):
         for record in (True, False):
             places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
             rate = Optimizer(rate=1e-2)
-            with GraphRuntime(step, problem, placement, residents_of(model), rate, places=places, record=record) as run:
+            with GraphRuntime(
+                step, problem, placement, residents_of(model), rate, places=places, record=record
+            ) as run:
                 runs[record] = [float(run.step(*inputs)[0]) for _ in range(2)]
                 if not record:
                     with pytest.raises(InputError, match="record=True"):

@@ -1,4 +1,5 @@
-"""CUDA devices without a GPU: where each copy lies in the window, and what the runtime waits for."""
+"""CUDA devices without a GPU: where each copy lies in the window, and what the runtime waits
+for."""
 
 import gc
 import logging
@@ -26,7 +27,14 @@ from roost.runtime.step.optimizers import Optimizer
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import plan_fetches
 from roost.testing.late import late_place
-from roost.testing.runs import any_placement, differences, mixed_problem, residents_of, run_steps, streamed
+from roost.testing.runs import (
+    any_placement,
+    differences,
+    mixed_problem,
+    residents_of,
+    run_steps,
+    streamed,
+)
 
 
 @st.composite
@@ -44,7 +52,10 @@ def test_copies_there_at_the_same_time_share_no_byte(alive, data):
         assert 0 <= offsets[one] <= offsets[one] + sizes[one] <= total
         for other, (later, last) in enumerate(alive[:one]):
             if later < end and begin < last and sizes[one] and sizes[other]:
-                assert offsets[one] + sizes[one] <= offsets[other] or offsets[other] + sizes[other] <= offsets[one]
+                assert (
+                    offsets[one] + sizes[one] <= offsets[other]
+                    or offsets[other] + sizes[other] <= offsets[one]
+                )
 
 
 def test_a_window_of_equal_copies_is_no_larger_than_what_is_there_at_once():
@@ -54,7 +65,8 @@ def test_a_window_of_equal_copies_is_no_larger_than_what_is_there_at_once():
 
 
 def test_bytes_are_taken_over_after_all_who_used_them():
-    """A fetch waits for what its device was told before it asked: that has to have all users of its bytes in it."""
+    """A fetch waits for what its device was told before it asked: that has to have all users of its
+    bytes in it."""
     _, _, step = made("adam")
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(5)
     taken = 0
@@ -84,12 +96,18 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
     model, inputs, step = made(optimizer, dropout=0.5)
     names = [f"{'cpu' if kind == 'c' else 'cuda'}:{number}" for number, kind in enumerate(kinds)]
     problem, rng = mixed_problem(step, *names), np.random.default_rng(6)
-    alone = run_steps(step, problem, on_one(step), model, inputs, count=3, places=[Cpu() for _ in kinds])
+    alone = run_steps(
+        step, problem, on_one(step), model, inputs, count=3, places=[Cpu() for _ in kinds]
+    )
     for seed, make in enumerate([any_placement, streamed, any_placement, streamed]):
-        placement = make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
+        placement = (
+            make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
+        )
         for together in (False, True):
             places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
-            found = run_steps(step, problem, placement, model, inputs, 3, places=places, one_thread=together)
+            found = run_steps(
+                step, problem, placement, model, inputs, 3, places=places, one_thread=together
+            )
             assert not differences(found, alone)
 
 
@@ -101,13 +119,23 @@ def test_ops_that_are_recorded_change_no_number(kinds):
         np.random.default_rng(8),
     )
     on = len(kinds) - 1
-    alone = run_steps(step, problem, on_one(step), model, inputs, count=4, places=[Cpu() for _ in kinds])
+    alone = run_steps(
+        step, problem, on_one(step), model, inputs, count=4, places=[Cpu() for _ in kinds]
+    )
     for seed in range(4):
         placement = streamed(problem, rng, on) if seed % 2 else any_placement(problem, rng)
         for together in (False, True):
             places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
             found = run_steps(
-                step, problem, placement, model, inputs, 4, places=places, graphs=True, one_thread=together
+                step,
+                problem,
+                placement,
+                model,
+                inputs,
+                4,
+                places=places,
+                graphs=True,
+                one_thread=together,
             )
             assert not differences(found, alone)
 
@@ -119,8 +147,12 @@ def test_inputs_and_results_of_a_recorded_run_are_the_callers():
     problem = mixed_problem(step, "cuda:0")
     given = [torch.randn(2, 5) for _ in range(4)]
     kept = [value.clone() for value in given]
-    with GraphRuntime(step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True) as run:
-        assert any(isinstance(value, Segment) for value in run._functions[0][0].__globals__.values())
+    with GraphRuntime(
+        step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True
+    ) as run:
+        assert any(
+            isinstance(value, Segment) for value in run._functions[0][0].__globals__.values()
+        )
         found = [run.step(value)[0] for value in given]
     for before, value, result in zip(kept, given, found, strict=True):
         assert torch.equal(before, value)
@@ -130,7 +162,9 @@ def test_inputs_and_results_of_a_recorded_run_are_the_callers():
 def test_a_failure_in_a_recorded_run_is_named():
     model, inputs, step = made()
     problem = mixed_problem(step, "cuda:0")
-    with GraphRuntime(step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True) as run:
+    with GraphRuntime(
+        step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True
+    ) as run:
         run.step(*inputs)
         run.step(*inputs)
         with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
@@ -156,9 +190,16 @@ def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(ho
     device = np.full(step.graph.num_ops, home)
     device[step.graph.op_names.index(step.op_of[step.program.results[1]])] = 1 - home
     places, settings = [Cpu(), late_place(most=0.05)], Optimizer(rate=1.0)
-    with GraphRuntime(step, problem, problem.placement(device), residents_of(model), settings, places=places) as run:
+    with GraphRuntime(
+        step, problem, problem.placement(device), residents_of(model), settings, places=places
+    ) as run:
         for number in range(3):
-            assert run.step(*inputs)[1].tolist() == [1.0 - number, 2.0 - number, 3.0 - number, 4.0 - number]
+            assert run.step(*inputs)[1].tolist() == [
+                1.0 - number,
+                2.0 - number,
+                3.0 - number,
+                4.0 - number,
+            ]
 
 
 def test_new_values_on_their_way_home_are_no_more_than_the_window():
@@ -241,8 +282,12 @@ def test_what_cannot_be_pinned_is_told_once(caplog):
 def test_looks_alone_are_no_graph():
     program = torch.fx.symbolic_trace(lambda x: x.t())
     node = next(node for node in program.graph.nodes if node.op == "call_method")
-    looks = [Line(0, torch.ops.aten.t.default, (Ref("c0"),), name=f"v{n}", node=node) for n in range(8)]
-    sums = [Line(0, torch.ops.aten.neg.default, (Ref("c0"),), name=f"w{n}", node=node) for n in range(4)]
+    looks = [
+        Line(0, torch.ops.aten.t.default, (Ref("c0"),), name=f"v{n}", node=node) for n in range(8)
+    ]
+    sums = [
+        Line(0, torch.ops.aten.neg.default, (Ref("c0"),), name=f"w{n}", node=node) for n in range(4)
+    ]
     assert segmented(looks, "looks", lambda function, static: None) == (looks, {})
     found, parts = segmented([*looks, *sums], "sums", lambda function, static: None)
     assert len(parts) == 1

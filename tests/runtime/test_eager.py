@@ -36,14 +36,20 @@ def test_training_updates_the_weights_and_leaves_no_gradients(optimizer):
     model = Model()
     before = model.layer.weight.detach().clone()
     with torch.no_grad():  # as in a thread that times
-        assert eager_step_time(model, {"x": torch.ones(2, 4), "scale": 2.0}, CPU, optimizer, seconds=1e-4) > 0
+        assert (
+            eager_step_time(
+                model, {"x": torch.ones(2, 4), "scale": 2.0}, CPU, optimizer, seconds=1e-4
+            )
+            > 0
+        )
     assert set(model.calls) == {(True, True)}
     assert not torch.equal(model.layer.weight, before)
     assert model.layer.weight.grad is None
 
 
 @pytest.mark.parametrize(
-    "wrap", [lambda loss: {"loss": loss}, lambda loss: (loss, 3), lambda loss: SimpleNamespace(loss=loss)]
+    "wrap",
+    [lambda loss: {"loss": loss}, lambda loss: (loss, 3), lambda loss: SimpleNamespace(loss=loss)],
 )
 def test_the_loss_is_found(wrap):
     assert eager_step_time(Model(wrap), torch.ones(2, 4), CPU, "sgd", seconds=1e-4) > 0

@@ -1,4 +1,5 @@
-"""The graph runtime: placed steps have the numbers of eager PyTorch, whatever the placement, and failures are told."""
+"""The graph runtime: placed steps have the numbers of eager PyTorch, whatever the placement, and
+failures are told."""
 
 import copy
 import threading
@@ -68,7 +69,9 @@ OPTIMIZERS = {
 def test_steps_in_a_row_are_those_of_eager_pytorch(optimizer):
     model, inputs, step = made(optimizer)
     problem = virtual_problem(step)
-    found = run_steps(step, problem, any_placement(problem, np.random.default_rng(1)), model, inputs, count=4)
+    found = run_steps(
+        step, problem, any_placement(problem, np.random.default_rng(1)), model, inputs, count=4
+    )
     eager = copy.deepcopy(model)
     taken = OPTIMIZERS[optimizer](eager.parameters())
     for returned in found[0]:
@@ -78,7 +81,9 @@ def test_steps_in_a_row_are_those_of_eager_pytorch(optimizer):
         taken.step()
         assert distance(returned[0], loss) == 0.0
     values = residents_of(eager)
-    assert {name: d for name in found[1] if (d := distance(found[1][name], values[name])) > 0.0} == {}
+    assert {
+        name: d for name in found[1] if (d := distance(found[1][name], values[name])) > 0.0
+    } == {}
 
 
 @pytest.mark.parametrize("num_devices", [2, 3])
@@ -95,12 +100,19 @@ def test_any_placement_has_the_same_numbers(num_devices):
 
 def test_inference_runs_too():
     torch.manual_seed(0)
-    model, inputs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).eval(), (torch.randn(4, 5),)
+    model, inputs = (
+        nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).eval(),
+        (torch.randn(4, 5),),
+    )
     step = described(trace(model, inputs), "net")
     problem = virtual_problem(step)
-    with GraphRuntime(step, problem, any_placement(problem, np.random.default_rng(3)), residents_of(model)) as run:
+    with GraphRuntime(
+        step, problem, any_placement(problem, np.random.default_rng(3)), residents_of(model)
+    ) as run:
         for scale in (1.0, 2.0):
-            torch.testing.assert_close(run.step(inputs[0] * scale)[0], model(inputs[0] * scale), rtol=0, atol=0)
+            torch.testing.assert_close(
+                run.step(inputs[0] * scale)[0], model(inputs[0] * scale), rtol=0, atol=0
+            )
 
 
 def test_the_weights_of_the_model_are_left_alone():
@@ -113,7 +125,9 @@ def test_the_weights_of_the_model_are_left_alone():
 def test_an_op_that_fails_is_named_and_nobody_waits_for_ever():
     model, inputs, step = made()
     problem = virtual_problem(step)
-    run = GraphRuntime(step, problem, any_placement(problem, np.random.default_rng(4)), residents_of(model))
+    run = GraphRuntime(
+        step, problem, any_placement(problem, np.random.default_rng(4)), residents_of(model)
+    )
     with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cpu:\d: ") as found:
         run.step(torch.full((3, 4), 99), inputs[1])
     assert found.value.op == "embedding"
@@ -131,13 +145,20 @@ def test_what_cannot_be_run_is_refused():
     ):
         run.step(inputs[0])
     with pytest.raises(InputError, match="fifo"):
-        GraphRuntime(step, problem, roost.Placement(np.zeros(step.graph.num_ops, int), "fifo"), residents_of(model))
+        GraphRuntime(
+            step,
+            problem,
+            roost.Placement(np.zeros(step.graph.num_ops, int), "fifo"),
+            residents_of(model),
+        )
     some = {name: value for name, value in residents_of(model).items() if name != "inner.bias"}
     with pytest.raises(InputError, match=r"lacks 'inner\.bias'"):
         GraphRuntime(step, problem, on_one(step), some)
     other = virtual_problem(made("adam")[2])
     with pytest.raises(InputError, match="the captured step is"):
-        GraphRuntime(step, other, roost.Placement(np.zeros(other.graph.num_ops, int)), residents_of(model))
+        GraphRuntime(
+            step, other, roost.Placement(np.zeros(other.graph.num_ops, int)), residents_of(model)
+        )
 
 
 def test_nothing_of_the_program_gets_into_the_source_as_text():
@@ -158,8 +179,11 @@ def test_gradients_are_added_up_in_place():
 
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_tensors_are_freed_at_their_last_use(num_devices):
-    """Of a chain of layers one device holds what an op reads and what it makes, and another what is being sent."""
-    model = nn.Sequential(*(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.ReLU()))).eval()
+    """Of a chain of layers one device holds what an op reads and what it makes, and another what is
+    being sent."""
+    model = nn.Sequential(
+        *(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.ReLU()))
+    ).eval()
     inputs = torch.randn(2, 8)
     step = described(trace(model, (inputs,)), "chain")
     problem = virtual_problem(step, num_devices)
@@ -194,7 +218,9 @@ def test_threads_that_run_steps_take_turns():
 def test_inputs_by_other_names_are_refused():
     model, inputs, step = made()
     with GraphRuntime(step, virtual_problem(step), on_one(step), residents_of(model)) as run:
-        with pytest.raises(InputError, match="takes words, labels; missing, or not one of these: labels, x"):
+        with pytest.raises(
+            InputError, match="takes words, labels; missing, or not one of these: labels, x"
+        ):
             run.step(words=inputs[0], x=inputs[1])
         run.step(labels=inputs[1], words=inputs[0])
 
@@ -202,13 +228,19 @@ def test_inputs_by_other_names_are_refused():
 def test_what_was_learned_is_written_back():
     model, inputs, step = made()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with GraphRuntime(step, virtual_problem(step), on_one(step), residents_of(model), Optimizer(rate=0.1)) as run:
+    with GraphRuntime(
+        step, virtual_problem(step), on_one(step), residents_of(model), Optimizer(rate=0.1)
+    ) as run:
         run.step(*inputs)
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         run.write_back(model)
         now = run.residents()
         assert not torch.equal(model.embed.weight, before["embed.weight"])
-        assert all(torch.equal(value, now[name]) for name, value in model.state_dict().items() if name in now)
+        assert all(
+            torch.equal(value, now[name])
+            for name, value in model.state_dict().items()
+            if name in now
+        )
         assert model.out.weight is model.embed.weight
         with pytest.raises(InputError, match="it is another model"):
             run.write_back(nn.Linear(2, 2))
@@ -219,16 +251,27 @@ def test_a_run_goes_on_where_another_stopped(optimizer):
     """To the last bit, with dropout and a buffer that changes, and under another placement."""
     model, inputs, step = made(optimizer, dropout=0.5)
     problem, rng, rate = virtual_problem(step), np.random.default_rng(4), Optimizer(rate=0.01)
-    with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), rate) as whole:
+    with GraphRuntime(
+        step, problem, any_placement(problem, rng), residents_of(model), rate
+    ) as whole:
         losses = [float(whole.step(*inputs)[0]) for _ in range(6)]
-    with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), rate) as first:
+    with GraphRuntime(
+        step, problem, any_placement(problem, rng), residents_of(model), rate
+    ) as first:
         begun = [float(first.step(*inputs)[0]) for _ in range(3)]
-        kept = {"residents": first.residents(), "states": first.states(), "num_steps": first.num_steps}
+        kept = {
+            "residents": first.residents(),
+            "states": first.states(),
+            "num_steps": first.num_steps,
+        }
     with GraphRuntime(step, problem, any_placement(problem, rng), optimizer=rate, **kept) as second:
         rest = [float(second.step(*inputs)[0]) for _ in range(3)]
         assert second.num_steps == 6
     assert begun + rest == losses
-    for ours, theirs in ((second.residents(), whole.residents()), (second.states(), whole.states())):
+    for ours, theirs in (
+        (second.residents(), whole.residents()),
+        (second.states(), whole.states()),
+    ):
         assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
 
@@ -257,7 +300,10 @@ def test_residents_of_another_model_are_refused():
     model, _, step = made()
     problem, values = virtual_problem(step), residents_of(model)
     for wrong, said in (
-        (values["inner.bias"][:1], r"resident 'inner.bias' is \[1\] of torch.float32; the step has \[6\]"),
+        (
+            values["inner.bias"][:1],
+            r"resident 'inner.bias' is \[1\] of torch.float32; the step has \[6\]",
+        ),
         (values["inner.bias"].double(), "of torch.float64; the step has"),
         (values["inner.bias"].to("meta"), "is on the meta device"),
         ([1.0], "resident 'inner.bias' is list; it must be a tensor"),
@@ -266,7 +312,9 @@ def test_residents_of_another_model_are_refused():
             GraphRuntime(step, problem, on_one(step), {**values, "inner.bias": wrong})
 
 
-@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)])
+@pytest.mark.parametrize(
+    "mode", [torch.inference_mode, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)]
+)
 def test_the_modes_of_the_caller_change_nothing(mode):
     model, inputs, step = made("adam")
     problem = virtual_problem(step)
@@ -283,7 +331,10 @@ def test_cores_that_are_not_there_are_told_and_no_thread_stays():
     placement = any_placement(problem, np.random.default_rng(4))
     before = threading.active_count()
     for cores, said in (
-        ([set(), {99_999}], r"the thread of 'cpu:1' cannot have cores \{99999\}: .*; give cores that this process may"),
+        (
+            [set(), {99_999}],
+            r"the thread of 'cpu:1' cannot have cores \{99999\}: .*; give cores that this process may",
+        ),
         ([set(), {-1}], "negative CPU number"),
         ([set()], "cores are 1; the cluster has 2 devices, so give one for each"),
     ):
@@ -293,7 +344,8 @@ def test_cores_that_are_not_there_are_told_and_no_thread_stays():
 
 
 def test_threads_that_start_others_at_once_keep_their_number_of_threads():
-    """New threads begin with what some thread has set last: that must never be what one of ours has."""
+    """New threads begin with what some thread has set last: that must never be what one of ours
+    has."""
     before, wanted = torch.get_num_threads(), 5
     seen: Counter[int] = Counter()
 
@@ -340,7 +392,9 @@ def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
 def test_the_cpu_beside_a_gpu_leaves_cores_to_others(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     for count, threads in ((16, 14), (8, 6), (4, 3), (2, 2)):
-        monkeypatch.setattr(cpu_beside_gpu._machine, "own_cores", lambda count=count: list(range(count)))
+        monkeypatch.setattr(
+            cpu_beside_gpu._machine, "own_cores", lambda count=count: list(range(count))
+        )
         assert cpu_beside_gpu.num_threads() == threads
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as asked for by whoever runs this
     assert cpu_beside_gpu.num_threads() == 1

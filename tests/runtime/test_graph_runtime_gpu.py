@@ -1,4 +1,5 @@
-"""The graph runtime on a CPU and a CUDA device: the numbers of one device, whatever lives and runs where."""
+"""The graph runtime on a CPU and a CUDA device: the numbers of one device, whatever lives and runs
+where."""
 
 from dataclasses import replace
 
@@ -14,7 +15,14 @@ from roost.errors import ExecutionError, InputError
 from roost.frontends.torch import described
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.testing.runs import any_placement, differences, mixed_problem, residents_of, run_steps, streamed
+from roost.testing.runs import (
+    any_placement,
+    differences,
+    mixed_problem,
+    residents_of,
+    run_steps,
+    streamed,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,7 +77,9 @@ def test_a_model_whose_layers_are_large_streams_too():
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(1024, 1024), nn.Tanh()) for _ in range(6)]
     model, inputs = nn.Sequential(*layers).train(), (torch.randn(256, 1024),)
-    step = described(trace(model, inputs, train=True, loss=lambda out: out.square().mean()), "net", "adam")
+    step = described(
+        trace(model, inputs, train=True, loss=lambda out: out.square().mean()), "net", "adam"
+    )
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(3)
     alone = run_steps(step, problem, all_on(problem, CUDA), model, inputs, count=3)
     for window in (0, 5_000_000, 20_000_000, 2**30):
@@ -88,7 +98,9 @@ def test_a_llama_in_bf16_streams():
         eager = model.cuda()(inputs[0].cuda()).cpu()
     torch.testing.assert_close(alone[0][0][0], eager, rtol=0.05, atol=0.05)
     for _ in range(6):
-        assert not differences(run_steps(step, problem, streamed(problem, rng, CUDA), model, inputs), alone)
+        assert not differences(
+            run_steps(step, problem, streamed(problem, rng, CUDA), model, inputs), alone
+        )
 
 
 def test_inputs_may_lie_anywhere_and_results_are_where_they_were_made():
@@ -147,8 +159,12 @@ def test_out_of_memory_ends_the_step_and_the_next_run_goes_on():
 def test_a_gpu_that_is_not_there_is_named():
     model, _, step = made()
     problem = mixed_problem(step, "cpu", "cuda:99")
-    with pytest.raises(InputError, match=r"'cuda:99' is not on this machine; it has cpu \(and cpu:N\), cuda:0"):
-        GraphRuntime(step, problem, roost.Placement(np.zeros(step.graph.num_ops, int)), residents_of(model))
+    with pytest.raises(
+        InputError, match=r"'cuda:99' is not on this machine; it has cpu \(and cpu:N\), cuda:0"
+    ):
+        GraphRuntime(
+            step, problem, roost.Placement(np.zeros(step.graph.num_ops, int)), residents_of(model)
+        )
 
 
 @pytest.mark.parametrize("away", [False, True])
@@ -169,7 +185,9 @@ def test_a_llama_recorded_as_graphs_takes_new_inputs():
     given = [inputs[0].roll(shift, 1) for shift in range(4)]
     found = {}
     for graphs in (False, True):
-        with GraphRuntime(step, problem, all_on(problem, CUDA), residents_of(model), graphs=graphs) as run:
+        with GraphRuntime(
+            step, problem, all_on(problem, CUDA), residents_of(model), graphs=graphs
+        ) as run:
             found[graphs] = [run.step(words)[0] for words in given]
     for one, other in zip(found[False], found[True], strict=True):
         torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)

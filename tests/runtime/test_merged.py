@@ -48,7 +48,9 @@ def test_a_line_waits_for_all_who_read():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kinds, optimizer):
     model, _, step = made(optimizer)
-    problem = mixed_problem(step, *(f"{'cpu' if kind == 'c' else 'cuda'}:{n}" for n, kind in enumerate(kinds)))
+    problem = mixed_problem(
+        step, *(f"{'cpu' if kind == 'c' else 'cuda'}:{n}" for n, kind in enumerate(kinds))
+    )
     rng, crossed = np.random.default_rng(9), 0
     for make in [any_placement, streamed] * 3:
         placement = make(problem, rng)
@@ -87,20 +89,25 @@ def test_a_cpu_that_is_busy_most_of_the_time_has_no_time_for_the_gpu(seconds, ex
     builder = roost.GraphBuilder("two")
     builder.add("a", "op", output_bytes=1)
     builder.add("b", "op", output_bytes=1)
-    cluster = Cluster("c", (Device("cpu", "cpu", 10), Device("cuda:0", "cuda", 10)), (Link("*", "*", 1.0),))
+    cluster = Cluster(
+        "c", (Device("cpu", "cpu", 10), Device("cuda:0", "cuda", 10)), (Link("*", "*", 1.0),)
+    )
     problem = roost.Problem(builder.freeze(), cluster, np.array([[seconds, 9.0], [9.0, 1.0]]))
     assert has_time(simulate(problem, problem.placement([0, 1]), full=True), [1]) == expected
 
 
 @pytest.mark.parametrize("one_thread", [True, False])
 def test_a_step_starts_no_thread(one_thread):
-    """It would stay, and hold all that the run has, where the run is closed meanwhile after a failure elsewhere."""
+    """It would stay, and hold all that the run has, where the run is closed meanwhile after a
+    failure elsewhere."""
     model, inputs, step = made("adam")
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(2)
     for _ in range(3):
         places = [Cpu(), late_place()]
         settings = {"places": places, "one_thread": one_thread}
-        with GraphRuntime(step, problem, any_placement(problem, rng), residents_of(model), **settings) as run:
+        with GraphRuntime(
+            step, problem, any_placement(problem, rng), residents_of(model), **settings
+        ) as run:
             before = set(threading.enumerate())
             run.step(*inputs)
             assert set(threading.enumerate()) <= before
@@ -112,6 +119,8 @@ def test_whoever_runs_it_may_say_whether_one_thread_has_both(one_thread, expecte
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = any_placement(problem, np.random.default_rng(1))
     places = [Cpu(), late_place()]
-    with GraphRuntime(step, problem, placement, residents_of(model), places=places, one_thread=one_thread) as run:
+    with GraphRuntime(
+        step, problem, placement, residents_of(model), places=places, one_thread=one_thread
+    ) as run:
         assert run.hosts == expected
         run.step(*inputs)

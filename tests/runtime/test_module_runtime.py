@@ -15,7 +15,14 @@ from torch.nn import functional
 
 import roost
 from roost.errors import InputError, UnknownName
-from roost.runtime.whole.apply import ModulePlacement, _Wrapped, apply, named_tensors, remove, signature
+from roost.runtime.whole.apply import (
+    ModulePlacement,
+    _Wrapped,
+    apply,
+    named_tensors,
+    remove,
+    signature,
+)
 from roost.runtime.whole.tensor_moves import mapped, moved
 from roost.runtime.whole.verify import verify_modules
 
@@ -23,7 +30,11 @@ from roost.runtime.whole.verify import verify_modules
 class Block(nn.Module):
     def __init__(self, size):
         super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(size), nn.Linear(size, 4 * size), nn.Linear(4 * size, size)
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(size),
+            nn.Linear(size, 4 * size),
+            nn.Linear(4 * size, size),
+        )
         self.register_buffer("scale", torch.rand(size))
 
     def forward(self, x):
@@ -91,7 +102,10 @@ def test_outputs_are_the_same_whatever_is_streamed(model, seed):
     rng = np.random.default_rng(seed)
     ids = torch.randint(0, 50, (2, 7))
     expected = model(ids)
-    names, tensors = list(model.state_dict()), {n: t.clone() for n, t in named_tensors(model).items()}
+    names, tensors = (
+        list(model.state_dict()),
+        {n: t.clone() for n, t in named_tensors(model).items()},
+    )
     apply(model, placement(model, rng, window=int(rng.integers(0, 50_000))))
     for _ in range(3):
         found = model(ids)
@@ -161,7 +175,9 @@ def test_weights_that_change_between_calls_are_seen(model):
             assert torch.equal(model(ids)["logits"], found)
     apply(model, plan)
     model(ids)
-    model.load_state_dict({name: torch.ones_like(value) for name, value in model.state_dict().items()})
+    model.load_state_dict(
+        {name: torch.ones_like(value) for name, value in model.state_dict().items()}
+    )
     found = model(ids)["logits"]
     remove(model)
     with torch.no_grad():
@@ -211,7 +227,10 @@ class Rows(nn.Module):
 
 def streamed(model, names, window=0):
     home = {f"{name}.weight": "cpu:1" for name in names}
-    return apply(model, ModulePlacement("cpu:0", home, {}, {name: (f"{name}.weight",) for name in names}, window))
+    return apply(
+        model,
+        ModulePlacement("cpu:0", home, {}, {name: (f"{name}.weight",) for name in names}, window),
+    )
 
 
 def test_what_a_module_returns_of_its_own_weight_is_not_written_over():
@@ -291,9 +310,17 @@ def test_inference_mode(model):
 
 def test_buffers_and_foreign_weights_are_not_streamed(model):
     with pytest.raises(InputError, match="is a buffer"):
-        apply(model, ModulePlacement("cpu", {"blocks.0.scale": "cpu:1"}, {}, {"blocks.0": ("blocks.0.scale",)}))
+        apply(
+            model,
+            ModulePlacement(
+                "cpu", {"blocks.0.scale": "cpu:1"}, {}, {"blocks.0": ("blocks.0.scale",)}
+            ),
+        )
     with pytest.raises(InputError, match=r"is not inside module 'blocks\.0'"):
-        apply(model, ModulePlacement("cpu", {"head.weight": "cpu:1"}, {}, {"blocks.0": ("head.weight",)}))
+        apply(
+            model,
+            ModulePlacement("cpu", {"head.weight": "cpu:1"}, {}, {"blocks.0": ("head.weight",)}),
+        )
 
 
 def test_adapters_beside_a_streamed_layer(model):
@@ -303,7 +330,12 @@ def test_adapters_beside_a_streamed_layer(model):
     expected = model(ids)["logits"]
     names = [f"blocks.{n}.up.base" for n in range(4)]
     home = {f"{name}.{key}": "cpu:1" for name in names for key in ("weight", "bias")}
-    apply(model, ModulePlacement("cpu:0", home, {}, {name: (f"{name}.weight", f"{name}.bias") for name in names}))
+    apply(
+        model,
+        ModulePlacement(
+            "cpu:0", home, {}, {name: (f"{name}.weight", f"{name}.bias") for name in names}
+        ),
+    )
     assert torch.equal(model(ids)["logits"], expected)
     remove(model)
 
@@ -334,7 +366,9 @@ def test_a_model_dispatched_by_accelerate_is_told():
     model = accelerate.cpu_offload(copy.deepcopy(Tied()), execution_device="cpu")
     calls = (
         lambda: apply(model, ModulePlacement("cpu", {})),
-        lambda: verify_modules(model, ModulePlacement("cpu", {}), torch.zeros(1, 3, dtype=torch.long)),
+        lambda: verify_modules(
+            model, ModulePlacement("cpu", {}), torch.zeros(1, 3, dtype=torch.long)
+        ),
         lambda: roost.place(model, torch.zeros(1, 3, dtype=torch.long), "h200"),
         lambda: roost.capture(model, torch.zeros(1, 3, dtype=torch.long)),
     )
@@ -354,10 +388,19 @@ def test_generate_gives_the_same_tokens():
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config).eval()
     ids = torch.randint(0, 97, (2, 6))
-    ask = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    ask = {
+        "max_new_tokens": 12,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "attention_mask": torch.ones_like(ids),
+    }
     expected = model.generate(ids, **ask)
     layers = range(3)
-    mlp = [f"model.layers.{n}.mlp.{part}" for n in layers for part in ("gate_proj", "up_proj", "down_proj")]
+    mlp = [
+        f"model.layers.{n}.mlp.{part}"
+        for n in layers
+        for part in ("gate_proj", "up_proj", "down_proj")
+    ]
     streamed = {name: (f"{name}.weight",) for name in mlp[:6]} | {"lm_head": ("lm_head.weight",)}
     home = dict.fromkeys((f"{name}.weight" for name in mlp), "cpu:1")
     home |= {"lm_head.weight": "cpu:1", "model.embed_tokens.weight": "cpu:1"}
@@ -387,7 +430,9 @@ def everything_streamed(model, window=0):
         for name, module in model.named_modules()
         if name and any(True for _ in module.parameters(recurse=False))
     }
-    return ModulePlacement("cpu", {key: "cpu:1" for names in streamed.values() for key in names}, {}, streamed, window)
+    return ModulePlacement(
+        "cpu", {key: "cpu:1" for names in streamed.values() for key in names}, {}, streamed, window
+    )
 
 
 def tower(count=6):
@@ -544,11 +589,25 @@ class Named(nn.Module):
         self.part = nn.Linear(4, 4)
         self.part.forward = self._of_part
 
-    def _of_part(self, *, name, window, slots, load, here, main, device, spent, back, few_rows, own, module):
+    def _of_part(
+        self, *, name, window, slots, load, here, main, device, spent, back, few_rows, own, module
+    ):
         return nn.functional.linear(name, self.part.weight, self.part.bias)
 
     def forward(self, forward):
-        names = ("window", "slots", "load", "here", "main", "device", "spent", "back", "few_rows", "own", "module")
+        names = (
+            "window",
+            "slots",
+            "load",
+            "here",
+            "main",
+            "device",
+            "spent",
+            "back",
+            "few_rows",
+            "own",
+            "module",
+        )
         return self.part(name=forward, **dict.fromkeys(names))
 
 

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 import roost
-from roost.runtime.whole.apply import ModulePlacement, apply, is_placed, named_tensors, remove, signature
+from roost.runtime.whole.apply import (
+    ModulePlacement,
+    apply,
+    is_placed,
+    named_tensors,
+    remove,
+    signature,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -33,12 +40,16 @@ def placement(model, seed, in_place=False):
     away = [name for name in linear if rng.random() < 0.7]
     there = [name for name in away if in_place and name != "lm_head" and rng.random() < 0.4]
     home = {f"{name}.weight": "cpu" for name in away}
-    home |= dict.fromkeys(["model.embed_tokens.weight", "lm_head.weight"], home.get("lm_head.weight", "cuda:0"))
+    home |= dict.fromkeys(
+        ["model.embed_tokens.weight", "lm_head.weight"], home.get("lm_head.weight", "cuda:0")
+    )
     streamed = {name: (f"{name}.weight",) for name in away if name not in there}
     if home["lm_head.weight"] == "cpu":
         streamed = {"model.embed_tokens": ("model.embed_tokens.weight",), **streamed}
     window = int(rng.integers(0, 8_000_000))
-    return ModulePlacement("cuda:0", home, dict.fromkeys(there, "cpu"), streamed, window, signature(model))
+    return ModulePlacement(
+        "cuda:0", home, dict.fromkeys(there, "cpu"), streamed, window, signature(model)
+    )
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -71,13 +82,16 @@ def test_weights_that_come_in_their_calls_do_not_change_a_bit(model, seed):
 @pytest.mark.parametrize("few_rows", [0, 5, 100])
 @pytest.mark.parametrize("seed", range(3))
 def test_modules_that_run_on_the_cpu(model, seed, few_rows):
-    """The second call of a shape is computed in turn with the GPU; with few rows allowed, weights come to the GPU."""
+    """The second call of a shape is computed in turn with the GPU; with few rows allowed, weights
+    come to the GPU."""
     ids = torch.randint(0, 1000, (2, 17))
     with torch.no_grad():
         expected = model(ids).logits
     apply(model, replace(placement(model, seed, in_place=True), few_rows=few_rows))
     for _ in range(4):
-        assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-2 * float(expected.abs().max()))
+        assert torch.allclose(
+            model(ids.cuda()).logits.cpu(), expected, atol=1e-2 * float(expected.abs().max())
+        )
     remove(model)
 
 
@@ -86,12 +100,16 @@ def test_a_whole_block_runs_on_the_cpu(model):
     ids = torch.randint(0, 1000, (1, 3))
     with torch.no_grad():
         expected = model(ids).logits
-    parts = [f"model.layers.{n}.mlp.{part}_proj" for n in range(4) for part in ("gate", "up", "down")]
+    parts = [
+        f"model.layers.{n}.mlp.{part}_proj" for n in range(4) for part in ("gate", "up", "down")
+    ]
     home = {f"{name}.weight": "cpu" for name in parts}
     runs_on = {f"model.layers.{n}.mlp": "cpu" for n in range(4)}
     apply(model, ModulePlacement("cuda:0", home, runs_on, {}, 0, signature(model), few_rows=32))
     for _ in range(5):
-        assert torch.allclose(model(ids.cuda()).logits.cpu(), expected, atol=1e-3 * float(expected.abs().max()))
+        assert torch.allclose(
+            model(ids.cuda()).logits.cpu(), expected, atol=1e-3 * float(expected.abs().max())
+        )
     long = torch.randint(0, 1000, (4, 40))
     assert model(long.cuda()).logits.shape == (4, 40, 1000)
     remove(model)
@@ -101,16 +119,25 @@ def test_a_whole_block_runs_on_the_cpu(model):
 def test_generate_gives_the_same_tokens(model, seed):
     ids = torch.randint(0, 1000, (1, 9))
     ask = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    expected = model.cuda().generate(ids.cuda(), attention_mask=torch.ones_like(ids).cuda(), **ask).cpu()
+    expected = (
+        model.cuda().generate(ids.cuda(), attention_mask=torch.ones_like(ids).cuda(), **ask).cpu()
+    )
     apply(model.cpu(), placement(model, seed))
     given = ids.to(model.device)  # that of the first weight
-    assert torch.equal(model.generate(given, attention_mask=torch.ones_like(given), **ask).cpu(), expected)
+    assert torch.equal(
+        model.generate(given, attention_mask=torch.ones_like(given), **ask).cpu(), expected
+    )
     remove(model)
 
 
 def test_what_the_next_one_reads_stays_on_the_cpu():
     torch.manual_seed(0)
-    layers = torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(8, 4, 3)
+    layers = (
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(8, 4, 3),
+    )
     model, images = torch.nn.Sequential(*layers).eval(), torch.randn(2, 3, 16, 16)
     with torch.no_grad():
         expected = model(images)
@@ -130,7 +157,9 @@ def test_a_plan_is_tried_and_stays_within_its_cap(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = llama(1024)  # 240 MiB, which are more than the cap beside what libraries keep
     ids = torch.randint(0, 1000, (1, 1))
-    size = sum(tensor.nbytes for tensor in {id(t): t for t in named_tensors(model).values()}.values())
+    size = sum(
+        tensor.nbytes for tensor in {id(t): t for t in named_tensors(model).values()}.values()
+    )
     cap = 100 * 2**20 + size // 2
     plan = roost.place(model, {"input_ids": ids}, memory={"cuda:0": cap}, seconds=2)
     assert plan.modules.streamed or plan.modules.runs_on

@@ -9,7 +9,8 @@ from roost.runtime.whole.weight_window import Load, Ring
 
 
 class LateWay:
-    """Copies when it is waited for, or when a mark says that the place is free: as late as can be."""
+    """Copies when it is waited for, or when a mark says that the place is free: as late as can
+    be."""
 
     def __init__(self):
         self.waiting, self.marks = [], 0
@@ -35,7 +36,10 @@ class LateWay:
 
 def loads(rng, count, most=3000):
     sizes = rng.integers(1, most, count)
-    return [Load(str(n), [torch.full((int(s),), float(n)), torch.full((3,), n)]) for n, s in enumerate(sizes)]
+    return [
+        Load(str(n), [torch.full((int(s),), float(n)), torch.full((3,), n)])
+        for n, s in enumerate(sizes)
+    ]
 
 
 @pytest.mark.parametrize("way", [ThreadWay, LateWay])

@@ -1,4 +1,5 @@
-"""Verification: the placed step has the numbers of the unplaced one; a runtime that is wrong is found out, by op."""
+"""Verification: the placed step has the numbers of the unplaced one; a runtime that is wrong is
+found out, by op."""
 
 import numpy as np
 import pytest
@@ -111,8 +112,11 @@ def test_tensors_that_are_plain_attributes():
     assert verify(step, problem, random_placement(problem), model, inputs, steps=2).bitwise
 
 
-# Those of thousands of ops are held against eager PyTorch in tests/zoo, and placed against unplaced there too.
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name not in ("inception_v3", "nasnet")])
+# Those of thousands of ops are held against eager PyTorch in tests/zoo, and placed against unplaced
+# there too.
+@pytest.mark.parametrize(
+    "name", [name for name in zoo.names() if name not in ("inception_v3", "nasnet")]
+)
 def test_models_of_the_zoo(name):
     settings = catalog.find("zoo", name).small()
     torch.manual_seed(0)
@@ -134,14 +138,20 @@ def test_a_loss_of_the_users_own_and_named_inputs():
     problem = virtual_problem(step)
     swapped = dict(reversed(inputs.items()))
     assert verify(step, problem, random_placement(problem), model, swapped, loss=torch.sum).bitwise
-    assert not verify(step, problem, random_placement(problem), model, swapped, loss=lambda y: 2 * y.sum()).same
+    assert not verify(
+        step, problem, random_placement(problem), model, swapped, loss=lambda y: 2 * y.sum()
+    ).same
 
 
 def test_a_watch_sees_every_op_once_in_a_step():
     step, problem, model, inputs = made("adam")
     seen = []
     with GraphRuntime(
-        step, problem, random_placement(problem), residents_of(model), watch=lambda op, value: seen.append((op, value))
+        step,
+        problem,
+        random_placement(problem),
+        residents_of(model),
+        watch=lambda op, value: seen.append((op, value)),
     ) as run:
         run.step(*inputs)
     assert sorted(op for op, _ in seen) == np.flatnonzero(~step.graph.is_parameter).tolist()
@@ -150,7 +160,9 @@ def test_a_watch_sees_every_op_once_in_a_step():
     new, gradient, mean, square = by_op[step.graph.index_of("inner.weight:update")]
     assert new.shape == gradient.shape == mean.shape == square.shape == (6, 6)
     with pytest.raises(InputError, match="cannot be watched"):
-        GraphRuntime(step, problem, wholly_on(problem, 0), residents_of(model), graphs=True, watch=print)
+        GraphRuntime(
+            step, problem, wholly_on(problem, 0), residents_of(model), graphs=True, watch=print
+        )
 
 
 def test_a_wrong_optimizer_is_found_at_the_first_update(monkeypatch):
@@ -287,7 +299,9 @@ def test_tolerances():
 def test_a_tolerance_can_be_given(monkeypatch):
     step, problem, model, inputs = made("sgd")
     right = Optimizer._sgd
-    monkeypatch.setattr(Optimizer, "_sgd", lambda self, s, p, g: right(self, s, p, g) or p.mul_(1 + 1e-4))
+    monkeypatch.setattr(
+        Optimizer, "_sgd", lambda self, s, p, g: right(self, s, p, g) or p.mul_(1 + 1e-4)
+    )
     assert not verify(step, problem, random_placement(problem), model, inputs).same
     found = verify(step, problem, random_placement(problem), model, inputs, tolerance=1e-3)
     assert found.same
@@ -301,11 +315,16 @@ def test_what_cannot_be_verified_is_refused():
         verify(step, problem, wholly_on(made("adam")[1], 0), model, inputs)
     with pytest.raises(InputError, match="steps is 0"):
         verify(step, problem, wholly_on(problem, 0), model, inputs, steps=0)
-    with pytest.raises(InputError, match=r"another model: it has 'embed\.weight', \[11, 6\] .*; this model has none"):
+    with pytest.raises(
+        InputError,
+        match=r"another model: it has 'embed\.weight', \[11, 6\] .*; this model has none",
+    ):
         verify(step, problem, wholly_on(problem, 0), nn.Linear(6, 6), inputs)
     wide = Small()
     wide.inner = nn.Linear(6, 7)
-    with pytest.raises(InputError, match=r"'inner\.weight', \[6, 6\] of torch\.float32; this model has \[7, 6\]"):
+    with pytest.raises(
+        InputError, match=r"'inner\.weight', \[6, 6\] of torch\.float32; this model has \[7, 6\]"
+    ):
         verify(step, problem, wholly_on(problem, 0), wide, inputs)
     with torch.device("meta"):
         empty = Small()
@@ -316,7 +335,9 @@ def test_what_cannot_be_verified_is_refused():
 def test_a_placement_for_another_model_names_both():
     step, problem, model, inputs = made("sgd")
     placement = roost.Placement(np.zeros(step.graph.num_ops, int), graph="0123456789abcdef")
-    with pytest.raises(InputError, match=rf"made for graph 0123456789abcdef; graph 'small' is {step.graph.digest}"):
+    with pytest.raises(
+        InputError, match=rf"made for graph 0123456789abcdef; graph 'small' is {step.graph.digest}"
+    ):
         verify(step, problem, placement, model, inputs)
 
 
@@ -339,7 +360,9 @@ def test_devices_must_be_here(device, message):
 def test_a_cpu_and_a_gpu(dropout):
     step, virtual, model, inputs = made("adam", dropout)
     devices = (Device("cpu", "cpu", 2**33), Device("cuda:0", "cuda", 2**33))
-    problem = roost.Problem(step.graph, Cluster("both", devices, (Link("*", "*", 1e10),)), virtual.costs)
+    problem = roost.Problem(
+        step.graph, Cluster("both", devices, (Link("*", "*", 1e10),)), virtual.costs
+    )
     for seed in range(5):
         found = verify(step, problem, random_placement(problem, seed), model, inputs, steps=2)
         assert found.same, str(found)
@@ -353,7 +376,8 @@ def test_a_model_that_fails_unplaced_is_told():
 
 
 def test_autocast_is_of_the_model_and_not_of_the_captured_program():
-    """The types that it chooses are in a program that was captured under it; they are not chosen once more."""
+    """The types that it chooses are in a program that was captured under it; they are not chosen
+    once more."""
     with torch.autocast("cpu", torch.bfloat16):
         step, problem, model, inputs = made()
         assert verify(step, problem, random_placement(problem), model, inputs).same

@@ -1,4 +1,5 @@
-"""What tests of the search engine share: a clock that stands still, a source that counts, placers that do as told."""
+"""What tests of the search engine share: a clock that stands still, a source that counts, placers
+that do as told."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ class Clock:
 class Counting:
     """The simulator, with what was asked of it; each trial takes so long by the clock."""
 
-    def __init__(self, problem: Problem, clock: Clock | None = None, seconds_each: float = 0.0) -> None:
+    def __init__(
+        self, problem: Problem, clock: Clock | None = None, seconds_each: float = 0.0
+    ) -> None:
         self._source, self.clock, self.seconds_each = Simulating(problem, 1), clock, seconds_each
         self.asked: list[str] = []
         self.closed = False
@@ -68,7 +71,9 @@ def placements(problem: Problem, count: int, seed: int = 0) -> list[Placement]:
     rng = np.random.default_rng(seed)
     found: dict[str, Placement] = {}
     while len(found) < count:
-        placement = placement_of(problem, rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops))
+        placement = placement_of(
+            problem, rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops)
+        )
         found[placement.digest] = placement
     return list(found.values())
 

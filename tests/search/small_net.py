@@ -1,4 +1,5 @@
-"""A small model to measure, and runtimes of it that take a set time or fail, as the placement of one op says."""
+"""A small model to measure, and runtimes of it that take a set time or fail, as the placement of
+one op says."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def made() -> tuple[nn.Module, tuple[torch.Tensor]]:
 
 def cluster(num_devices: int = 2, memory: int = 2**40) -> Cluster:
     figures: dict[str, Any] = {"peak": {"float32": 1e10}, "memory_bandwidth": 1e10}
-    devices = tuple(Device(f"cpu:{number}", "cpu", memory, **figures) for number in range(num_devices))
+    devices = tuple(
+        Device(f"cpu:{number}", "cpu", memory, **figures) for number in range(num_devices)
+    )
     return Cluster("threads", devices, (Link("*", "*", 1e10),))
 
 
@@ -68,7 +71,8 @@ def standing_for(problem: Problem, fault: str, more: int = 0) -> Placement:
 
 
 class Faulty(GraphRuntime):
-    """A step takes a set time, ten times as long where the placement is slow, or fails as the placement says."""
+    """A step takes a set time, ten times as long where the placement is slow, or fails as the
+    placement says."""
 
     fast, slow = 0.01, 0.1
 

@@ -22,9 +22,13 @@ def test_what_is_no_budget_is_named(limit: str, value: Any) -> None:
         Budget(**{limit: value})
 
 
-@pytest.mark.parametrize("given", [{"trials": 0}, {"seconds": 0}, {"trials": 0.5}, {"trials": 0, "seconds": 5}])
+@pytest.mark.parametrize(
+    "given", [{"trials": 0}, {"seconds": 0}, {"trials": 0.5}, {"trials": 0, "seconds": 5}]
+)
 def test_a_budget_of_nothing_is_refused_in_words(given: dict[str, float]) -> None:
-    with pytest.raises(InputError, match="evaluates nothing; give at least one trial and some time"):
+    with pytest.raises(
+        InputError, match="evaluates nothing; give at least one trial and some time"
+    ):
         Budget(**given)
     with pytest.raises(InputError, match="evaluates nothing"):
         solve(fork_join(), "single", **given)  # type: ignore[arg-type]
@@ -87,7 +91,8 @@ def test_a_batch_that_just_fits_is_returned_in_its_order() -> None:
 def test_as_much_of_a_batch_is_evaluated_as_there_is_time_for() -> None:
     problem, clock = fork_join(), Clock()
     search, evaluate = searching(problem, clock, each=1.0, seconds=3)
-    with pytest.raises(BudgetSpent, match="3 of 8"):  # a trial that takes a second is a slice of its own
+    # A trial that takes a second is a slice of its own.
+    with pytest.raises(BudgetSpent, match="3 of 8"):
         evaluate(placements(problem, 8))
     assert search.budget.num_trials == 3
     assert evaluate.seconds_left == 0

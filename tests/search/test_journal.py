@@ -1,4 +1,5 @@
-"""The journal of a search: what is in it, what it refuses, and that a search goes on from any part of it."""
+"""The journal of a search: what is in it, what it refuses, and that a search goes on from any part
+of it."""
 
 from __future__ import annotations
 
@@ -50,12 +51,21 @@ def write(path: Path, trials: int = 40) -> Result:
 
 def test_every_trial_is_a_line_and_the_best_so_far_have_their_placements(tmp_path: Path) -> None:
     path, seen = tmp_path / "trials.jsonl", list[Progress]()
-    result = search(fork_join(), "random", trials=40, journal=path, on_trial=seen.append, prove=False)
+    result = search(
+        fork_join(), "random", trials=40, journal=path, on_trial=seen.append, prove=False
+    )
     head, *lines = rows_of(path)
-    assert (head["row"], head["placer"], head["seed"], head["graph"]) == ("head", "random", 0, "fork_join")
+    assert (head["row"], head["placer"], head["seed"], head["graph"]) == (
+        "head",
+        "random",
+        0,
+        "fork_join",
+    )
     assert head["problem"] == fork_join().digest
     assert "Random(num_samples=64)" in head["settings"]
-    assert [line["digest"] for line in lines] == [progress.trial.placement.digest for progress in seen]
+    assert [line["digest"] for line in lines] == [
+        progress.trial.placement.digest for progress in seen
+    ]
     assert [line["step_time"] for line in lines] == [progress.trial.step_time for progress in seen]
     best = inf
     for line in lines:
@@ -69,7 +79,9 @@ def test_a_line_is_with_the_system_before_anybody_is_told_of_it(tmp_path: Path) 
 
     def count(progress: Progress) -> None:
         lines = path.read_text().splitlines()[1:]
-        counts.append(progress.trial.placement.digest in {json.loads(line)["digest"] for line in lines})
+        counts.append(
+            progress.trial.placement.digest in {json.loads(line)["digest"] for line in lines}
+        )
 
     search(fork_join(), "random", trials=40, journal=path, on_trial=count, prove=False)
     assert len(counts) == 40
@@ -89,10 +101,19 @@ def test_the_journal_of_another_search_is_refused_by_the_field_that_differs(
     tmp_path: Path, changed: dict[str, Any], field: str
 ) -> None:
     path = tmp_path / "trials.jsonl"
-    given: dict[str, Any] = {"problem": fork_join(), "placer": "random", "seed": 0, "trials": 10, "journal": path}
+    given: dict[str, Any] = {
+        "problem": fork_join(),
+        "placer": "random",
+        "seed": 0,
+        "trials": 10,
+        "journal": path,
+    }
     search(**given, prove=False)
     before = path.read_bytes()
-    with pytest.raises(InputError, match=rf"trials\.jsonl: {field}: this search has .*, the file .*begin a new file"):
+    with pytest.raises(
+        InputError,
+        match=rf"trials\.jsonl: {field}: this search has .*, the file .*begin a new file",
+    ):
         search(**(given | changed), prove=False)
     assert path.read_bytes() == before
 
@@ -112,11 +133,15 @@ def test_a_journal_of_other_code_is_refused(tmp_path: Path, field: str) -> None:
     head, *lines = path.read_text().splitlines(keepends=True)
     changed = json.dumps(json.loads(head) | {field: "another"}) + "\n"
     path.write_text("".join([changed, *lines]))
-    with pytest.raises(InputError, match=rf"trials\.jsonl: {field}: this search has .*, the file 'another'"):
+    with pytest.raises(
+        InputError, match=rf"trials\.jsonl: {field}: this search has .*, the file 'another'"
+    ):
         write(path)
 
 
-def test_the_code_in_the_head_is_that_of_the_placers_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_in_the_head_is_that_of_the_placers_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = journals._code()
     for folder in ("placers", "simulator"):
         (tmp_path / folder).mkdir()
@@ -139,7 +164,9 @@ def test_memory_of_other_devices_is_told_with_its_line(tmp_path: Path, peak: lis
     path = tmp_path / "trials.jsonl"
     write(path)
     edited(path, lambda line: line.update(peak_memory=peak))
-    with pytest.raises(InputError, match=rf"trials\.jsonl: line 2: peak_memory: has {len(peak)} entries, cluster"):
+    with pytest.raises(
+        InputError, match=rf"trials\.jsonl: line 2: peak_memory: has {len(peak)} entries, cluster"
+    ):
         write(path)
 
 
@@ -153,7 +180,9 @@ def test_a_placement_that_does_not_belong_there_is_told_with_the_file(tmp_path: 
             line["placement"]["device"] = line["placement"]["device"][:2]
 
     edited(path, shorten)
-    with pytest.raises(InputError, match=r"trials\.jsonl: trial another: the placement has 2 entries"):
+    with pytest.raises(
+        InputError, match=r"trials\.jsonl: trial another: the placement has 2 entries"
+    ):
         write(path)
 
 
@@ -176,7 +205,9 @@ def test_a_head_that_was_cut_off_is_written_again(tmp_path: Path) -> None:
         assert len(rows_of(path)) == 41
 
 
-@pytest.mark.parametrize("text", ["dear diary", "dear diary\n", '{"row": "trial"', "[1, 2]\nmore", "\n", "\n\n"])
+@pytest.mark.parametrize(
+    "text", ["dear diary", "dear diary\n", '{"row": "trial"', "[1, 2]\nmore", "\n", "\n\n"]
+)
 def test_the_file_of_something_else_is_left_as_it_is(tmp_path: Path, text: str) -> None:
     path = tmp_path / "diary.txt"
     path.write_text(text)
@@ -220,13 +251,19 @@ def test_a_journal_that_another_search_writes_to_is_left_alone(tmp_path: Path) -
     write(path)
     with path.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another search is writing to it; wait for it, or name another file"):
+        with pytest.raises(
+            InputError, match="another search is writing to it; wait for it, or name another file"
+        ):
             write(path)
     assert write(path).num_trials == 40
 
 
-@pytest.mark.parametrize("name", ["missing/trials.jsonl", "folder", "bad\0name", "/proc/trials.jsonl"])
-def test_where_nothing_can_be_written_the_path_and_the_reason_are_said(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["missing/trials.jsonl", "folder", "bad\0name", "/proc/trials.jsonl"]
+)
+def test_where_nothing_can_be_written_the_path_and_the_reason_are_said(
+    tmp_path: Path, name: str
+) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="cannot be written"):
         write(tmp_path / name)
@@ -240,7 +277,8 @@ def test_what_has_no_end_is_not_read(tmp_path: Path) -> None:
 
 
 class _Disk:
-    """A file on a disk with so much room: as a system does, it writes what it has room for and says how much."""
+    """A file on a disk with so much room: as a system does, it writes what it has room for and says
+    how much."""
 
     def __init__(self, file: Any, room: int) -> None:
         self._file, self._room = file, room
@@ -272,7 +310,9 @@ def test_a_disk_that_fills_leaves_whole_lines_and_the_search_goes_on_later(
 
     monkeypatch.setattr("roost.search.journal.open_journal", filling)
     source = Counting(problem)
-    with pytest.raises(InputError, match=r"trials\.jsonl: cannot be written: No space left on device"):
+    with pytest.raises(
+        InputError, match=r"trials\.jsonl: cannot be written: No space left on device"
+    ):
         search(problem, placer, trials=60, journal=path, source=source, prove=False)
     assert source.closed
     assert path.read_bytes().endswith(b"\n")
@@ -377,13 +417,17 @@ def test_a_search_that_was_cut_anywhere_goes_on_to_the_same_end(
         path.write_bytes(b"".join(lines[:cut]))
         known = sum(len(line.get("trials", [line])) for line in rows_of(path)[1:])
         again = Counting(problem)
-        result = search(problem, placer, trials=trials, seed=2, journal=path, source=again, prove=False)
+        result = search(
+            problem, placer, trials=trials, seed=2, journal=path, source=again, prove=False
+        )
         assert said(result) == said(whole)
         assert {n: t.step_time for n, t in result.baselines.items()} == {
             n: t.step_time for n, t in whole.baselines.items()
         }
         assert known + len(again.asked) == len(source.asked)  # nothing twice
-        assert [row.get("digest") for row in rows_of(path)] == [json.loads(line).get("digest") for line in lines]
+        assert [row.get("digest") for row in rows_of(path)] == [
+            json.loads(line).get("digest") for line in lines
+        ]
 
 
 @pytest.mark.parametrize("more", [10, 300, 3000, 20000])
@@ -403,7 +447,12 @@ def test_a_search_whose_seconds_are_spent_gives_all_that_it_had(tmp_path: Path) 
         budget = Budget(seconds=1.0, clock=clock)
         source = Counting(problem, clock, 0.004)
         return search(
-            problem, Auto(heat=Heat(batches=4), threads=1), budget=budget, journal=path, source=source, prove=False
+            problem,
+            Auto(heat=Heat(batches=4), threads=1),
+            budget=budget,
+            journal=path,
+            source=source,
+            prove=False,
         ), len(source.asked)
 
     first, asked = run()
@@ -429,7 +478,9 @@ def test_the_seconds_of_trials_that_the_journal_has_are_spent(tmp_path: Path) ->
     for seconds in (20, 20, 50):
         source = Counting(problem, clock, 1.0)
         budget = Budget(seconds=seconds, clock=clock)
-        result = search(problem, Told(endless), budget=budget, journal=path, source=source, prove=False)
+        result = search(
+            problem, Told(endless), budget=budget, journal=path, source=source, prove=False
+        )
         assert (result.num_trials, result.seconds) == (seconds, seconds)
         asked.append(len(source.asked))
     assert asked == [20, 0, 30]
@@ -444,7 +495,15 @@ def test_of_a_batch_only_what_is_not_known_is_evaluated(tmp_path: Path) -> None:
 
     search(problem, asking(batch[2:5]), trials=100, journal=path, prove=False)
     source, seen = Counting(problem), list[Progress]()
-    search(problem, asking(batch), trials=100, journal=path, source=source, on_trial=seen.append, prove=False)
+    search(
+        problem,
+        asking(batch),
+        trials=100,
+        journal=path,
+        source=source,
+        on_trial=seen.append,
+        prove=False,
+    )
     assert source.asked == [batch[n].digest for n in (0, 1, 5)]
     assert [progress.trial.placement for progress in seen] == batch
 
@@ -471,7 +530,8 @@ def test_what_a_placer_does_not_ask_for_again_is_not_lost(tmp_path: Path) -> Non
 
 
 def test_a_round_that_was_left_out_does_not_take_the_state_of_another(tmp_path: Path) -> None:
-    """With more to spend a placer may do what it had left out before, and then what the journal has."""
+    """With more to spend a placer may do what it had left out before, and then what the journal
+    has."""
     problem, path, ran = fork_join(), tmp_path / "trials.jsonl", list[str]()
     batch = placements(problem, 2)
 
@@ -539,5 +599,7 @@ def test_other_weights_under_the_same_name_are_another_search(tmp_path: Path) ->
     moved = weights_of(tmp_path / "moved.safetensors", 1)
     search(fork_join(), moved, trials=40, journal=path, prove=False)
     other = weights_of(weights, 2)
-    with pytest.raises(InputError, match=r"settings: this search has other ones, the file weights='[0-9a-f]{16}'"):
+    with pytest.raises(
+        InputError, match=r"settings: this search has other ones, the file weights='[0-9a-f]{16}'"
+    ):
         search(fork_join(), other, trials=40, journal=path, prove=False)

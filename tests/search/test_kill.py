@@ -1,4 +1,5 @@
-"""A search that is killed at any moment loses no finished trial, and goes on to where it would have come."""
+"""A search that is killed at any moment loses no finished trial, and goes on to where it would have
+come."""
 
 from __future__ import annotations
 
@@ -42,10 +43,13 @@ def digests(lines: list[Any]) -> list[str]:
 
 
 def killed_at(path: Path, num_lines: int, delay: float) -> int:
-    """Run the search in a process of its own, and kill that soon after it has written so many lines; its exit code."""
+    """Run the search in a process of its own, and kill that soon after it has written so many
+    lines; its exit code."""
     child = subprocess.Popen([sys.executable, "-c", CHILD, str(path)], cwd=Path(__file__).parent)
     try:
-        while child.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < num_lines):
+        while child.poll() is None and (
+            not path.exists() or path.read_bytes().count(b"\n") < num_lines
+        ):
             time.sleep(0.002)
         time.sleep(delay)
     finally:
@@ -63,7 +67,8 @@ def test_a_search_killed_at_ten_moments_comes_to_the_same_end(tmp_path: Path) ->
     for moment in moments.tolist():
         codes.append(killed_at(path, moment, float(rng.uniform(0.0, 0.03))))
         found = digests(whole_lines(path))
-        assert found == expected[: len(found)]  # the way of the unbroken search, nothing twice and nothing left out
+        # The way of the unbroken search, nothing twice and nothing left out.
+        assert found == expected[: len(found)]
         assert len(found) >= before
         before = len(found)
     assert codes.count(-signal.SIGKILL) >= KILLS - 2  # or they were too late to show anything

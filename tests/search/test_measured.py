@@ -1,4 +1,5 @@
-"""Measured trials: what fails is a trial that says why, the search finds the best of the rest, no process stays."""
+"""Measured trials: what fails is a trial that says why, the search finds the best of the rest, no
+process stays."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ from roost.search.measured.measuring import Measuring, surely_below
 from roost.search.measured.model_source import ModelSource
 from roost.search.measured.race import race
 from roost.search.measured.worker import Failed, descendants
-from roost.search.measured.worker_process import Bench, Built, WrongResult, cores_of, difference, told
+from roost.search.measured.worker_process import (
+    Bench,
+    Built,
+    WrongResult,
+    cores_of,
+    difference,
+    told,
+)
 from roost.search.solve import search, solve
 from roost.testing.runs import any_placement
 
@@ -39,7 +47,9 @@ TOLERANCE = {torch.float32: 1e-4}
 
 def measuring(problem: Any, **more: Any) -> Measuring:
     settings = {"repeats": 2, "limits": LIMITS, "runtime": Faulty, **more}
-    return Measuring(problem, ModelSource(small_net.made, train=settings.pop("train", False)), **settings)
+    return Measuring(
+        problem, ModelSource(small_net.made, train=settings.pop("train", False)), **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -71,20 +81,27 @@ def processes() -> set[int]:
 
 
 def test_a_search_among_faults_finishes_with_the_best(problem):
-    """Each fault says what it was, and costs a process; the best is compared with again in the new one."""
+    """Each fault says what it was, and costs a process; the best is compared with again in the new
+    one."""
     faults = ["slow", "allocates", "fine", "killed", "nan", "child"]
     asked = [standing_for(problem, fault) for fault in faults] + [standing_for(problem, "slow", 1)]
     before = processes()
     source = measuring(problem)
     seen: list[Trial] = []
     placer = Told(lambda problem, evaluate: best_of(evaluate(asked)).placement)
-    result = search(problem, placer, trials=20, source=source, on_trial=lambda told: seen.append(told.trial))
+    result = search(
+        problem, placer, trials=20, source=source, on_trial=lambda told: seen.append(told.trial)
+    )
     assert processes() == before  # also of the one that started another, which left its group
     assert result.best.placement == standing_for(problem, "fine")
     assert result.ended == "done"
     assert result.bound is None  # one on simulated steps says nothing of these
     found = dict(zip([*faults, "slow again"], seen, strict=True))
-    assert {name for name, trial in found.items() if trial.feasible} == {"slow", "fine", "slow again"}
+    assert {name for name, trial in found.items() if trial.feasible} == {
+        "slow",
+        "fine",
+        "slow again",
+    }
     assert all(trial.source == "measured" for trial in seen)
     assert "that it may" in found["allocates"].why
     assert "SIGKILL" in found["killed"].why
@@ -97,7 +114,9 @@ def test_a_search_among_faults_finishes_with_the_best(problem):
 def test_wrong_numbers_and_errors_are_found(problem):
     """What happens in the process, in this one."""
     bench = Bench(ModelSource(small_net.made), problem, Faulty)
-    with pytest.raises(WrongResult, match="step 1 gives other numbers than the unplaced model: result 0 differs by"):
+    with pytest.raises(
+        WrongResult, match="step 1 gives other numbers than the unplaced model: result 0 differs by"
+    ):
         bench.build("wrong", standing_for(problem, "wrong"), 1)
     with pytest.raises(RuntimeError, match="not for this device") as raised:
         bench.build("raises", standing_for(problem, "raises"), 1)
@@ -113,7 +132,9 @@ def test_wrong_numbers_and_errors_are_found(problem):
 
 def test_no_memory_left_is_told_from_other_errors():
     outer = ExecutionError("op 'mm' failed")
-    outer.__cause__ = RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
+    outer.__cause__ = RuntimeError(
+        "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
+    )
     assert told(outer) == ("memory", "op 'mm' failed")
     assert told(MemoryError()) == ("memory", "MemoryError")
     assert told(KeyError("x"))[0] == "failed"
@@ -157,7 +178,9 @@ class Noisy:
         return Built(1.0, {})
 
     def lap(self, placement: roost.Placement) -> float:
-        return (1.0 if placement.digest == self.first else self.seconds) * float(self.rng.lognormal(0.0, 0.1))
+        return (1.0 if placement.digest == self.first else self.seconds) * float(
+            self.rng.lognormal(0.0, 0.1)
+        )
 
 
 def test_luck_does_not_make_step_times_shrink(problem):
@@ -206,13 +229,16 @@ def test_where_there_is_no_room_for_both_one_is_timed_after_the_other(source, mo
     monkeypatch.setattr(source.stand, "has_room", lambda placement: False)
     laps: list[str] = []
     own = source.stand.lap
-    monkeypatch.setattr(source.stand, "lap", lambda p: (laps.append(small_net.fault_of(p)), own(p))[1])
+    monkeypatch.setattr(
+        source.stand, "lap", lambda p: (laps.append(small_net.fault_of(p)), own(p))[1]
+    )
     assert best.better_than(measured(source, "slow", 6))
     assert laps == ["slow", "fine"]  # so slow that it was timed once
     source.remember([replace(measured(source, "slow", 7), step_time=1e-8)])
     laps.clear()
     source.trials([standing_for(source.problem, "fine", 7)])
-    # Once, for it seems slow beside what the other is said to take; and as it is to be the best, as often as it should.
+    # Once, for it seems slow beside what the other is said to take; and as it is to be the best, as
+    # often as it should.
     assert laps == ["fine", "slow", "fine", "fine", "slow", "slow"]
 
 
@@ -319,7 +345,9 @@ def test_a_placer_searches_as_with_the_simulator(source, tmp_path):
     """`random` cannot tell: it ends with one that is not slow, and the journal has every trial."""
     path = tmp_path / "trials.jsonl"
     quick = Told(
-        lambda problem, evaluate: evaluate([standing_for(problem, "slow"), standing_for(problem, "fine")])[0].placement
+        lambda problem, evaluate: (
+            evaluate([standing_for(problem, "slow"), standing_for(problem, "fine")])[0].placement
+        )
     )
     first = solve(source.problem, quick, trials=5, source=source.lent(), journal=path)
     assert first.best.placement == standing_for(source.problem, "fine")
@@ -340,14 +368,24 @@ def test_failed_trials_are_kept_in_a_journal(problem, tmp_path):
 
         def trials(self, placements):
             peak = np.zeros(2, np.int64)
-            return [Trial(p, inf, peak, False, source="measured", why="it burnt") for p in placements]
+            return [
+                Trial(p, inf, peak, False, source="measured", why="it burnt") for p in placements
+            ]
 
         def close(self):
             pass
 
     for _ in range(2):
-        with pytest.raises(Infeasible, match="nothing runs: the best try of 1 failed: it burnt") as raised:
-            solve(problem, Told(lambda p, e: standing_for(p, "fine")), trials=1, source=Failing(), journal=path)
+        with pytest.raises(
+            Infeasible, match="nothing runs: the best try of 1 failed: it burnt"
+        ) as raised:
+            solve(
+                problem,
+                Told(lambda p, e: standing_for(p, "fine")),
+                trials=1,
+                source=Failing(),
+                journal=path,
+            )
         best = raised.value.result.best
         assert (best.step_time, best.why) == (inf, "it burnt")
     assert path.read_text().count('"row":"trial"') == 1
@@ -368,7 +406,9 @@ def test_what_does_not_fit_as_simulated_is_not_run():
 def test_a_model_of_another_graph_is_refused(problem):
     other = small_net.problem(train=True)
     source = measuring(other)  # whose model is not trained
-    with pytest.raises(InputError, match=rf"has graph {problem.graph.digest}, the problem {other.graph.digest}"):
+    with pytest.raises(
+        InputError, match=rf"has graph {problem.graph.digest}, the problem {other.graph.digest}"
+    ):
         source.open()
     assert not source.stand.num_started
 
@@ -376,7 +416,10 @@ def test_a_model_of_another_graph_is_refused(problem):
 def test_a_model_that_cannot_be_sent_is_told():
     model, inputs = small_net.made()
     model.hook = lambda: None
-    with pytest.raises(InputError, match=r"cannot be given to another process: .*name it as package\.module:callable"):
+    with pytest.raises(
+        InputError,
+        match=r"cannot be given to another process: .*name it as package\.module:callable",
+    ):
         ModelSource((model, inputs)).packed()
 
 
@@ -391,7 +434,9 @@ def test_a_module_is_sent_by_value():
 
 
 def test_zoo_models_and_callables_are_built_by_name():
-    model, args, _ = ModelSource("rnnlm", {"layers": 1, "hidden": 8, "vocab": 20, "length": 3}).build()
+    model, args, _ = ModelSource(
+        "rnnlm", {"layers": 1, "hidden": 8, "vocab": 20, "length": 3}
+    ).build()
     assert not model.training
     assert args
     assert ModelSource("small_net:made", train=True).build()[0].training
@@ -422,7 +467,8 @@ class Laps:
 def raced(problem: Any, seconds: dict[str, float], finalist: str = "fine", rounds: int = 15) -> Any:
     peak = np.zeros(2, np.int64)
     ours, theirs, other = (
-        Trial(standing_for(problem, fault), 1.0, peak, True, placer="search") for fault in (finalist, "slow", "raises")
+        Trial(standing_for(problem, fault), 1.0, peak, True, placer="search")
+        for fault in (finalist, "slow", "raises")
     )
     return race(Laps(problem, seconds), [ours], {"single": theirs, "heft": other}, rounds=rounds)  # type: ignore[arg-type]
 
@@ -453,7 +499,9 @@ def test_a_finalist_that_is_a_baseline_gives_the_baseline(problem):
 def test_a_finalist_of_a_baselines_placer_is_told_from_it(problem):
     """Everything on one device, and everything on another."""
     peak = np.zeros(2, np.int64)
-    ours, theirs = (Trial(standing_for(problem, f), 1.0, peak, True, placer="single") for f in ("fine", "slow"))
+    ours, theirs = (
+        Trial(standing_for(problem, f), 1.0, peak, True, placer="single") for f in ("fine", "slow")
+    )
     found = race(Laps(problem, {"fine": 0.8, "slow": 1.0}), [ours], {"single": theirs})  # type: ignore[arg-type]
     assert found.said.startswith("another of single takes 0.")
     assert found.recommended.trial.placer == "single"
@@ -479,8 +527,11 @@ def test_results_are_compared_by_their_size():
     assert difference([right + 1e-5], [right], TOLERANCE) == ""
     assert "differs by 0.01" in difference([right + 0.01], [right], TOLERANCE)
     assert "not a number" in difference([right * float("nan")], [right], TOLERANCE)
-    assert "differs" in difference([torch.ones(4)], [right], TOLERANCE)  # a number where there should be none
-    assert difference([torch.tensor([float("nan")])], [torch.tensor([float("nan")])], TOLERANCE) == ""
+    # A number where there should be none.
+    assert "differs" in difference([torch.ones(4)], [right], TOLERANCE)
+    assert (
+        difference([torch.tensor([float("nan")])], [torch.tensor([float("nan")])], TOLERANCE) == ""
+    )
     assert "shape or type" in difference([right[:2]], [right], TOLERANCE)
     assert "1 results instead of 2" in difference([right], [right, right], TOLERANCE)
     assert "differs" in difference([torch.tensor([1])], [torch.tensor([2])], TOLERANCE)
@@ -507,9 +558,12 @@ def test_cpu_devices_share_the_cores():
 
 
 def test_ctrl_c_is_not_for_the_process_that_measures(source):
-    """Not even before it has begun to say so itself: it would write a traceback between what is told."""
+    """Not even before it has begun to say so itself: it would write a traceback between what is
+    told."""
     [line] = [
-        x for x in Path(f"/proc/{source.stand.open().pid}/status").read_text().splitlines() if x.startswith("SigBlk")
+        x
+        for x in Path(f"/proc/{source.stand.open().pid}/status").read_text().splitlines()
+        if x.startswith("SigBlk")
     ]
     assert int(line.split()[1], 16) & (1 << (signal.SIGINT - 1))
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -49,7 +49,9 @@ def test_whoever_watches_is_told_of_each_trial_in_turn() -> None:
     problem = fork_join()
     batch = placements(problem, 6)
     seen: list[Progress] = []
-    result = search(problem, asks([batch[:4], batch[4:]]), trials=100, on_trial=seen.append, prove=False)
+    result = search(
+        problem, asks([batch[:4], batch[4:]]), trials=100, on_trial=seen.append, prove=False
+    )
     assert [progress.trial.placement for progress in seen] == batch
     assert seen[-1].num_trials == result.num_trials == 6
     for progress in seen:
@@ -69,7 +71,9 @@ def test_the_placements_of_a_round_are_told_too() -> None:
         return batch[0]
 
     search(problem, Told(run), trials=100, on_trial=seen.append, prove=False)
-    assert [(progress.trial.placement, progress.num_trials) for progress in seen[:3]] == [(p, 50) for p in batch]
+    assert [(progress.trial.placement, progress.num_trials) for progress in seen[:3]] == [
+        (p, 50) for p in batch
+    ]
 
 
 def test_a_search_stops_where_its_watcher_returns_true() -> None:
@@ -81,13 +85,21 @@ def test_a_search_stops_where_its_watcher_returns_true() -> None:
         return len(seen) == 3
 
     source = Counting(problem)
-    result = search(problem, asks([[p] for p in placements(problem, 9)]), trials=100, on_trial=third, source=source)
+    result = search(
+        problem,
+        asks([[p] for p in placements(problem, 9)]),
+        trials=100,
+        on_trial=third,
+        source=source,
+    )
     assert (result.ended, len(seen), len(source.asked)) == ("stopped", 3, 3)
     assert not any(progress.trial.better_than(result.best) for progress in seen)
 
 
 @pytest.mark.parametrize("placer", ["annealing", "descent", "genetic", "auto"])
-def test_a_placer_that_goes_on_after_a_part_of_its_budget_stops_when_it_is_told_to(placer: str) -> None:
+def test_a_placer_that_goes_on_after_a_part_of_its_budget_stops_when_it_is_told_to(
+    placer: str,
+) -> None:
     for stop in (1, 10, 20):
         seen: list[Progress] = []
 
@@ -101,7 +113,13 @@ def test_a_placer_that_goes_on_after_a_part_of_its_budget_stops_when_it_is_told_
 
 def test_what_is_merely_truthy_does_not_stop_it() -> None:
     problem = fork_join()
-    result = search(problem, asks([placements(problem, 9)]), trials=100, on_trial=lambda progress: 1, prove=False)
+    result = search(
+        problem,
+        asks([placements(problem, 9)]),
+        trials=100,
+        on_trial=lambda progress: 1,
+        prove=False,
+    )
     assert (result.ended, result.num_trials) == ("done", 9)
 
 
@@ -116,7 +134,9 @@ def test_an_interrupt_returns_the_best_so_far() -> None:
     source = Counting(problem)
     result = search(problem, Told(run), trials=100, source=source, prove=False)
     assert (result.ended, result.num_trials, source.closed) == ("interrupted", 5, True)
-    assert result.best.step_time == min(roost.simulate(problem, placement).step_time for placement in batch)
+    assert result.best.step_time == min(
+        roost.simulate(problem, placement).step_time for placement in batch
+    )
 
 
 def test_an_interrupt_before_anything_was_found_is_one() -> None:
@@ -135,7 +155,9 @@ def test_an_interrupt_within_a_watcher_is_one_too() -> None:
     def interrupt(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    result = search(problem, asks([placements(problem, 5)]), trials=5, on_trial=interrupt, prove=False)
+    result = search(
+        problem, asks([placements(problem, 5)]), trials=5, on_trial=interrupt, prove=False
+    )
     assert result.ended == "interrupted"
 
 
@@ -153,7 +175,11 @@ def test_a_search_ends_where_the_bound_is_reached() -> None:
         raise AssertionError("it went on")
 
     result = search(problem, Told(run), trials=100, prove=False)
-    assert (result.ended, result.num_trials, result.best.placement) == ("optimal", best + 1, batch[best])
+    assert (result.ended, result.num_trials, result.best.placement) == (
+        "optimal",
+        best + 1,
+        batch[best],
+    )
     assert (result.bound, result.gap) == (Bound(steps[best], "by hand"), 0.0)
 
 
@@ -237,7 +263,9 @@ def test_what_is_no_placer_no_placement_or_no_problem_is_said() -> None:
         solve(fork_join(), "no_such_package:Class", trials=5)
     with pytest.raises(InputError, match=r"roost\.Placement is needed, not NoneType"):
         solve(fork_join(), Told(lambda problem, evaluate: None), trials=5)
-    with pytest.raises(InputError, match=r"solve takes a problem, not Graph; roost\.estimate makes one"):
+    with pytest.raises(
+        InputError, match=r"solve takes a problem, not Graph; roost\.estimate makes one"
+    ):
         solve(fork_join().graph, "single", trials=5)  # type: ignore[arg-type]
 
 
@@ -278,9 +306,13 @@ def test_where_nothing_fits_the_error_says_what_is_missing_where() -> None:
     builder.add("right", output_bytes=60)
     builder.add("left end", inputs=["left"])
     builder.add("right end", inputs=["right"])
-    cluster = Cluster("small", (Device("a", "cuda", 100), Device("b", "cuda", 80)), (Link("*", "*", 1.0),))
+    cluster = Cluster(
+        "small", (Device("a", "cuda", 100), Device("b", "cuda", 80)), (Link("*", "*", 1.0),)
+    )
     problem = Problem(builder.freeze(), cluster, Costs(np.array([[0.0, 0.0], *[[1.0, 1.0]] * 4])))
-    with pytest.raises(Infeasible, match=r"nothing fits: 'big' on 'small'.*40 B more on a") as caught:
+    with pytest.raises(
+        Infeasible, match=r"nothing fits: 'big' on 'small'.*40 B more on a"
+    ) as caught:
         solve(problem, "single", trials=50)  # both would, but not one
     error = caught.value
     assert (error.device, error.missing_bytes) == ("a", 40)
@@ -304,20 +336,27 @@ def test_no_batch_is_small_enough_where_parameters_do_not_fit() -> None:
     builder = GraphBuilder("big")
     builder.parameter("w", 140)
     builder.add("f", inputs=["w"], output_bytes=10)
-    problem = Problem(builder.freeze(), Cluster("small", (Device("a", "cuda", 100),)), Costs(np.array([[0.0], [1.0]])))
+    problem = Problem(
+        builder.freeze(),
+        Cluster("small", (Device("a", "cuda", 100),)),
+        Costs(np.array([[0.0], [1.0]])),
+    )
     error = nothing_found(problem, search(problem, "auto", trials=300))
     assert (error.missing_bytes, error.activation_share) == (50, None)
     assert "batch" not in str(error)
 
 
 def test_the_batch_that_surely_fits_is_that_of_the_roomiest_try() -> None:
-    """The best try lacks least, and yet needs the smallest batch: its device is nearly full of parameters."""
+    """The best try lacks least, and yet needs the smallest batch: its device is nearly full of
+    parameters."""
     builder = GraphBuilder("wide")
     builder.parameter("w", 95)
     builder.add("f", inputs=["w"], output_bytes=20)
     devices = (Device("a", "cuda", 100), Device("b", "cuda", 105))
     problem = Problem(
-        builder.freeze(), Cluster("two", devices, (Link("*", "*", 1.0),)), Costs(np.array([[0.0, 0.0], [1.0, 1.0]]))
+        builder.freeze(),
+        Cluster("two", devices, (Link("*", "*", 1.0),)),
+        Costs(np.array([[0.0, 0.0], [1.0, 1.0]])),
     )
     result = search(problem, "single", trials=50, prove=False)
     on_a = Simulating(problem, 1).trials([problem.placement(np.array([0, 0]))])[0]
@@ -326,7 +365,9 @@ def test_the_batch_that_surely_fits_is_that_of_the_roomiest_try() -> None:
     share, placement = roomiest(problem, worst)  # type: ignore[misc]
     assert share == pytest.approx(10 / 20)
     assert placement.device.tolist() == [1, 1]
-    apart = Simulating(problem, 1).trials([problem.placement(np.array([1, 0]), prefetch_bytes=0)])[0]
+    apart = Simulating(problem, 1).trials([problem.placement(np.array([1, 0]), prefetch_bytes=0)])[
+        0
+    ]
     assert roomiest(problem, replace(worst, baselines={"other": apart}))[0] >= share  # type: ignore[index]
     assert "surely fits" in str(nothing_found(problem, worst))
 
@@ -375,7 +416,10 @@ def test_a_batch_gives_the_trials_that_its_placements_give_one_by_one() -> None:
         problem, placement = nasty(seed)
         rng = np.random.default_rng(seed)
         others = [
-            replace(placement, device=rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops))
+            replace(
+                placement,
+                device=rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops),
+            )
             for _ in range(4)
         ]
         batch = [placement, *others, replace(others[0], order="program", priority=None)]
@@ -387,7 +431,9 @@ def test_devices_are_counted_as_each_placement_names_them() -> None:
     problem = tiny_problem("streamed")
     names = problem.cluster.device_names
     one = Placement(np.array([0, 1, 0, 1, 0, 1]), prefetch_bytes=np.array([0, 50]), devices=names)
-    other = Placement(np.array([1, 0, 1, 0, 1, 0]), prefetch_bytes=np.array([0, 50]), devices=names[::-1])
+    other = Placement(
+        np.array([1, 0, 1, 0, 1, 0]), prefetch_bytes=np.array([0, 50]), devices=names[::-1]
+    )
     source = Simulating(problem, 1)
     together = source.trials([one, other])
     assert [trial.peak_memory.tolist() for trial in together] == [
@@ -426,7 +472,11 @@ def parted(*allowed: list[str]) -> Problem:
     for number, kinds in enumerate(allowed):
         builder.add(f"op{number}", "matmul", flop=1.0, output_bytes=8, group="pair", allowed=kinds)
     devices = (Device("cpu:0", "cpu", 10_000), Device("cuda:0", "cuda", 10_000))
-    return Problem(builder.freeze(), Cluster("two", devices, (Link("*", "*", 1e9),)), Costs(np.ones((len(allowed), 2))))
+    return Problem(
+        builder.freeze(),
+        Cluster("two", devices, (Link("*", "*", 1e9),)),
+        Costs(np.ones((len(allowed), 2))),
+    )
 
 
 @pytest.mark.parametrize("find", [solve, search])
@@ -444,7 +494,9 @@ def test_a_group_with_one_kind_in_common_has_a_device() -> None:
 @pytest.mark.parametrize("placer", ["expert", "metis", "mincut", "scotch", "contiguous", "heft"])
 def test_times_near_the_least_number_there_is(placer: str) -> None:
     problem = fork_join()
-    tiny = Problem(problem.graph, problem.cluster, Costs(np.where(problem.op_time > 0, 5e-324, 0.0)))
+    tiny = Problem(
+        problem.graph, problem.cluster, Costs(np.where(problem.op_time > 0, 5e-324, 0.0))
+    )
     assert search(tiny, placer, trials=50).best.feasible
 
 
@@ -461,7 +513,10 @@ def test_what_is_no_placer_is_refused() -> None:
     for placer, message in [
         (Needy, "Needy is a class, make one of it"),
         (object(), "object has none"),
-        ("roost.errors:InputError", "'roost.errors:InputError' is no placer: it has no method place"),
+        (
+            "roost.errors:InputError",
+            "'roost.errors:InputError' is no placer: it has no method place",
+        ),
         (here, f"the placer '{here}' cannot be made without settings: .*setting"),
     ]:
         with pytest.raises(InputError, match=message):
@@ -469,7 +524,10 @@ def test_what_is_no_placer_is_refused() -> None:
 
 
 def test_a_seed_of_numpy_is_a_seed() -> None:
-    results = [search(fork_join(), "random", trials=20, seed=seed, prove=False) for seed in (3, np.int64(3))]
+    results = [
+        search(fork_join(), "random", trials=20, seed=seed, prove=False)
+        for seed in (3, np.int64(3))
+    ]
     assert results[0].best.placement.digest == results[1].best.placement.digest
     assert type(results[1].seed) is int
 
@@ -480,10 +538,16 @@ def updating(memory: int) -> Problem:
     weights = [builder.parameter(f"weight{n}", 100) for n in range(2)]
     last: list[str] = []
     for number, weight in enumerate(weights):
-        last = [builder.add(f"forward{number}", "matmul", [weight, *last], flop=1.0, output_bytes=10)]
+        last = [
+            builder.add(f"forward{number}", "matmul", [weight, *last], flop=1.0, output_bytes=10)
+        ]
     gradients = []
     for number, weight in reversed(list(enumerate(weights))):
-        last = [builder.add(f"gradient{number}", "matmul", [weight, *last], output_bytes=100, phase="backward")]
+        last = [
+            builder.add(
+                f"gradient{number}", "matmul", [weight, *last], output_bytes=100, phase="backward"
+            )
+        ]
         gradients += last
     for weight, gradient in zip(reversed(weights), gradients, strict=True):
         builder.add(f"update of {weight}", "sgd", [weight, gradient], phase="update")
@@ -495,14 +559,25 @@ def updating(memory: int) -> Problem:
 
 def test_on_one_device_the_order_is_a_plain_one_where_it_fits() -> None:
     asked: list[str] = []
-    best = search(updating(10_000), "single", trials=50, on_trial=lambda p: asked.append(p.trial.placement.order)).best
+    best = search(
+        updating(10_000),
+        "single",
+        trials=50,
+        on_trial=lambda p: asked.append(p.trial.placement.order),
+    ).best
     assert set(best.placement.device.tolist()) == {1}
     assert set(asked) == {"program", "rank"}
 
 
 def test_on_one_device_early_updates_are_tried_where_the_plain_orders_do_not_fit() -> None:
     asked: list[str] = []
-    search(updating(150), "single", trials=50, on_trial=lambda p: asked.append(p.trial.placement.order), prove=False)
+    search(
+        updating(150),
+        "single",
+        trials=50,
+        on_trial=lambda p: asked.append(p.trial.placement.order),
+        prove=False,
+    )
     assert set(asked) == {"program", "rank", "priority"}
 
 
@@ -516,10 +591,15 @@ def slow_batch(problem: Problem) -> list[Placement]:
     """Placements that share no layout."""
     rng = np.random.default_rng(1)
     devices = rng.integers(0, problem.cluster.num_devices, (40, problem.graph.num_ops))
-    return [placement_of(problem, device, "priority", listed_order(problem, device)) for device in devices]
+    return [
+        placement_of(problem, device, "priority", listed_order(problem, device))
+        for device in devices
+    ]
 
 
-def test_processes_that_die_are_done_without(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_processes_that_die_are_done_without(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(local, "_START_SECONDS", 0.0)
     monkeypatch.setattr(local, "_CHUNK_SECONDS", 0.0)
     problem = fork_join()
@@ -562,13 +642,17 @@ def test_a_placer_draws_the_same_however_it_is_named(tmp_path, monkeypatch):
     from draws_of_mine import ByChance
 
     problem = training_like(20, 2)
-    found = [search(problem, placer, trials=5, seed=3) for placer in (ByChance(), "draws_of_mine:ByChance")]
+    found = [
+        search(problem, placer, trials=5, seed=3)
+        for placer in (ByChance(), "draws_of_mine:ByChance")
+    ]
     assert found[0].best.placement.digest == found[1].best.placement.digest
 
 
 @pytest.mark.parametrize("count", range(20, 400, 19))
 def test_one_device_is_proved_to_be_optimal_at_once(count):
-    """Bounds are shaved; a step that is equal to what was proved has to be near enough, however sums are rounded."""
+    """Bounds are shaved; a step that is equal to what was proved has to be near enough, however
+    sums are rounded."""
     result = search(training_like(count, 1), "auto", trials=20_000)
     assert result.ended == "optimal"
     assert result.num_trials < 1000

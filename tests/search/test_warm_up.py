@@ -1,4 +1,5 @@
-"""What is compiled and imported once in a process comes before the budget, and no placer can spend long on it."""
+"""What is compiled and imported once in a process comes before the budget, and no placer can spend
+long on it."""
 
 from __future__ import annotations
 
@@ -60,7 +61,9 @@ def test_loops_for_crossings_that_keep_both_ends_busy_are_warmed_up_by_themselve
     assert seen == [False, True]
 
 
-def test_the_clock_stands_still_while_something_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_stands_still_while_something_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock, left = Clock(), []
     monkeypatch.setattr(event, "timer", clock)
     monkeypatch.setattr(warm_up, "time", SimpleNamespace(perf_counter=clock))
@@ -77,7 +80,9 @@ def test_the_clock_stands_still_while_something_is_compiled(monkeypatch: pytest.
 
 
 def test_those_that_a_placer_asks_are_warm_too(cold: set[object]) -> None:
-    warm_up.warm_up(Asked(lambda problem, evaluate: None, starts=("heft", "metis", "no such placer")))
+    warm_up.warm_up(
+        Asked(lambda problem, evaluate: None, starts=("heft", "metis", "no such placer"))
+    )
     assert {catalog.find("placers", name) for name in ("heft", "metis")} <= cold
 
 

@@ -10,7 +10,9 @@ from roost.simulator.compiling import Teller, teller
 
 
 def compiling(module: str) -> Any:
-    return SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=SimpleNamespace(__module__=module))})
+    return SimpleNamespace(
+        data={"dispatcher": SimpleNamespace(py_func=SimpleNamespace(__module__=module))}
+    )
 
 
 def test_compiling_is_told_once_and_only_of_ours(caplog):

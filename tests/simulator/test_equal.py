@@ -28,9 +28,13 @@ def assert_same_in_full(found, expected):
     for column in ("device", "start", "finish"):
         assert np.array_equal(getattr(found, column), getattr(expected, column)), column
     for column in ("tensor", "source", "target", "kind", "start", "finish"):
-        assert np.array_equal(getattr(found.transfers, column), getattr(expected.transfers, column)), column
+        assert np.array_equal(
+            getattr(found.transfers, column), getattr(expected.transfers, column)
+        ), column
     for column in ("device", "time", "held"):
-        assert np.array_equal(getattr(found.memory, column), getattr(expected.memory, column)), column
+        assert np.array_equal(getattr(found.memory, column), getattr(expected.memory, column)), (
+            column
+        )
 
 
 @pytest.mark.parametrize("first", range(0, CASES, CHUNK))
@@ -81,14 +85,18 @@ def test_a_batch_of_neighbours(first):
                 changed[move_op[move]] = move_device[move]
             expected = reference.simulate(problem, replace(placement, device=changed))
             assert outcomes.step_time[number] == expected.step_time, (seed, number)
-            assert outcomes.peak_memory[number].tolist() == expected.peak_memory.tolist(), (seed, number)
+            assert outcomes.peak_memory[number].tolist() == expected.peak_memory.tolist(), (
+                seed,
+                number,
+            )
             assert outcomes.num_transfers[number] == expected.num_transfers, (seed, number)
             by_lanes += placement.order != "fifo" and not problem.cluster.has_shared_buses
     assert by_lanes > 300, "the fast path was hardly tried"
 
 
 def at_home(problem, placement):
-    """The placement with each parameter, and every op that reads it, on one device: nothing is fetched."""
+    """The placement with each parameter, and every op that reads it, on one device: nothing is
+    fetched."""
     device = placement.device.copy()
     for _ in range(problem.graph.num_ops):
         before = device.copy()
@@ -131,9 +139,11 @@ def test_threads_change_nothing():
 
 
 def test_without_a_home_or_a_cache_it_still_compiles(tmp_path):
-    code = (
-        "import os; os.environ.pop('HOME', None); from roost.simulator.kernels import base; print(base._cache_folder())"
-    )
-    env = {"NUMBA_CACHE_DIR": "~nobody_at_all/x", "XDG_CACHE_HOME": "/proc/nothing", "TMPDIR": str(tmp_path)}
+    code = "import os; os.environ.pop('HOME', None); from roost.simulator.kernels import base; print(base._cache_folder())"
+    env = {
+        "NUMBA_CACHE_DIR": "~nobody_at_all/x",
+        "XDG_CACHE_HOME": "/proc/nothing",
+        "TMPDIR": str(tmp_path),
+    }
     found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr

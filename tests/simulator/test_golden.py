@@ -1,4 +1,5 @@
-"""Timelines worked out by hand from the rules, in `tests/golden/`: the simulators must give them exactly."""
+"""Timelines worked out by hand from the rules, in `tests/golden/`: the simulators must give them
+exactly."""
 
 from __future__ import annotations
 
@@ -60,14 +61,17 @@ def golden_cases() -> list[Any]:
         golden = json.loads(path.read_text(encoding="utf-8"))
         for case in golden.get("cases", [golden]):
             name = f"{path.stem}-{case['name']}" if "cases" in golden else path.stem
-            found.append(pytest.param({**case, "problem": golden["problem"], "file": path.name}, id=name))
+            found.append(
+                pytest.param({**case, "problem": golden["problem"], "file": path.name}, id=name)
+            )
     return found
 
 
 def simulate(simulator: str, case: dict[str, Any], **options: bool) -> Timeline:
     module = importlib.import_module(f"roost.simulator.{simulator}")
     problem, placement = (
-        formats.decode(json.dumps(case[noun]).encode(), f"{case['file']}: {noun}") for noun in ("problem", "placement")
+        formats.decode(json.dumps(case[noun]).encode(), f"{case['file']}: {noun}")
+        for noun in ("problem", "placement")
     )
     timeline: Timeline = module.simulate(problem, placement, **options)
     return timeline
@@ -97,7 +101,9 @@ def in_words(timeline: Timeline) -> dict[str, Any]:
                 "start": start,
                 "finish": finish,
             }
-            for tensor, source, target, kind, start, finish in zip(*(c.tolist() for c in columns), strict=True)
+            for tensor, source, target, kind, start, finish in zip(
+                *(c.tolist() for c in columns), strict=True
+            )
         ],
     }
 
@@ -108,7 +114,9 @@ def memory_steps(timeline: Timeline, device: str) -> list[list[float]]:
     assert track is not None
     number = timeline.device_names.index(device)
     steps: list[list[float]] = []
-    for on, time, held in zip(track.device.tolist(), track.time.tolist(), track.held.tolist(), strict=True):
+    for on, time, held in zip(
+        track.device.tolist(), track.time.tolist(), track.held.tolist(), strict=True
+    ):
         if on == number and (not steps or steps[-1][1] != held):
             steps.append([time, held])
     return steps
@@ -132,9 +140,15 @@ def test_timeline_is_the_one_worked_out_by_hand(simulator: str, case: dict[str, 
 def test_compiled_without_the_full_timeline_gives_the_same_figures(case: dict[str, Any]) -> None:
     timeline, expect = simulate("compiled", case, full=False), case["expect"]
     assert timeline.step_time == expect["step_time"]
-    assert dict(zip(timeline.device_names, timeline.peak_memory.tolist(), strict=True)) == expect["peak_memory"]
+    assert (
+        dict(zip(timeline.device_names, timeline.peak_memory.tolist(), strict=True))
+        == expect["peak_memory"]
+    )
     assert timeline.num_transfers == len(expect["transfers"])
-    assert (timeline.feasible, timeline.missing_bytes) == (expect["feasible"], expect["missing_bytes"])
+    assert (timeline.feasible, timeline.missing_bytes) == (
+        expect["feasible"],
+        expect["missing_bytes"],
+    )
 
 
 def test_every_needed_golden_is_there() -> None:

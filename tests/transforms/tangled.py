@@ -1,4 +1,5 @@
-"""Small random problems with all that transforms must respect: groups, device kinds, views, updates, odd phases."""
+"""Small random problems with all that transforms must respect: groups, device kinds, views,
+updates, odd phases."""
 
 import numpy as np
 
@@ -32,7 +33,9 @@ def tangled(seed, kinds=True, groups=True):
         inputs = [str(n) for n in rng.permutation(names)[: rng.poisson(1.5)]]
         inputs += [str(n) for n in rng.permutation(parameters)[: rng.poisson(0.6)]]
         phases = ("input", "forward", "backward", "update")
-        phase = phases[op * 4 // count] if orderly else str(rng.choice(phases, p=(0.1, 0.4, 0.4, 0.1)))
+        phase = (
+            phases[op * 4 // count] if orderly else str(rng.choice(phases, p=(0.1, 0.4, 0.4, 0.1)))
+        )
         free = rng.random() < 0.4
         size = int(rng.integers(0, 4)) * 10
         names.append(

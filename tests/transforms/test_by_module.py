@@ -7,7 +7,8 @@ BIG = 2**21
 
 
 def tower(handed_on=BIG // 8):
-    """Two layers in a pair, an activation between, attention on top; a norm with a small weight; a tied head."""
+    """Two layers in a pair, an activation between, attention on top; a norm with a small weight; a
+    tied head."""
     builder = GraphBuilder()
     for name in ("pair.up.weight", "pair.down.weight", "attend.inner.weight", "embed.weight"):
         builder.parameter(name, BIG)
@@ -18,14 +19,18 @@ def tower(handed_on=BIG // 8):
     builder.add("ids", "input", phase="input")
     builder.add("gather", "embedding", ["ids", "embed.weight"], module="embed")
     builder.add("scale", "mul", ["gather", "norm.weight"], module="norm")
-    builder.add("up", "mm", ["scale", "pair.up.weight"], flop=1e6, output_bytes=handed_on, module="pair.up")
+    builder.add(
+        "up", "mm", ["scale", "pair.up.weight"], flop=1e6, output_bytes=handed_on, module="pair.up"
+    )
     builder.add("act", "relu", ["up"], flop=10, module="pair")
     builder.add("down", "mm", ["act", "pair.down.weight"], flop=1e6, module="pair.down")
     builder.add("scores", "attention", ["down", "attend.inner.weight"], module="attend")
     builder.add("add", "add", ["scores", "loose"], module="")
     last = "add"
     for number in range(60):
-        last = builder.add(f"other{number}", "mm", [last, f"other.{number}.weight"], module=f"other.{number}")
+        last = builder.add(
+            f"other{number}", "mm", [last, f"other.{number}.weight"], module=f"other.{number}"
+        )
     builder.add("again", "mm", [last, "embed.weight"], module="head@1")
     return builder.freeze()
 
@@ -80,7 +85,8 @@ def test_what_is_light_or_takes_several_tensors_stays_on_the_main_device():
     builder.add("b", "mm", ["a", "two.weight"], module="two")
     builder.add("c", "add", ["b", "scaled"], module="two")  # of two tensors
     builder.add("d", "mm", ["c", "three.weight"], module="three@0")
-    builder.add("e", "mm", ["d", "three.weight"], module="three@1")  # called twice, with one tensor each time
+    # Called twice, with one tensor each time.
+    builder.add("e", "mm", ["d", "three.weight"], module="three@1")
     where = allowed(ByModule().apply(builder.freeze()).graph)
     assert where["scaled"] == where["b"] == where["c"] == ("cuda",)
     assert where["a"] == where["d"] == where["e"] == ("cuda", "cpu")

@@ -22,11 +22,16 @@ def least(graph):
 
 
 def units(graph):
-    return len(np.unique(np.where(graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops))))
+    return len(
+        np.unique(
+            np.where(graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops))
+        )
+    )
 
 
 def check(problem, coarse, num_groups, kinds):
-    """All that holds for every coarsening. That there is no cycle is checked when the graph is made."""
+    """All that holds for every coarsening. That there is no cycle is checked when the graph is
+    made."""
     graph, small = problem.graph, coarse.graph
     if kinds:
         assert small.num_ops <= num_groups + coarse.counts.get("coarsen.too_many", 0)
@@ -36,7 +41,9 @@ def check(problem, coarse, num_groups, kinds):
     assert small.flop.sum() == pytest.approx(graph.flop.sum())
     for column in ("bytes_read", "bytes_written"):
         assert getattr(small, column).sum() == getattr(graph, column).sum()
-    assert small.output_bytes[small.is_parameter].sum() == graph.output_bytes[graph.is_parameter].sum()
+    assert (
+        small.output_bytes[small.is_parameter].sum() == graph.output_bytes[graph.is_parameter].sum()
+    )
     pairs = zip(graph.input_op.tolist(), graph.edge_target.tolist(), strict=True)
     edges = {(int(coarse.new_op[source]), int(coarse.new_op[target])) for source, target in pairs}
     found = set(zip(small.input_op.tolist(), small.edge_target.tolist(), strict=True))
@@ -48,7 +55,12 @@ def check(problem, coarse, num_groups, kinds):
 
 
 @settings(max_examples=300, deadline=None)
-@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 40), kinds=st.booleans(), groups=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    num_groups=st.integers(1, 40),
+    kinds=st.booleans(),
+    groups=st.booleans(),
+)
 def test_any_graph(seed, num_groups, kinds, groups):
     problem = tangled(seed, kinds, groups)
     coarse = Coarsen(num_groups).apply(problem.graph)
@@ -119,7 +131,9 @@ def test_memory_of_a_part_is_what_it_holds_when_run_by_itself(seed):
             held = [
                 o
                 for o in members[: at + 1]
-                if o in leaving or o == op or set(members[at:]) & set(graph.consumers_of(o).tolist())
+                if o in leaving
+                or o == op
+                or set(members[at:]) & set(graph.consumers_of(o).tolist())
             ]
             peak = max(peak, graph.output_bytes[held].sum() + graph.workspace_bytes[op])
         assert coarse.graph.output_bytes[new] + coarse.graph.workspace_bytes[new] == max(
@@ -130,10 +144,26 @@ def test_memory_of_a_part_is_what_it_holds_when_run_by_itself(seed):
 def test_what_a_coarse_op_says_of_its_ops():
     builder = GraphBuilder("net")
     builder.add(
-        "conv", "conv2d", flop=90, output_bytes=10, dtype="float16", module="net.stem.conv", allowed=["cuda", "cpu"]
+        "conv",
+        "conv2d",
+        flop=90,
+        output_bytes=10,
+        dtype="float16",
+        module="net.stem.conv",
+        allowed=["cuda", "cpu"],
     )
-    builder.add("relu", "relu", ["conv"], flop=10, output_bytes=10, module="net.stem.act", allowed=["tpu", "cuda"])
-    builder.add("pool", "pool", ["relu"], flop=1000, output_bytes=10, module="net.pool", group="late")
+    builder.add(
+        "relu",
+        "relu",
+        ["conv"],
+        flop=10,
+        output_bytes=10,
+        module="net.stem.act",
+        allowed=["tpu", "cuda"],
+    )
+    builder.add(
+        "pool", "pool", ["relu"], flop=1000, output_bytes=10, module="net.pool", group="late"
+    )
     small = Coarsen(2).apply(builder.freeze()).graph
     assert small.name == "net"
     assert small.op_names == ("conv+1", "pool")
@@ -150,7 +180,9 @@ def test_forward_and_backward_of_a_group_stay_two_ops_of_one_group():
     builder.add("f1", flop=1, output_bytes=1, group="layer")
     builder.add("f2", inputs=["f1"], flop=1, output_bytes=1, group="layer")
     builder.add("loss", inputs=["f2"], flop=9, output_bytes=1)
-    builder.add("b2", inputs=["loss", "f2"], flop=1, output_bytes=1, group="layer", phase="backward")
+    builder.add(
+        "b2", inputs=["loss", "f2"], flop=1, output_bytes=1, group="layer", phase="backward"
+    )
     builder.add("b1", inputs=["b2", "f1"], flop=1, output_bytes=1, group="layer", phase="backward")
     coarse = Coarsen(3).apply(builder.freeze())
     assert coarse.graph.op_names == ("f1+1", "loss", "b2+1")
@@ -161,7 +193,9 @@ def test_parameters_and_updates_stay_with_what_reads_them():
     problem = training_like(400, 2)
     coarse = Coarsen(40).apply(problem.graph)
     graph, new_op = problem.graph, coarse.new_op
-    first = {int(op): int(new_op[graph.consumers_of(op)[0]]) for op in np.flatnonzero(graph.is_parameter)}
+    first = {
+        int(op): int(new_op[graph.consumers_of(op)[0]]) for op in np.flatnonzero(graph.is_parameter)
+    }
     for new in np.flatnonzero(coarse.graph.is_parameter):
         assert len({first[int(op)] for op in coarse.members_of(int(new))}) == 1
 
@@ -169,7 +203,13 @@ def test_parameters_and_updates_stay_with_what_reads_them():
 def test_groups_become_one_only_when_nothing_else_is_left():
     builder = GraphBuilder()
     for op in range(12):
-        builder.add(f"op{op}", inputs=[f"op{op - 1}"] if op else [], flop=1, output_bytes=1, group=f"g{op // 4}")
+        builder.add(
+            f"op{op}",
+            inputs=[f"op{op - 1}"] if op else [],
+            flop=1,
+            output_bytes=1,
+            group=f"g{op // 4}",
+        )
     graph = builder.freeze()
     assert Coarsen(3).apply(graph).graph.group_names == ("g0", "g1", "g2")
     assert len(Coarsen(2).apply(graph).graph.group_names) == 2
@@ -206,7 +246,9 @@ def test_ops_that_allow_no_common_kind_stay_apart_and_are_counted():
     builder = GraphBuilder()
     for op in range(6):
         kind = ["cpu", "cuda"][op % 2]
-        builder.add(f"op{op}", inputs=[f"op{op - 1}"] if op else [], flop=1, output_bytes=1, allowed=[kind])
+        builder.add(
+            f"op{op}", inputs=[f"op{op - 1}"] if op else [], flop=1, output_bytes=1, allowed=[kind]
+        )
     coarse = Coarsen(2).apply(builder.freeze())
     assert coarse.graph.num_ops == 6
     assert coarse.counts == {"coarsen.merged": 0, "coarsen.too_many": 4}
@@ -229,4 +271,6 @@ def test_a_hundred_thousand_ops():
     check(problem, coarse, 1000, kinds=False)
     placement = Placement(np.zeros(coarse.graph.num_ops, int))
     small = reference.simulate(coarse.problem(problem), placement)
-    assert small.step_time == pytest.approx(compiled.simulate(problem, coarse.expand(placement)).step_time)
+    assert small.step_time == pytest.approx(
+        compiled.simulate(problem, coarse.expand(placement)).step_time
+    )

@@ -8,7 +8,11 @@ from roost.core.graph import GraphBuilder
 from roost.errors import GraphError, InputError
 from roost.transforms.colocate import Colocate
 
-OFF = {"updates_with_parameter": False, "updates_with_state": False, "parameters_with_consumer": False}
+OFF = {
+    "updates_with_parameter": False,
+    "updates_with_state": False,
+    "parameters_with_consumer": False,
+}
 EVERY_RULE = Colocate(units=1, gradients_with_forward=True, single_consumer=True)
 
 
@@ -37,7 +41,9 @@ def layer():
 
 
 def test_updates_go_with_all_they_rewrite():
-    assert colocated(layer(), updates_with_parameter=True) == {frozenset({"weight", "momentum", "step"})}
+    assert colocated(layer(), updates_with_parameter=True) == {
+        frozenset({"weight", "momentum", "step"})
+    }
 
 
 def test_updates_may_go_with_their_state_only():
@@ -45,9 +51,15 @@ def test_updates_may_go_with_their_state_only():
 
 
 def test_units_are_of_one_phase():
-    assert colocated(layer(), units=r"\.fc") == {frozenset({"mm", "relu"}), frozenset({"d_relu", "d_mm"})}
+    assert colocated(layer(), units=r"\.fc") == {
+        frozenset({"mm", "relu"}),
+        frozenset({"d_relu", "d_mm"}),
+    }
     assert colocated(layer(), units=2) == colocated(layer(), units=(r"\.fc", r"\.loss"))
-    assert colocated(layer(), units=1) == {frozenset({"mm", "relu", "loss"}), frozenset({"d_relu", "d_mm"})}
+    assert colocated(layer(), units=1) == {
+        frozenset({"mm", "relu", "loss"}),
+        frozenset({"d_relu", "d_mm"}),
+    }
 
 
 def test_units_are_told_apart_by_all_of_the_path_up_to_what_is_found():
@@ -68,7 +80,9 @@ def test_gradients_go_with_forward_ops_that_are_together():
 
 def test_a_parameter_goes_with_its_consumers_where_they_are_together():
     assert colocated(layer(), parameters_with_consumer=True) == set()
-    together = colocated(layer(), units=2, gradients_with_forward=True, parameters_with_consumer=True)
+    together = colocated(
+        layer(), units=2, gradients_with_forward=True, parameters_with_consumer=True
+    )
     assert together == {frozenset({"weight", "mm", "relu", "d_relu", "d_mm"})}
     alone = GraphBuilder()
     alone.parameter("weight", 8)
@@ -85,11 +99,14 @@ def test_an_op_goes_with_its_only_consumer_and_groups_count_as_ops():
     builder.add("join", inputs=["left", "right"])
     builder.add("one", inputs=["join"])
     builder.add("other", inputs=["join"])
-    assert colocated(builder, single_consumer=True) == {frozenset({"fork", "left", "right", "join"})}
+    assert colocated(builder, single_consumer=True) == {
+        frozenset({"fork", "left", "right", "join"})
+    }
 
 
 def naive_single_consumer(graph):
-    """The rule as it is written: as long as a group's output is consumed by one other group only, they are one."""
+    """The rule as it is written: as long as a group's output is consumed by one other group only,
+    they are one."""
     group = list(range(graph.num_ops))
     for op in np.flatnonzero(graph.group >= 0):
         group[op] = int(np.argmax(graph.group == graph.group[op]))
@@ -99,7 +116,9 @@ def naive_single_consumer(graph):
         merged = False
         for one in sorted(set(group)):
             consumers = {group[target] for source, target in edges if group[source] == one} - {one}
-            computes = any(group[op] == one and not graph.is_parameter[op] for op in range(graph.num_ops))
+            computes = any(
+                group[op] == one and not graph.is_parameter[op] for op in range(graph.num_ops)
+            )
             if computes and len(consumers) == 1:
                 other = consumers.pop()
                 group = [other if g == one else g for g in group]
@@ -174,7 +193,8 @@ def test_bad_units_are_refused():
 
 
 def test_a_long_training_chain_takes_linear_time():
-    # Every backward op has one output, so the rule takes in the whole graph, one op after the other.
+    # Every backward op has one output, so the rule takes in the whole graph, one op after the
+    # other.
     length = 20_000
     builder = GraphBuilder()
     builder.add("f0")

@@ -25,7 +25,9 @@ def groups_of(graph, pattern):
 
 def test_one_group_for_each_lstm_cell_and_step():
     graph = captured("rnnlm")
-    units = Colocate(units=[r"layers\.\d+(@\d+)?$"], parameters_with_consumer=False, updates_with_parameter=False)
+    units = Colocate(
+        units=[r"layers\.\d+(@\d+)?$"], parameters_with_consumer=False, updates_with_parameter=False
+    )
     found = groups_of(units.apply(graph).graph, "layers.")
     settings = zoo.settings("rnnlm").small()
     assert len(found) == settings.layers * settings.length

@@ -13,7 +13,10 @@ from roost.transforms.prune import Prune
 
 def pruned(builder, **settings):
     done = Prune(**settings).apply(builder.freeze())
-    stands_for = {name: done.graph.op_names[new] for name, new in zip(done.original.op_names, done.new_op, strict=True)}
+    stands_for = {
+        name: done.graph.op_names[new]
+        for name, new in zip(done.original.op_names, done.new_op, strict=True)
+    }
     return done.graph, stands_for
 
 
@@ -33,7 +36,9 @@ def test_a_view_becomes_one_with_what_it_looks_at():
     assert stands_for == {"conv": "conv", "view": "conv", "again": "conv", "relu": "relu"}
 
 
-@pytest.mark.parametrize("change", [{"output_bytes": 20}, {"bytes_read": 1}, {"flop": 1}, {"workspace_bytes": 1}])
+@pytest.mark.parametrize(
+    "change", [{"output_bytes": 20}, {"bytes_read": 1}, {"flop": 1}, {"workspace_bytes": 1}]
+)
 def test_a_slice_or_an_op_that_does_something_is_kept(change):
     builder = GraphBuilder()
     builder.add("conv", flop=5, output_bytes=40)
@@ -49,7 +54,9 @@ def test_a_view_of_a_parameter_goes_with_its_first_consumer():
     builder.add("transposed", inputs=["weight"], output_bytes=40)
     builder.add("viewed", inputs=["transposed"], output_bytes=40)
     builder.add("forward", inputs=["viewed"], flop=1, output_bytes=8)
-    builder.add("backward", inputs=["forward", "transposed"], flop=1, output_bytes=8, phase="backward")
+    builder.add(
+        "backward", inputs=["forward", "transposed"], flop=1, output_bytes=8, phase="backward"
+    )
     graph, stands_for = pruned(builder)
     assert graph.op_names == ("weight", "forward", "backward")
     assert inputs(graph, "backward") == ["forward", "weight"]
@@ -131,7 +138,10 @@ def test_on_one_device_the_step_takes_as_long_and_no_more_memory(seed):
     done = Prune().apply(problem.graph)
     fewer = done.problem(problem)
     placement = Placement(np.zeros(done.graph.num_ops, int))
-    small, large = reference.simulate(fewer, placement), reference.simulate(problem, done.expand(placement))
+    small, large = (
+        reference.simulate(fewer, placement),
+        reference.simulate(problem, done.expand(placement)),
+    )
     if not problem.cluster.devices[0].gap:
         assert small.step_time == pytest.approx(large.step_time)
     assert (small.peak_memory <= large.peak_memory).all()
@@ -143,10 +153,14 @@ def test_parameters_and_work_are_kept_and_pruning_twice_is_pruning_once(seed):
     graph = problem.graph
     done = Prune().apply(graph)
     kept = done.graph
-    assert kept.output_bytes[kept.is_parameter].sum() == graph.output_bytes[graph.is_parameter].sum()
+    assert (
+        kept.output_bytes[kept.is_parameter].sum() == graph.output_bytes[graph.is_parameter].sum()
+    )
     assert kept.is_parameter.sum() == graph.is_parameter.sum()
     for column in ("flop", "bytes_read", "bytes_written", "workspace_bytes"):
         assert getattr(kept, column).sum() == getattr(graph, column).sum()
     assert Prune().apply(kept).graph == kept
-    assert kept.num_ops == graph.num_ops - done.counts["prune.folded"] - done.counts["prune.dropped"]
+    assert (
+        kept.num_ops == graph.num_ops - done.counts["prune.folded"] - done.counts["prune.dropped"]
+    )
     problem.check(done.expand(anywhere(done.problem(problem), seed)))

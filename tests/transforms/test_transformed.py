@@ -23,7 +23,8 @@ STEPS = (Prune(), Colocate(single_consumer=True), Coarsen(12))
 @pytest.mark.parametrize("name", catalog.names("transforms"))
 def test_every_transform_keeps_its_promises(name):
     transform = catalog.find("transforms", name)()
-    assert eval(repr(transform), {type(transform).__name__: type(transform)}) == transform  # settings can be logged
+    # Settings can be logged.
+    assert eval(repr(transform), {type(transform).__name__: type(transform)}) == transform
     for seed in range(30):
         problem = tangled(seed)
         done = transform.apply(problem.graph)
@@ -76,7 +77,10 @@ def test_costs_are_added_up(seed):
     assert np.allclose(summed.sum(axis=0), problem.op_time.sum(axis=0))
     for op in range(whole.graph.num_ops):
         assert np.allclose(summed[op], problem.op_time[whole.members_of(op)].sum(axis=0))
-    assert whole.problem(problem).op_time.shape == (whole.graph.num_ops, problem.cluster.num_devices)
+    assert whole.problem(problem).op_time.shape == (
+        whole.graph.num_ops,
+        problem.cluster.num_devices,
+    )
 
 
 @pytest.mark.parametrize("steps", [(), (Colocate(),)])
@@ -93,7 +97,10 @@ def test_what_one_new_op_stands_for_is_dispatched_together():
         builder.add(name, inputs=inputs, output_bytes=1, flop=1)
     graph = builder.freeze()
     coarse = Coarsen(2).apply(graph)
-    assert [[graph.op_names[op] for op in coarse.members_of(new)] for new in range(2)] == [["a", "b"], ["x", "y"]]
+    assert [[graph.op_names[op] for op in coarse.members_of(new)] for new in range(2)] == [
+        ["a", "b"],
+        ["x", "y"],
+    ]
     problem = Problem(graph, nasty(0)[0].cluster, np.ones((4, nasty(0)[0].cluster.num_devices)))
     together = coarse.expand(Placement(np.zeros(2, int)))
     assert dispatch_order(problem, together).tolist() == [0, 2, 1, 3]
@@ -106,9 +113,15 @@ def test_what_a_new_op_fetches_once_is_fetched_once():
     builder.parameter("v", 30)
     builder.parameter("w", 50)
     for step in range(4):
-        builder.add(f"v{step}", inputs=[f"w{step - 1}", "v"] if step else ["v"], output_bytes=1, flop=1)
+        builder.add(
+            f"v{step}", inputs=[f"w{step - 1}", "v"] if step else ["v"], output_bytes=1, flop=1
+        )
         builder.add(f"w{step}", inputs=[f"v{step}", "w"], output_bytes=1, flop=1)
-    problem = Problem(builder.freeze(), tangled(0).cluster, np.where(np.arange(10)[:, None] < 2, 0, np.ones((10, 3))))
+    problem = Problem(
+        builder.freeze(),
+        tangled(0).cluster,
+        np.where(np.arange(10)[:, None] < 2, 0, np.ones((10, 3))),
+    )
     coarse = Coarsen(2).apply(problem.graph)
     assert coarse.graph.op_names == ("v+1", "v0+7")
     placement = coarse.expand(Placement(np.array([0, 1])))

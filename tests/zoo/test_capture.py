@@ -15,7 +15,8 @@ from roost.frontends.tracing.trace import trace
 from roost.testing.numerics import compare_with_eager
 from roost.testing.runs import any_placement, differences, run_steps, virtual_problem
 
-# Where the captured step does not run the very kernels of the model, and by how much they then differ.
+# Where the captured step does not run the very kernels of the model, and by how much they then
+# differ.
 CLOSE = {
     # Several query heads share a key head: their gradients are summed in another order.
     "llama": 1e-6,
@@ -45,7 +46,11 @@ def test_a_training_step_gives_loss_gradients_and_buffers_of_the_model(step):
     differences = compare_with_eager(model, inputs, train=True, program=program)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     assert sum(key.startswith("gradient of") for key in differences) == len(learning)
-    wrong = {key: difference for key, difference in differences.items() if difference > CLOSE.get(name, 0.0)}
+    wrong = {
+        key: difference
+        for key, difference in differences.items()
+        if difference > CLOSE.get(name, 0.0)
+    }
     assert not wrong
 
 
@@ -56,7 +61,10 @@ def test_flop_are_those_that_pytorch_counts(step):
     train = name not in GROUPED
     # On the meta device attention is counted as the two products it is, forward and backward.
     with torch.device("meta"):
-        model, inputs = copy.deepcopy(model).to("meta"), tuple(tensor.to("meta") for tensor in inputs)
+        model, inputs = (
+            copy.deepcopy(model).to("meta"),
+            tuple(tensor.to("meta") for tensor in inputs),
+        )
     with FlopCounterMode(display=False) as counter, torch.backends.mkldnn.flags(enabled=False):
         result = model(*inputs)
         if train:
@@ -68,7 +76,8 @@ def test_flop_are_those_that_pytorch_counts(step):
         if PHASES[phase] in phases
     ]
     flop = sum(flop for kind, flop in rows if kind in COUNTED)
-    # The counter multiplies scores out and keeps them: four products backward. A kernel makes them again: five.
+    # The counter multiplies scores out and keeps them: four products backward. A kernel makes them
+    # again: five.
     flop += sum(flop * 4 / 5 for kind, flop in rows if kind == "attention_backward")
     assert flop == pytest.approx(counter.get_total_flops(), rel=0.01)
 
@@ -85,10 +94,14 @@ def test_a_step_can_be_placed_and_simulated(step):
 def test_a_step_runs_on_two_devices_with_the_numbers_of_one(step):
     _, model, inputs, _, found = step
     problem = virtual_problem(found)
-    alone = run_steps(found, problem, roost.Placement(np.zeros(found.graph.num_ops, int)), model, inputs)
+    alone = run_steps(
+        found, problem, roost.Placement(np.zeros(found.graph.num_ops, int)), model, inputs
+    )
     rng = np.random.default_rng(0)
     for _ in range(2):
-        assert not differences(run_steps(found, problem, any_placement(problem, rng), model, inputs), alone)
+        assert not differences(
+            run_steps(found, problem, any_placement(problem, rng), model, inputs), alone
+        )
 
 
 @pytest.mark.parametrize("name", zoo.names())
@@ -96,4 +109,6 @@ def test_inference_gives_the_output_of_the_model(name):
     model, inputs = small(name, train=False)
     differences = compare_with_eager(model, inputs, train=False)
     assert differences
-    assert all(difference <= CLOSE.get(name, 0.0) for difference in differences.values()), differences
+    assert all(difference <= CLOSE.get(name, 0.0) for difference in differences.values()), (
+        differences
+    )

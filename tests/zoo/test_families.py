@@ -1,4 +1,5 @@
-"""Families of random models: the same by seed, different from seed to seed, and every member computes and learns."""
+"""Families of random models: the same by seed, different from seed to seed, and every member
+computes and learns."""
 
 import dataclasses
 
@@ -56,14 +57,23 @@ def test_a_member_exports(name):
 
 def test_shrinking_keeps_the_architecture():
     for member in zoo.family_models("cifar10", 4, 0):
-        assert (member.shrunk().normal, member.shrunk().reduction) == (member.normal, member.reduction)
+        assert (member.shrunk().normal, member.shrunk().reduction) == (
+            member.normal,
+            member.reduction,
+        )
     for member in zoo.family_models("ptb", 4, 0):
         assert member.shrunk().nodes == member.nodes
 
 
 def test_random_cells_use_every_op():
-    cells = [cell for member in zoo.family_models("cifar10", 16, 0) for cell in (member.normal, member.reduction)]
-    assert {op for cell in cells for left, _, right, _ in cell for op in (left, right)} == set(cifar10.OPS)
+    cells = [
+        cell
+        for member in zoo.family_models("cifar10", 16, 0)
+        for cell in (member.normal, member.reduction)
+    ]
+    assert {op for cell in cells for left, _, right, _ in cell for op in (left, right)} == set(
+        cifar10.OPS
+    )
     nodes = [node for member in zoo.family_models("ptb", 16, 0) for node in member.nodes]
     assert {activation for _, activation in nodes} == set(ptb.ACTIVATIONS)
 
@@ -77,7 +87,9 @@ def test_a_cell_that_cannot_be_is_named():
 
 def test_a_recurrent_cell_is_what_its_nodes_say():
     torch.manual_seed(0)
-    settings = ptb.Ptb(nodes=((-1, "tanh"), (0, "identity"), (0, "relu")), batch=2, length=1, hidden=3, vocab=5)
+    settings = ptb.Ptb(
+        nodes=((-1, "tanh"), (0, "identity"), (0, "relu")), batch=2, length=1, hidden=3, vocab=5
+    )
     model, (tokens,) = settings.model(), settings.inputs(train=False)
 
     def node(number, x, carried, activation):

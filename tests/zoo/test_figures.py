@@ -16,4 +16,6 @@ def test_a_default_training_step_has_the_figures_that_are_shown(name):
         "flop": graph.flop.sum(),
         "parameter_bytes": graph.output_bytes[graph.is_parameter].sum(),
     }
-    assert {key: shown[key] for key in found} == found, "out of date: python benchmarks/zoo_table.py"
+    assert {key: shown[key] for key in found} == found, (
+        "out of date: python benchmarks/zoo_table.py"
+    )

@@ -1,4 +1,5 @@
-"""Every model: the published number of parameters, and at its small size that it computes, learns and exports."""
+"""Every model: the published number of parameters, and at its small size that it computes, learns
+and exports."""
 
 import dataclasses
 import math
@@ -10,13 +11,15 @@ from roost import zoo
 from roost.zoo import _layers, inception_v3, llama, moe, nasnet, nmt, rnnlm, t5
 from roost.zoo._settings import Settings
 
-# Parameters, those that are tied once. The sources are the papers, and the weights that their authors or the makers of
-# well-known libraries published; arithmetic where nobody published any.
+# Parameters, those that are tied once. The sources are the papers, and the weights that their
+# authors or the makers of well-known libraries published; arithmetic where nobody published any.
 PUBLISHED = {
-    ("bert", None): 109_514_298,  # the 110 M of the paper: 109,482,240 - pooler 590,592 + masked-word head 622,650
+    # The 110 M of the paper: 109,482,240 - pooler 590,592 + masked-word head 622,650.
+    ("bert", None): 109_514_298,
     ("bert", "large"): 335_174_458,  # 340 M in the paper, which counts roughly; the head as above
     ("cifar10_cnn", None): 4_864 + 102_464 + 885_120 + 73_920 + 1_930,  # layer by layer
-    ("gpt2", None): 124_439_808,  # OpenAI's weights; the paper says 117 M, corrected to 124 M by its authors
+    # OpenAI's weights; the paper says 117 M, corrected to 124 M by its authors.
+    ("gpt2", None): 124_439_808,
     ("gpt2", "medium"): 354_823_168,
     ("gpt2", "large"): 774_030_080,
     ("gpt2", "xl"): 1_557_611_200,
@@ -28,7 +31,8 @@ PUBLISHED = {
     ("llama", "13b"): 13_015_864_320,
     ("llama", "70b"): 68_976_648_192,
     ("moe", None): 46_702_792_704,  # Mistral AI's weights of Mixtral 8x7B
-    ("nasnet", None): 5_289_978,  # 5.3 M in the paper; Google's weights without moving means and variances
+    # 5.3 M in the paper; Google's weights without moving means and variances.
+    ("nasnet", None): 5_289_978,
     ("nasnet", "large"): 88_753_150,  # 88.9 M in the paper; the same
     ("nmt", None): (
         2 * 32000 * 1024  # embeddings
@@ -39,12 +43,14 @@ PUBLISHED = {
     ),
     ("resnet50", None): 25_557_032,  # torchvision; 25.6 M
     ("resnet50", "152"): 60_192_808,
-    ("rnnlm", None): 10000 * 2048 + 2 * (8 * 2048**2 + 8 * 2048) + 10000 * 2049,  # embedding, LSTMs, output
+    # Embedding, LSTMs, output.
+    ("rnnlm", None): 10000 * 2048 + 2 * (8 * 2048**2 + 8 * 2048) + 10000 * 2049,
     ("t5", None): 60_506_624,  # Google's weights; 60 M in the paper
     ("t5", "11b"): 11_307_321_344,
     ("transformer", None): (
         37000 * 512  # one embedding for all; the paper says 65 M in all and "about 37000" words
-        + 6 * (4 * 512**2 + 2 * 512 * 2048 + 2560 + 2 * 1024)  # encoder: attention, feed-forward, norms
+        # Encoder: attention, feed-forward, norms.
+        + 6 * (4 * 512**2 + 2 * 512 * 2048 + 2560 + 2 * 1024)
         + 6 * (8 * 512**2 + 2 * 512 * 2048 + 2560 + 3 * 1024)
     ),
     ("transformer", "big"): 213_000_000,  # the paper
@@ -53,7 +59,9 @@ PUBLISHED = {
 }
 OUTPUT = dict.fromkeys(("bert", "gpt2", "llama", "moe", "rnnlm"), ("batch", "length", "vocab"))
 OUTPUT |= dict.fromkeys(("nmt", "t5", "transformer"), ("batch", "target_length", "vocab"))
-OUTPUT |= dict.fromkeys(("cifar10_cnn", "inception_v3", "nasnet", "resnet50", "vit"), ("batch", "classes"))
+OUTPUT |= dict.fromkeys(
+    ("cifar10_cnn", "inception_v3", "nasnet", "resnet50", "vit"), ("batch", "classes")
+)
 
 # Beside the small size of each model, settings that change what is computed.
 VARIANTS = {
@@ -62,7 +70,10 @@ VARIANTS = {
     "llama tied": ("llama", {"tied": True}),
     "llama all heads": ("llama", {"kv_heads": 4, "dropout": 0.1}),
     "nasnet looks back": ("nasnet", {"skips_reduction": True, "cells": 2}),
-    "nmt both ways": ("nmt", {"bidirectional": True, "residual": True, "layers": 3, "dropout": 0.1}),
+    "nmt both ways": (
+        "nmt",
+        {"bidirectional": True, "residual": True, "layers": 3, "dropout": 0.1},
+    ),
     "nmt one layer both ways": ("nmt", {"bidirectional": True, "layers": 1}),
     "rnnlm fused": ("rnnlm", {"fused": True}),
     "rnnlm dropout": ("rnnlm", {"dropout": 0.1}),
@@ -177,7 +188,11 @@ def test_attention_is_one_op():
         settings = small(name)
         model, inputs = made(settings, train=False)
         exported = torch.export.export(model, inputs, strict=False)
-        found = [node for node in exported.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+        found = [
+            node
+            for node in exported.graph.nodes
+            if "scaled_dot_product_attention" in str(node.target)
+        ]
         layers = settings.layers
         assert len(found) == (3 * layers if name in ("t5", "transformer") else layers)
 
@@ -215,8 +230,20 @@ def test_fused_and_unrolled_lstms_agree():
 def test_modules_of_inception_are_called_as_in_the_example():
     model, _ = made(small("inception_v3"), train=False)
     paths = {name for name, _ in model.named_modules()}
-    assert {"Conv2d_1a_3x3", "maxpool2", "Mixed_5b.b3x3dbl_3", "Mixed_6a.pool", "Mixed_6e.b7x7dbl_5"} <= paths
-    assert {"Mixed_7b.b3x3_concat", "Mixed_7c.b3x3dbl_3b", "Mixed_7c.pool_conv", "Mixed_7c.concat", "fc"} <= paths
+    assert {
+        "Conv2d_1a_3x3",
+        "maxpool2",
+        "Mixed_5b.b3x3dbl_3",
+        "Mixed_6a.pool",
+        "Mixed_6e.b7x7dbl_5",
+    } <= paths
+    assert {
+        "Mixed_7b.b3x3_concat",
+        "Mixed_7c.b3x3dbl_3b",
+        "Mixed_7c.pool_conv",
+        "Mixed_7c.concat",
+        "fc",
+    } <= paths
 
 
 def test_the_auxiliary_head_has_a_part_in_the_loss():
@@ -236,7 +263,9 @@ def test_sides_of_nasnet_are_halved_as_published():
             model = settings.model()
             shapes = []
             last = list(model.looks_back)[-1]
-            model.get_submodule(last).register_forward_hook(lambda _, __, y, shapes=shapes: shapes.append(y.shape))
+            model.get_submodule(last).register_forward_hook(
+                lambda _, __, y, shapes=shapes: shapes.append(y.shape)
+            )
             model(*settings.inputs(train=False))
             assert shapes == [(2, channels, side, side)]
 
@@ -249,7 +278,9 @@ def test_each_expert_is_a_module_and_takes_its_share():
         expert.register_forward_pre_hook(lambda _, args: taken.append(args[0].shape))
     model(*inputs)
     assert taken == [(settings.capacity, settings.hidden)] * settings.experts
-    assert settings.capacity == settings.batch * settings.length * settings.top_k // settings.experts
+    assert (
+        settings.capacity == settings.batch * settings.length * settings.top_k // settings.experts
+    )
 
 
 def test_an_expert_adds_to_the_tokens_it_took_and_to_no_other():
@@ -270,7 +301,9 @@ def test_rotary_scores_depend_on_distance_only():
     torch.manual_seed(0)
     cosine, sine = _layers.Rotary(10, 8, 10000.0)(10)
     query, key = (torch.randn(1, 1, 1, 8).expand(1, 1, 10, 8) for _ in range(2))
-    scores = (_layers.turn(query, cosine, sine) @ _layers.turn(key, cosine, sine).transpose(-1, -2))[0, 0]
+    scores = (
+        _layers.turn(query, cosine, sine) @ _layers.turn(key, cosine, sine).transpose(-1, -2)
+    )[0, 0]
     for distance in range(-9, 10):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal))
@@ -285,7 +318,9 @@ def test_query_heads_share_key_heads_in_order():
     for name in list(state):
         if name.endswith(("key.weight", "value.weight")):
             heads = state[name].unflatten(0, (settings.kv_heads, -1))
-            state[name] = heads.repeat_interleave(settings.heads // settings.kv_heads, 0).flatten(0, 1)
+            state[name] = heads.repeat_interleave(settings.heads // settings.kv_heads, 0).flatten(
+                0, 1
+            )
     every.load_state_dict(state)
     with torch.no_grad():
         torch.testing.assert_close(grouped(*inputs), every(*inputs))
@@ -293,7 +328,19 @@ def test_query_heads_share_key_heads_in_order():
 
 def test_buckets_of_distances_are_those_of_t5():
     distance = torch.tensor([0, -1, 1, -7, 7, -8, 8, -127, 127, -500, 500])
-    assert t5._buckets(distance, both_ways=True).tolist() == [0, 1, 17, 7, 23, 8, 24, 15, 31, 15, 31]
+    assert t5._buckets(distance, both_ways=True).tolist() == [
+        0,
+        1,
+        17,
+        7,
+        23,
+        8,
+        24,
+        15,
+        31,
+        15,
+        31,
+    ]
     assert t5._buckets(distance, both_ways=False).tolist() == [0, 1, 0, 7, 0, 8, 0, 31, 0, 31, 0]
     near = torch.arange(-20, 1)
     assert t5._buckets(near, both_ways=False).tolist() == [17, 17, 16, 16, 16, *range(15, -1, -1)]
@@ -303,7 +350,9 @@ def test_attention_of_nmt_weighs_the_source():
     torch.manual_seed(0)
     attention = nmt.Attention(4)
     query, memory = torch.randn(2, 4), torch.randn(2, 5, 4)
-    context = torch.stack([torch.softmax(attention.keys(m) @ q, 0) @ m for q, m in zip(query, memory, strict=True)])
+    context = torch.stack(
+        [torch.softmax(attention.keys(m) @ q, 0) @ m for q, m in zip(query, memory, strict=True)]
+    )
     expected = torch.tanh(attention.combine(torch.cat([context, query], -1)))
     torch.testing.assert_close(attention(query, attention.keys(memory), memory), expected)
 
@@ -318,4 +367,6 @@ def test_positions_are_waves_of_growing_length():
 
 def test_an_lstm_layer_is_a_module():
     model, _ = made(rnnlm.Rnnlm.small(), train=False)
-    assert {"lstm.stack.layers.0", "lstm.stack.layers.1"} <= {name for name, _ in model.named_modules()}
+    assert {"lstm.stack.layers.0", "lstm.stack.layers.1"} <= {
+        name for name, _ in model.named_modules()
+    }

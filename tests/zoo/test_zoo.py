@@ -56,12 +56,28 @@ def test_a_model_of_another_package_is_found():
         ("llama", {"kv_heads": 5}, "heads is 32; it must be a multiple of kv_heads, 5"),
         ("llama", {"hidden": 96}, "hidden is 96; with 32 heads, hidden / heads must be even"),
         ("moe", {"top_k": 9}, "top_k is 9; it must be at most experts, 8"),
-        ("moe", {"batch": 1, "length": 3}, "experts is 8; 3 tokens with top_k 2 leave some with none"),
-        ("nmt", {"hidden": 7, "bidirectional": True}, "hidden is 7; it must be even where bidirectional"),
+        (
+            "moe",
+            {"batch": 1, "length": 3},
+            "experts is 8; 3 tokens with top_k 2 leave some with none",
+        ),
+        (
+            "nmt",
+            {"hidden": 7, "bidirectional": True},
+            "hidden is 7; it must be even where bidirectional",
+        ),
         ("nasnet", {"filters": 6}, "filters is 6; it must be a multiple of 4"),
         ("inception_v3", {"image": 60}, "image is 60; it must be at least 75"),
-        ("resnet50", {"blocks": (3, 0)}, "blocks is (3, 0); it must be positive whole numbers, one for each stage"),
-        ("resnet50", {"blocks": 3}, "blocks is 3; it must be positive whole numbers, one for each stage"),
+        (
+            "resnet50",
+            {"blocks": (3, 0)},
+            "blocks is (3, 0); it must be positive whole numbers, one for each stage",
+        ),
+        (
+            "resnet50",
+            {"blocks": 3},
+            "blocks is 3; it must be positive whole numbers, one for each stage",
+        ),
     ],
 )
 def test_what_cannot_be_is_named(name, overrides, message):
@@ -88,7 +104,9 @@ def test_model_gives_inputs_that_fit():
     assert all(tensor.is_meta for tensor in (*model.parameters(), *inputs))
 
 
-@pytest.mark.parametrize(("name", "train"), [("cifar10_cnn", True), ("gpt2", False), ("moe", True), ("rnnlm", True)])
+@pytest.mark.parametrize(
+    ("name", "train"), [("cifar10_cnn", True), ("gpt2", False), ("moe", True), ("rnnlm", True)]
+)
 def test_build_captures_a_graph_with_all_parameters(name, train):
     pytest.importorskip("roost.frontends.torch")
     settings = type(zoo.settings(name)).small()

@@ -1,7 +1,8 @@
-"""Problem -> a lower bound on the step time of every placement, in every order, with the kind of proof.
+"""Problem -> a lower bound on the step time of every placement, in every order, with the kind of
+proof.
 
-Each file has one kind of bound. They hold for whatever the simulator allows: parameters anywhere, any window, any
-order; for placements that fit, unless it is proved that none does.
+Each file has one kind of bound. They hold for whatever the simulator allows: parameters anywhere,
+any window, any order; for placements that fit, unless it is proved that none does.
 """
 
 from __future__ import annotations
@@ -31,11 +32,14 @@ _EXACT_OPS = 400  # that take time; above this it proves nothing more in a minut
 def bound(problem: Problem, seconds: float = 1.0, upper: float | None = None) -> Bound:
     """The best bound that can be proved in about so many seconds.
 
-    `upper` is a step time that some placement is known to reach: with it the search need not look beyond, and a bound
-    that meets it is the end of all search.
+    `upper` is a step time that some placement is known to reach: with it the search need not look
+    beyond, and a bound that meets it is the end of all search.
     """
     if not isinstance(problem, Problem):
-        raise InputError(f"bound takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
+        raise InputError(
+            f"bound takes a problem, not {type(problem).__name__}; roost.estimate makes one of a "
+            f"graph"
+        )
     stop = time.monotonic() + seconds
     fits = nothing_fits(problem) is None  # else the bound is for placements that do not
     relaxed = Relaxed.of(problem, memory=fits)
@@ -63,6 +67,7 @@ def bound(problem: Problem, seconds: float = 1.0, upper: float | None = None) ->
 
 
 def _one_device(relaxed: Relaxed) -> float | None:
-    """The time of everything on the best device: a step time to search below. None where no device may have it all."""
+    """The time of everything on the best device: a step time to search below. None where no device
+    may have it all."""
     total = float(relaxed.busy.sum(axis=0).min())
     return total if total < float("inf") else None

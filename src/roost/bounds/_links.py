@@ -1,9 +1,11 @@
-"""Links in the model for CP-SAT: each bus carries one transfer at a time, in the order in which its sender's ops run.
+"""Links in the model for CP-SAT: each bus carries one transfer at a time, in the order in which its
+sender's ops run.
 
-What one device sends is exactly as in the simulator. A parameter is fetched once for each device, either at the start,
-before anything is sent, or once an op has finished that used another fetched one, since it is the window that decides;
-what several senders share is in the order of their finish, give or take a tick. That what crosses keeps both ends busy
-is left out. So with those the least step of the model may be below that of every placement, and is never above.
+What one device sends is exactly as in the simulator. A parameter is fetched once for each device,
+either at the start, before anything is sent, or once an op has finished that used another fetched
+one, since it is the window that decides; what several senders share is in the order of their
+finish, give or take a tick. That what crosses keeps both ends busy is left out. So with those the
+least step of the model may be below that of every placement, and is never above.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import numpy as np
 from roost.bounds._model import Model
 from roost.core.graph import UPDATE
 
-MOST_PAIRS = 2_000  # of transfers that may meet on a bus: of more only those get an order that need one
+# Of transfers that may meet on a bus: of more only those get an order that need one.
+MOST_PAIRS = 2_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,9 @@ class Links:
                 if not self.graph.is_parameter[source]:
                     model.follows(source, op)
             if consumers[op]:
-                self._broadcast(op, consumers[op]) if self.cluster.broadcast else self._send(op, consumers[op])
+                self._broadcast(op, consumers[op]) if self.cluster.broadcast else self._send(
+                    op, consumers[op]
+                )
         for parameter in np.flatnonzero(self.graph.is_parameter).tolist():
             self._fetch(parameter, consumers[parameter])
             for update in (op for op in consumers[parameter] if self.graph.phase[op] == UPDATE):
@@ -62,7 +67,9 @@ class Links:
                 for e in (e for e in self.model.where(op) if e != d):
                     present = self._present(op, e, readers, d)
                     self._add(Transfer(op, e, begin, self._size(e, d, op), present), e, d)
-                    self._wait(readers, begin, self.model.ticks(self.model.takes(e, d, op)), op, e, d)
+                    self._wait(
+                        readers, begin, self.model.ticks(self.model.takes(e, d, op)), op, e, d
+                    )
 
     def _broadcast(self, op: int, consumers: list[int]) -> None:
         """The output of an op, once to all devices together, for as long as to the farthest."""
@@ -99,17 +106,27 @@ class Links:
                     self._wait(readers, begin, takes, parameter, home, d)
 
     def _at_once(self, parameter: int, d: int, begin: Any) -> Any:
-        """A literal: the fetch is issued at the start, and not after an op there is done with another fetched one."""
+        """A literal: the fetch is issued at the start, and not after an op there is done with
+        another fetched one."""
         at_once, model = self.cp.new_bool_var(""), self.model
         others = [p for p in np.flatnonzero(self.graph.is_parameter).tolist() if p != parameter]
-        users = {op for other in others for op in self.graph.consumers_of(other).tolist() if model.open[op, d]}
+        users = {
+            op
+            for other in others
+            for op in self.graph.consumers_of(other).tolist()
+            if model.open[op, d]
+        }
         witnesses = []
         for op in sorted(users):
             seen = self.cp.new_bool_var("")
             done = model.begin[op] + model.ticks(model.relaxed.time[op, d])
             self.cp.add(begin >= done).only_enforce_if(seen)
             self.cp.add_implication(seen, model.on(op, d))
-            read = [p for p in self.graph.inputs_of(op).tolist() if self.graph.is_parameter[p] and p != parameter]
+            read = [
+                p
+                for p in self.graph.inputs_of(op).tolist()
+                if self.graph.is_parameter[p] and p != parameter
+            ]
             if all(model.open[p, d] for p in read):
                 self.cp.add_bool_or([~seen, *(~model.on(p, d) for p in read)])
             witnesses.append(seen)
@@ -134,13 +151,19 @@ class Links:
     def _readers(self, op: int, consumers: list[int], d: int) -> list[int]:
         """The consumers that may be on a device where the op is not."""
         unit = self.model.relaxed.unit
-        return [reader for reader in consumers if self.model.open[reader, d] and unit[reader] != unit[op]]
+        return [
+            reader
+            for reader in consumers
+            if self.model.open[reader, d] and unit[reader] != unit[op]
+        ]
 
     def _begin(self, op: int, name: str) -> Any:
         """When a transfer begins: after the op that issues it."""
         model = self.model
         begin = self.cp.new_int_var(0, model.most, name)
-        done = sum(model.ticks(model.relaxed.time[op, d]) * model.on(op, d) for d in model.where(op))
+        done = sum(
+            model.ticks(model.relaxed.time[op, d]) * model.on(op, d) for d in model.where(op)
+        )
         self.cp.add(begin >= model.begin[op] + done)
         return begin
 
@@ -165,15 +188,26 @@ class Links:
     def _carry_one_at_a_time(self) -> None:
         for bus, transfers in self.on_bus.items():
             self.cp.add_no_overlap(self._carried(transfer, f"bus {bus}") for transfer in transfers)
-        self._first: dict[tuple[int, int], Any] = {}  # literals: whether one op finishes before another
-        self._free = [pair for row in self.on_bus.values() for pair in combinations(row, 2) if self._ordered(*pair)]
+        # Literals: whether one op finishes before another.
+        self._first: dict[tuple[int, int], Any] = {}
+        self._free = [
+            pair
+            for row in self.on_bus.values()
+            for pair in combinations(row, 2)
+            if self._ordered(*pair)
+        ]
         if len(self._free) <= MOST_PAIRS:
             self._put_in_order(self._free)
 
     def tighten(self, solver: Any) -> bool:
-        """Put those transfers in order that are in an answer, on whatever devices; whether any had no order yet."""
-        there = {id(t): solver.boolean_value(t.present) for row in self.on_bus.values() for t in row}
-        met = {_makers(one, other) for one, other in self._free if there[id(one)] and there[id(other)]}
+        """Put those transfers in order that are in an answer, on whatever devices; whether any had
+        no order yet."""
+        there = {
+            id(t): solver.boolean_value(t.present) for row in self.on_bus.values() for t in row
+        }
+        met = {
+            _makers(one, other) for one, other in self._free if there[id(one)] and there[id(other)]
+        }
         self._put_in_order([pair for pair in self._free if _makers(*pair) in met])
         return bool(met)
 
@@ -185,17 +219,24 @@ class Links:
 
     def _carried(self, transfer: Transfer, name: str) -> Any:
         if isinstance(transfer.size, int):
-            return self.cp.new_optional_fixed_size_interval_var(transfer.begin, transfer.size, transfer.present, name)
+            return self.cp.new_optional_fixed_size_interval_var(
+                transfer.begin, transfer.size, transfer.present, name
+            )
         end = self.cp.new_int_var(0, 5 * self.model.most + 5, "")
-        return self.cp.new_optional_interval_var(transfer.begin, transfer.size, end, transfer.present, name)
+        return self.cp.new_optional_interval_var(
+            transfer.begin, transfer.size, end, transfer.present, name
+        )
 
     def _ordered(self, one: Transfer, other: Transfer) -> bool:
         if one.producer < 0 or other.producer < 0:
             return one.producer != other.producer
-        return one.producer != other.producer or (one.home != other.home and one.source == other.source)
+        return one.producer != other.producer or (
+            one.home != other.home and one.source == other.source
+        )
 
     def _in_order(self, one: Transfer, other: Transfer, first: dict[tuple[int, int], Any]) -> None:
-        """Two transfers of different ops go in the order in which these finish; sends before what goes home."""
+        """Two transfers of different ops go in the order in which these finish; sends before what
+        goes home."""
         if one.producer < 0 or other.producer < 0:
             early, late = (one, other) if one.producer < 0 else (other, one)
             after = self.cp.add(late.begin >= early.begin + early.size)
@@ -203,7 +244,9 @@ class Links:
             return
         if one.producer == other.producer:
             early, late = (other, one) if one.home else (one, other)
-            self.cp.add(late.begin >= early.begin + early.size).only_enforce_if(one.present, other.present)
+            self.cp.add(late.begin >= early.begin + early.size).only_enforce_if(
+                one.present, other.present
+            )
             return
         key = (one.producer, other.producer)
         if key not in first and key[::-1] in first:
@@ -218,7 +261,9 @@ class Links:
             else:  # finishes are compared; each of the two roundings may be off by up to a tick
                 before = self._finish(early) <= self._finish(late) + 1
             self.cp.add(before).only_enforce_if(early.present, late.present, order)
-            self.cp.add(late.begin >= early.begin + early.size).only_enforce_if(early.present, late.present, order)
+            self.cp.add(late.begin >= early.begin + early.size).only_enforce_if(
+                early.present, late.present, order
+            )
 
     def _finish(self, transfer: Transfer) -> Any:
         time, op = self.model.relaxed.time, transfer.producer

@@ -1,4 +1,5 @@
-"""The longest way to each op from one end of the step, when transfers take time and a device runs one op at a time."""
+"""The longest way to each op from one end of the step, when transfers take time and a device runs
+one op at a time."""
 
 from __future__ import annotations
 
@@ -22,12 +23,15 @@ def heads(
     seconds_per_byte: Array,  # [devices, devices] f8
     gap: Array,  # [devices] f8
     backwards: bool,  # time runs backwards: a device rests before an op
-    found: Array,  # [ops, devices] f8 given: what is known already; becomes the earliest start on each device
+    # [ops, devices] f8 given: what is known already; becomes the earliest start on each device.
+    found: Array,
 ) -> None:
-    """An op waits for each input: for its transfer, or for all the inputs that run before it on its own device.
+    """An op waits for each input: for its transfer, or for all the inputs that run before it on its
+    own device.
 
-    Sorted by when their transfers would arrive, some of the first must run on the op's own device, one after the
-    other; the op then waits for the transfer of the next one. The best number of them counts.
+    Sorted by when their transfers would arrive, some of the first must run on the op's own device,
+    one after the other; the op then waits for the transfer of the next one. The best number of them
+    counts.
     """
     num_devices = time.shape[1]
     widest = 1
@@ -69,7 +73,8 @@ def heads(
                 p = source[first + late_at]
                 if time[p, d] == np.inf:
                     break  # it cannot run here, so it arrives by a transfer
-                # Insert it by its earliest start, the latest first, then add up the work from each start on.
+                # Insert it by its earliest start, the latest first, then add up the work from each
+                # start on.
                 at = taken
                 while at > 0 and found[picked[at - 1], d] < found[p, d]:
                     picked[at] = picked[at - 1]

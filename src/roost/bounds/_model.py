@@ -1,10 +1,12 @@
-"""The model for CP-SAT: devices of units, starts of ops, no two ops at once on a device, transfers as delays.
+"""The model for CP-SAT: devices of units, starts of ops, no two ops at once on a device, transfers
+as delays.
 
-Times are whole ticks, rounded down. Whatever the simulator does, rounded down, satisfies every constraint here: all of
-them say that one moment is at least so much later than another, and rounding down keeps that. So the least step of
-the model is never above that of any placement, in any order and with any window. `_links.py` adds the links. For how
-long what crosses keeps both ends busy is left out: what an op takes longer for what it receives is here a later start,
-and it finishes when it does in the simulator.
+Times are whole ticks, rounded down. Whatever the simulator does, rounded down, satisfies every
+constraint here: all of them say that one moment is at least so much later than another, and
+rounding down keeps that. So the least step of the model is never above that of any placement, in
+any order and with any window. `_links.py` adds the links. For how long what crosses keeps both ends
+busy is left out: what an op takes longer for what it receives is here a later start, and it
+finishes when it does in the simulator.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Model:
         self._unit_on: dict[tuple[int, int], Any] = {}
         self.begin: dict[int, Any] = {}
         self.links: Any = None  # of `_links.py`, where they are in the model
-        self.forbidden = False  # whether some placements have been ruled out that are not proved to be bad
+        # Whether some placements have been ruled out that are not proved to be bad.
+        self.forbidden = False
         self._places()
         self._runs()
         self._devices_run_one_op_at_a_time()
@@ -61,7 +64,8 @@ class Model:
         return [d for d in self.devices if self.open[op, d]]
 
     def takes(self, source: int, target: int, tensor: int, home: bool = False) -> float:
-        """Seconds of a tensor from device to device; a parameter is fetched, unless it is a new value going home."""
+        """Seconds of a tensor from device to device; a parameter is fetched, unless it is a new
+        value going home."""
         size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
         fetched = self.graph.is_parameter[tensor] and not home
         per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte
@@ -81,11 +85,17 @@ class Model:
         for op in np.flatnonzero(~self.graph.is_parameter).tolist():
             places = self.where(op)
             earliest = min(self.ticks(head[op, d]) for d in places)
-            latest = max(self.most - self.ticks(time[op, d]) - self.ticks(tail[op, d]) for d in places)
-            self.begin[op] = self.cp.new_int_var(min(earliest, self.most), max(latest, 0), f"begin{op}")
+            latest = max(
+                self.most - self.ticks(time[op, d]) - self.ticks(tail[op, d]) for d in places
+            )
+            self.begin[op] = self.cp.new_int_var(
+                min(earliest, self.most), max(latest, 0), f"begin{op}"
+            )
             for d in places:
                 after = self.ticks(time[op, d] + tail[op, d])
-                self.cp.add(self.begin[op] >= self.ticks(head[op, d])).only_enforce_if(self.on(op, d))
+                self.cp.add(self.begin[op] >= self.ticks(head[op, d])).only_enforce_if(
+                    self.on(op, d)
+                )
                 self.cp.add(self.step >= self.begin[op] + after).only_enforce_if(self.on(op, d))
 
     def _devices_run_one_op_at_a_time(self) -> None:
@@ -98,16 +108,23 @@ class Model:
                 )
                 for op in here
             )
-            # Implied, but the solver's linear relaxation does not know: all of it runs between heads and tails.
+            # Implied, but the solver's linear relaxation does not know: all of it runs between
+            # heads and tails.
             for late, last in self._spans(here, d):
-                inside = [op for op in here if self.ends.head[op, d] >= late and self.ends.tail[op, d] >= last]
+                inside = [
+                    op
+                    for op in here
+                    if self.ends.head[op, d] >= late and self.ends.tail[op, d] >= last
+                ]
                 work = sum(self.ticks(time[op, d]) * self.on(op, d) for op in inside)
-                self.cp.add(self.step >= self.ticks(late) + self.ticks(last) + work).only_enforce_if(
-                    [] if late + last == 0 else [self._any(inside, d)]
-                )
+                self.cp.add(
+                    self.step >= self.ticks(late) + self.ticks(last) + work
+                ).only_enforce_if([] if late + last == 0 else [self._any(inside, d)])
 
     def _spans(self, ops: list[int], d: int) -> list[tuple[float, float]]:
-        heads, tails = ([float(end[op, d]) for op in ops] for end in (self.ends.head, self.ends.tail))
+        heads, tails = (
+            [float(end[op, d]) for op in ops] for end in (self.ends.head, self.ends.tail)
+        )
         if not ops:
             return []
         cuts = [0.0, 0.25, 0.5, 0.75]
@@ -133,7 +150,8 @@ class Model:
     def follows(self, source: int, op: int) -> None:
         """An op starts after its input has finished, wherever it is."""
         done = self.begin[source] + sum(
-            self.ticks(self.relaxed.time[source, d]) * self.on(source, d) for d in self.where(source)
+            self.ticks(self.relaxed.time[source, d]) * self.on(source, d)
+            for d in self.where(source)
         )
         self.cp.add(self.begin[op] >= done)
 
@@ -143,7 +161,9 @@ class Model:
             return
         for d in self.where(op):
             others = [e for e in self.where(source) if e != d]
-            delays = [self.ticks(self.relaxed.time[source, e] + self.takes(e, d, source)) for e in others]
+            delays = [
+                self.ticks(self.relaxed.time[source, e] + self.takes(e, d, source)) for e in others
+            ]
             if len(set(delays)) == 1 and self.open[source, d]:  # one constraint for all
                 after = self.cp.add(self.begin[op] >= self.begin[source] + delays[0])
                 after.only_enforce_if(self.on(op, d), ~self.on(source, d))
@@ -162,7 +182,9 @@ class Model:
                 delay = self.ticks(self.takes(home, d, parameter))
                 self.cp.add(self.begin[op] >= delay).only_enforce_if(apart)
                 if update:
-                    after = self.ticks(self.relaxed.time[op, d] + self.takes(d, home, parameter, home=True))
+                    after = self.ticks(
+                        self.relaxed.time[op, d] + self.takes(d, home, parameter, home=True)
+                    )
                     self.cp.add(self.step >= self.begin[op] + after).only_enforce_if(apart)
 
     def _memory(self) -> None:
@@ -183,14 +205,27 @@ class Model:
                 passing = 0
                 if self.relaxed.time[op, d] > 0:
                     passing = size[op] + int(graph.workspace_bytes[op])
-                    passing += sum(size[p] for p in inputs if not parameter[p]) * cluster.copies_in_memory
-                fetched = sum(size[p] * (1 - self.on(p, d) if self.open[p, d] else 1) for p in inputs if parameter[p])
-                most = sum(size[p] for p in here) + passing + sum(size[p] for p in inputs if parameter[p])
+                    passing += (
+                        sum(size[p] for p in inputs if not parameter[p]) * cluster.copies_in_memory
+                    )
+                fetched = sum(
+                    size[p] * (1 - self.on(p, d) if self.open[p, d] else 1)
+                    for p in inputs
+                    if parameter[p]
+                )
+                most = (
+                    sum(size[p] for p in here)
+                    + passing
+                    + sum(size[p] for p in inputs if parameter[p])
+                )
                 if most > room:
-                    self.cp.add(resident + fetched + passing <= room).only_enforce_if(self.on(op, d))
+                    self.cp.add(resident + fetched + passing <= room).only_enforce_if(
+                        self.on(op, d)
+                    )
 
     def _break_symmetry(self) -> None:
-        """Of devices that are alike, the next is used only once the one before it has been, by an earlier unit."""
+        """Of devices that are alike, the next is used only once the one before it has been, by an
+        earlier unit."""
         busy = self.relaxed.unit_busy
         longest = np.where(np.isfinite(busy), busy, 0.0).max(axis=1)
         ranked = np.argsort(-longest, kind="stable").tolist()
@@ -200,7 +235,9 @@ class Model:
                 row = {d: self._unit_on[unit, d] for d in members if (unit, d) in self._unit_on}
                 for before, d in pairwise(members):
                     if d in row:
-                        self.cp.add_bool_or([~row[d], used[before]] if before in used else [~row[d]])
+                        self.cp.add_bool_or(
+                            [~row[d], used[before]] if before in used else [~row[d]]
+                        )
                 for d, literal in row.items():
                     now = self.cp.new_bool_var("")
                     self.cp.add_bool_or([~now, literal, *([used[d]] if d in used else [])])

@@ -13,7 +13,8 @@ from roost.core.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Relaxed:
-    """A problem without the contention of its links, and with only that part of its memory that no order can escape."""
+    """A problem without the contention of its links, and with only that part of its memory that no
+    order can escape."""
 
     problem: Problem
     unit: Array  # [ops] i8, ops that must share a device
@@ -21,7 +22,8 @@ class Relaxed:
 
     @staticmethod
     def of(problem: Problem, memory: bool = True) -> Relaxed:
-        """Groups become units; where `memory` is true, a device too small for a unit is closed to it."""
+        """Groups become units; where `memory` is true, a device too small for a unit is closed to
+        it."""
         graph = problem.graph
         unit = np.where(graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops))
         _, unit = np.unique(unit, return_inverse=True)
@@ -34,7 +36,8 @@ class Relaxed:
         return Relaxed(problem, unit, np.where(allowed[unit], problem.op_time, np.inf))
 
     def within(self, possible: Array) -> Relaxed:
-        """The same, with each op only where `possible` [ops, devices] says, and its whole unit with it."""
+        """The same, with each op only where `possible` [ops, devices] says, and its whole unit with
+        it."""
         allowed = _everywhere(possible, self.unit)
         return replace(self, time=np.where(allowed[self.unit], self.time, np.inf))
 
@@ -45,15 +48,20 @@ class Relaxed:
 
         pairs = (self.unit[one], self.unit[other])
         count = self.num_units
-        _, component = connected_components(coo_array((np.ones(len(one)), pairs), shape=(count, count)))
-        return replace(self, unit=component.astype(np.int64)[self.unit]).within(np.isfinite(self.time))
+        _, component = connected_components(
+            coo_array((np.ones(len(one)), pairs), shape=(count, count))
+        )
+        return replace(self, unit=component.astype(np.int64)[self.unit]).within(
+            np.isfinite(self.time)
+        )
 
     @property
     def num_units(self) -> int:
         return int(self.unit.max()) + 1
 
     @cached_property
-    def busy(self) -> Array:  # [ops, devices] seconds for which the op keeps the device from the next
+    # [ops, devices] seconds for which the op keeps the device from the next.
+    def busy(self) -> Array:
         return self.time + np.where(self.time > 0, self.problem.cluster.device_gap, 0.0)
 
     @cached_property
@@ -69,11 +77,12 @@ class Relaxed:
 
 
 def unit_needs(problem: Problem, unit: Array) -> Array:  # [units, devices] bytes
-    """The least memory that a device needs to run the ops of a unit, whatever else it does and in whatever order.
+    """The least memory that a device needs to run the ops of a unit, whatever else it does and in
+    whatever order.
 
-    The parameters of the unit are there; while an op runs so are its output, its workspace and all it reads, as
-    outputs, copies, residents or in the window. Of an op that takes no time only what lasts the whole step is counted,
-    as that is all that `fifo` counts.
+    The parameters of the unit are there; while an op runs so are its output, its workspace and all
+    it reads, as outputs, copies, residents or in the window. Of an op that takes no time only what
+    lasts the whole step is counted, as that is all that `fifo` counts.
     """
     graph, cluster = problem.graph, problem.cluster
     count = int(unit.max()) + 1

@@ -1,4 +1,5 @@
-"""Devices that can be exchanged without changing anything: exact searches look at one order of them only."""
+"""Devices that can be exchanged without changing anything: exact searches look at one order of them
+only."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def _exchangeable(problem: Problem, one: int, other: int) -> bool:
     renamed: dict[int, int] = {}  # each bus must become one bus
     apart = ~np.eye(len(swap), dtype=bool)
     before, after = cluster.bus[apart].tolist(), cluster.bus[np.ix_(swap, swap)][apart].tolist()
-    consistent = all(renamed.setdefault(bus, new) == new for bus, new in zip(before, after, strict=True))
+    consistent = all(
+        renamed.setdefault(bus, new) == new for bus, new in zip(before, after, strict=True)
+    )
     return consistent and len(set(renamed.values())) == len(renamed)
 
 

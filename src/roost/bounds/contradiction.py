@@ -1,7 +1,9 @@
-"""Contradiction: suppose that the step is shorter than some time, and follow what that forces until nothing is left.
+"""Contradiction: suppose that the step is shorter than some time, and follow what that forces until
+nothing is left.
 
-Destructive bounds: Klein, Scholl 1999. Differs in: what is forced is which device an op cannot be on, since the longest
-way through it there is too long, and which ops share a device, since a transfer between them would take too long.
+Destructive bounds: Klein, Scholl 1999. Differs in: what is forced is which device an op cannot be
+on, since the longest way through it there is too long, and which ops share a device, since a
+transfer between them would take too long.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _CLOSE = 2e-3  # of the bound, where halving on is not worth its time
 
 
 def contradiction(relaxed: Relaxed, low: float, high: float, seconds: float) -> float:
-    """The longest step time found, between a bound and a known time, that no step is shorter than."""
+    """The longest step time found, between a bound and a known time, that no step is shorter
+    than."""
     stop = time.monotonic() + seconds
     if not np.isfinite(high):
         return low
@@ -60,7 +63,9 @@ def impossible(relaxed: Relaxed, limit: float, stop: float = np.inf) -> bool:
 def _together(relaxed: Relaxed, ends: Ends, limit: float) -> tuple[Array, Array]:
     """Producers and consumers that must share a device for a step to be shorter than the limit."""
     graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
-    apart = ~graph.is_parameter[graph.input_op] & (relaxed.unit[graph.input_op] != relaxed.unit[graph.edge_target])
+    apart = ~graph.is_parameter[graph.input_op] & (
+        relaxed.unit[graph.input_op] != relaxed.unit[graph.edge_target]
+    )
     source, target = graph.input_op[apart], graph.edge_target[apart]
     done, left = ends.head[source] + relaxed.time[source], relaxed.time[target] + ends.tail[target]
     size = graph.output_bytes[source].astype(float)

@@ -1,7 +1,8 @@
-"""The exact solver: CP-SAT proves how short a step can be, and finds the placement where the model is exact.
+"""The exact solver: CP-SAT proves how short a step can be, and finds the placement where the model
+is exact.
 
-It relaxes memory to what no order can escape, and `_links.py` says where links are relaxed. Whatever it finds is
-simulated, so it knows whether its bound is met.
+It relaxes memory to what no order can escape, and `_links.py` says where links are relaxed.
+Whatever it finds is simulated, so it knows whether its bound is met.
 """
 
 from __future__ import annotations
@@ -23,11 +24,14 @@ from roost.errors import MissingExtra
 from roost.simulator.compiled import Simulator
 
 _FEW = 40  # ops: with fewer, links are scheduled at once, and time is finer
-_TICKS, _MANY_TICKS = 2e6, 1e9  # in the longest step; a bound loses up to a tick for each op on the longest path
-_EASY_SHARE = 0.6  # of the time, for the model without links, whose answer is often good enough with them
+# In the longest step; a bound loses up to a tick for each op on the longest path.
+_TICKS, _MANY_TICKS = 2e6, 1e9
+# Of the time, for the model without links, whose answer is often good enough with them.
+_EASY_SHARE = 0.6
 _MARGIN = 1 + 1e-9
 _CLOSE = 1e-4
-_FRUITLESS = 40  # answers in a row that come out longer than the model says, and longer than what is known
+# Answers in a row that come out longer than the model says, and longer than what is known.
+_FRUITLESS = 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +62,11 @@ def solve_exactly(
     workers: int = 1,
     upper: float = np.inf,
 ) -> Exact:
-    """Search for the shortest step and prove it; without `links` any number of transfers may share one.
+    """Search for the shortest step and prove it; without `links` any number of transfers may share
+    one.
 
-    Placements that take longer than `upper` or than `start` are not looked at. With one worker the same seed gives the
-    same answer, where it comes in time; with more it comes sooner.
+    Placements that take longer than `upper` or than `start` are not looked at. With one worker the
+    same seed gives the same answer, where it comes in time; with more it comes sooner.
     """
     if not installed():
         raise MissingExtra("ortools", "exact")
@@ -107,22 +112,29 @@ class _Search:
     def found(self) -> Exact:
         bound = min(self.bound, self.step_time)
         optimal = self.placement is not None and self.step_time <= bound + self.slack
-        return Exact(self.placement, self.step_time, bound, optimal, np.isinf(bound), tuple(self.tried))
+        return Exact(
+            self.placement, self.step_time, bound, optimal, np.isinf(bound), tuple(self.tried)
+        )
 
     def run(self, links: bool, stop: float) -> None:
-        """Solve, simulate, and where the answer does not come out as it should forbid its devices and solve again."""
+        """Solve, simulate, and where the answer does not come out as it should forbid its devices
+        and solve again."""
         horizon = min(self.step_time, self.upper)
         relaxed = Relaxed.of(self.problem)
         if np.isfinite(horizon):
-            # Nothing that is longer need be looked at; the margin keeps roundings from closing what is just as long.
+            # Nothing that is longer need be looked at; the margin keeps roundings from closing what
+            # is just as long.
             relaxed = relaxed.within(through(relaxed, Ends.of(relaxed)) <= horizon * _MARGIN)
             if not relaxed.possible or horizon <= 0:
                 self.bound = max(self.bound, horizon)
                 return
         model = self._model(relaxed, horizon, links)
         shortest, fruitless = self.step_time, 0
-        while self._solve(model, horizon, stop) and links and not self.done and fruitless < _FRUITLESS:
-            # What the model leaves out, such as windows, can make hundreds of choices of devices look better than any.
+        while (
+            self._solve(model, horizon, stop) and links and not self.done and fruitless < _FRUITLESS
+        ):
+            # What the model leaves out, such as windows, can make hundreds of choices of devices
+            # look better than any.
             fruitless = 0 if self.step_time < shortest else fruitless + 1
             shortest = self.step_time
             self._sharpen(model)
@@ -163,7 +175,8 @@ class _Search:
         self.solver = solver
         solver.parameters.max_time_in_seconds = left
         solver.parameters.random_seed, solver.parameters.num_workers = self.seed, self.workers
-        solver.parameters.linearization_level = 2  # many times faster here, for the spans of `_model.py`
+        # Many times faster here, for the spans of `_model.py`.
+        solver.parameters.linearization_level = 2
         status = solver.solve(model.cp)
         least = float(solver.best_objective_bound) * model.tick
         if not model.forbidden:  # else it proves nothing of what is forbidden
@@ -171,11 +184,14 @@ class _Search:
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return False
         self._note(_simulated(self.problem, *_answer(model, solver)))
-        return bool(status == cp_model.OPTIMAL) and least + self.slack < min(self.step_time, self.upper)
+        return bool(status == cp_model.OPTIMAL) and least + self.slack < min(
+            self.step_time, self.upper
+        )
 
 
 def longest_step(problem: Problem) -> float:
-    """No step takes longer, whatever the placement: all ops and all transfers one after the other."""
+    """No step takes longer, whatever the placement: all ops and all transfers one after the
+    other."""
     graph, cluster = problem.graph, problem.cluster
     ops = (np.where(problem.allowed, problem.op_time, 0.0) + cluster.device_gap).max(axis=1).sum()
     slowest = float(cluster.sent_seconds_per_byte.max(initial=0.0))  # none is fetched more slowly
@@ -193,30 +209,39 @@ def _answer(model: Model, solver: Any) -> tuple[Array, Array]:
         devices[op] = next(d for d in model.where(op) if solver.boolean_value(model.on(op, d)))
         if op in model.begin:
             # Of ops that begin at once on a device, those that take no time run first.
-            begin[op] = solver.value(model.begin[op]) + (0.5 if model.relaxed.time[op, devices[op]] > 0 else 0.0)
+            begin[op] = solver.value(model.begin[op]) + (
+                0.5 if model.relaxed.time[op, devices[op]] > 0 else 0.0
+            )
     return devices, begin
 
 
 def _simulated(problem: Problem, devices: Array, begin: Array) -> list[tuple[Placement, Timeline]]:
-    """The answer as placements: in the order of its starts, and in every other; with small windows and large ones."""
+    """The answer as placements: in the order of its starts, and in every other; with small windows
+    and large ones."""
     graph = problem.graph
     ranked = np.lexsort((np.arange(graph.num_ops), begin))
     priority = np.zeros(graph.num_ops)
     priority[ranked] = -np.arange(graph.num_ops)
-    away = graph.is_parameter[graph.input_op] & (devices[graph.input_op] != devices[graph.edge_target])
+    away = graph.is_parameter[graph.input_op] & (
+        devices[graph.input_op] != devices[graph.edge_target]
+    )
     sizes = graph.output_bytes[np.unique(graph.input_op[away])]
     windows = sorted({0, int(sizes.max(initial=0)), int(sizes.sum()) // 2, int(sizes.sum())})
-    names = {"devices": problem.cluster.device_names, "graph": graph.digest}
+    names, digest = problem.cluster.device_names, graph.digest
     found = []
     for window in windows:
         for order in ("priority", "fifo", "rank", "program"):
-            placement = Placement(devices, order, priority if order == "priority" else None, window, **names)  # type: ignore[arg-type]
+            ranks = priority if order == "priority" else None
+            placement = Placement(devices, order, ranks, window, names, digest)
             found.append((placement, Simulator.of(problem).simulate(placement)))
     return found
 
 
-def exact_bound(problem: Problem, seconds: float, upper: float | None, workers: int = 4) -> tuple[float, bool]:
-    """What CP-SAT proves in the time given, and whether it is the optimum, or what was known to be reached."""
+def exact_bound(
+    problem: Problem, seconds: float, upper: float | None, workers: int = 4
+) -> tuple[float, bool]:
+    """What CP-SAT proves in the time given, and whether it is the optimum, or what was known to be
+    reached."""
     limit = np.inf if upper is None else upper
     found = solve_exactly(problem, seconds, _start(problem), workers=workers, upper=limit)
     if found.nothing_fits:

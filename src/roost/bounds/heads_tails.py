@@ -1,7 +1,8 @@
-"""Heads and tails: how early each op can start on each device, and how long the step lasts after it.
+"""Heads and tails: how early each op can start on each device, and how long the step lasts after
+it.
 
-Carlier, Pinson 1989 for one machine; with transfers as in Fernandez, Bussell 1973 and its successors. Differs in: one
-head for each op *and device*, since devices are unlike and links too.
+Carlier, Pinson 1989 for one machine; with transfers as in Fernandez, Bussell 1973 and its
+successors. Differs in: one head for each op *and device*, since devices are unlike and links too.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from roost.core.graph import UPDATE
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The earliest start of each op after the beginning of the step, and the least time from its finish to the end."""
+    """The earliest start of each op after the beginning of the step, and the least time from its
+    finish to the end."""
 
     head: Array  # [ops, devices] seconds, infinite where the op may not run
     tail: Array  # [ops, devices] seconds
@@ -28,21 +30,48 @@ class Ends:
         graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
         closed = np.where(np.isfinite(relaxed.time), 0.0, np.inf)
         head, tail = closed.copy(), closed + _ways_home(relaxed)
-        # A parameter takes no time and is there from the start: it is fetched, or is at home where its reader runs.
-        _walk(relaxed, graph.edge_target, graph.input_op, False, cluster.latency, cluster.seconds_per_byte, head)
-        follows = ~graph.is_parameter[graph.input_op]  # what reads a parameter does not come after it
+        # A parameter takes no time and is there from the start: it is fetched, or is at home where
+        # its reader runs.
+        _walk(
+            relaxed,
+            graph.edge_target,
+            graph.input_op,
+            False,
+            cluster.latency,
+            cluster.seconds_per_byte,
+            head,
+        )
+        # What reads a parameter does not come after it.
+        follows = ~graph.is_parameter[graph.input_op]
         source, target = graph.input_op[follows], graph.edge_target[follows]
-        _walk(relaxed, source, target, True, cluster.sent_latency.T, cluster.sent_seconds_per_byte.T, tail)
+        _walk(
+            relaxed,
+            source,
+            target,
+            True,
+            cluster.sent_latency.T,
+            cluster.sent_seconds_per_byte.T,
+            tail,
+        )
         return Ends(head, tail)
 
 
 def _walk(
-    relaxed: Relaxed, later: Array, earlier: Array, backwards: bool, latency: Array, per_byte: Array, found: Array
+    relaxed: Relaxed,
+    later: Array,
+    earlier: Array,
+    backwards: bool,
+    latency: Array,
+    per_byte: Array,
+    found: Array,
 ) -> None:
-    """Heads along the edges from `earlier` to `later`; backwards these are the tails. Copies, for one type of array."""
+    """Heads along the edges from `earlier` to `later`; backwards these are the tails. Copies, for
+    one type of array."""
     graph = relaxed.problem.graph
     by_op = np.argsort(later, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(later, minlength=graph.num_ops))]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(later, minlength=graph.num_ops))]).astype(
+        np.int64
+    )
     producer = later if backwards else earlier
     _heads(
         np.arange(graph.num_ops)[:: -1 if backwards else 1].copy(),
@@ -60,12 +89,15 @@ def _walk(
 
 
 def _ways_home(relaxed: Relaxed) -> Array:  # [ops, devices] seconds
-    """What an update has to send home after it, to the nearest home that its parameters can have."""
+    """What an update has to send home after it, to the nearest home that its parameters can
+    have."""
     graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
     found = np.zeros(relaxed.time.shape)
     source, target = graph.input_op, graph.edge_target
     homes = np.isfinite(relaxed.time)
-    for edge in np.flatnonzero(graph.is_parameter[source] & (graph.phase[target] == UPDATE)).tolist():
+    for edge in np.flatnonzero(
+        graph.is_parameter[source] & (graph.phase[target] == UPDATE)
+    ).tolist():
         parameter, op = source[edge], target[edge]
         if homes[parameter].all():
             continue

@@ -1,6 +1,7 @@
 """Interval bound: what can only start late and must end early has to be run in between.
 
-Fernandez, Bussell 1973. Differs in: heads and tails know of transfers, and work is weighed for unlike devices.
+Fernandez, Bussell 1973. Differs in: heads and tails know of transfers, and work is weighed for
+unlike devices.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def interval(relaxed: Relaxed, ends: Ends) -> float:
     rows, columns = _thresholds(head), _thresholds(tail)
     best = 0.0
     for _ in range(_ROUNDS):
-        # Weights that are best for the ops between the best thresholds so far hold for all others too.
+        # Weights that are best for the ops between the best thresholds so far hold for all others
+        # too.
         weight = best_weights(relaxed.busy[inside])
         total = _sums(weighed(relaxed.busy, weight), head, tail, rows, columns)
         found = rows[:, None] + columns[None, :] + np.maximum(total - float(weight @ gap), 0.0)

@@ -18,7 +18,8 @@ _MOMENTS = 8  # at which what is alive is added up
 
 
 def nothing_fits(problem: Problem) -> Infeasible | None:
-    """The proof that no placement fits, as the error to raise; None where there is no such proof."""
+    """The proof that no placement fits, as the error to raise; None where there is no such
+    proof."""
     relaxed = Relaxed.of(problem, memory=False)
     return _too_large_for_each(relaxed) or _too_large_together(relaxed)
 
@@ -37,13 +38,20 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
     members = np.flatnonzero(relaxed.unit == worst)
     what = f"op {problem.graph.op_names[members[0]]!r}"
     if len(members) > 1:
-        what = f"group {problem.graph.group_names[problem.graph.group[members[0]]]!r} of {len(members)} ops"
-    message = f"nothing fits: {what} needs more memory than any device has; {name!r} lacks least, {show_bytes(lacking)}"
+        what = (
+            f"group {problem.graph.group_names[problem.graph.group[members[0]]]!r} of "
+            f"{len(members)} ops"
+        )
+    message = (
+        f"nothing fits: {what} needs more memory than any device has; {name!r} lacks least, "
+        f"{show_bytes(lacking)}"
+    )
     return Infeasible(message, name, lacking)
 
 
 def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
-    """Parameters, and what is alive beside them at some moment, that are more than all devices they may use have."""
+    """Parameters, and what is alive beside them at some moment, that are more than all devices they
+    may use have."""
     problem = relaxed.problem
     graph, cluster = problem.graph, problem.cluster
     moment = fullest_moment(problem)
@@ -59,16 +67,23 @@ def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
         if missing > 0:
             name = cluster.device_names[int(np.where(mask, cluster.memory, -1).argmax())]
             devices = ", ".join(np.array(cluster.device_names)[mask].tolist())
-            what = f"parameters and what is alive at {graph.op_names[moment.op]!r}" if mask.all() else "parameters"
+            what = (
+                f"parameters and what is alive at {graph.op_names[moment.op]!r}"
+                if mask.all()
+                else "parameters"
+            )
             lacking = math.ceil(missing)
-            message = f"nothing fits: {what} need {show_bytes(lacking)} more than {devices} have together"
+            message = (
+                f"nothing fits: {what} need {show_bytes(lacking)} more than {devices} have together"
+            )
             return Infeasible(message, name, lacking)
     return None
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The running of one op, and the tensors that are held somewhere while it runs, in every order."""
+    """The running of one op, and the tensors that are held somewhere while it runs, in every
+    order."""
 
     op: int
     alive: Array  # [tensors] ops whose outputs are held: made before it, and used by it or after it
@@ -80,7 +95,8 @@ class Moment:
 def fullest_moment(problem: Problem) -> Moment:
     """The op, of a few likely ones, while which the most bytes are alive.
 
-    None are where received copies are not counted, or where the op might take no time, in which `fifo` counts nothing.
+    None are where received copies are not counted, or where the op might take no time, in which
+    `fifo` counts nothing.
     """
     graph = problem.graph
     inputs, consumers = graph.input_lists(), graph.consumer_lists()
@@ -106,7 +122,8 @@ def _bytes(graph: Graph, moment: Moment) -> float:
 
 
 def _likely(graph: Graph) -> list[int]:
-    """Where most is alive in program order, in each of a few parts of it, and the last forward op."""
+    """Where most is alive in program order, in each of a few parts of it, and the last forward
+    op."""
     last = np.arange(graph.num_ops)
     np.maximum.at(last, graph.input_op, graph.edge_target)
     size = np.where(graph.is_parameter, 0, graph.output_bytes).astype(float)

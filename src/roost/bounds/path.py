@@ -1,4 +1,5 @@
-"""Critical path: ops that wait for each other run one after the other, each on the device that is fastest for it."""
+"""Critical path: ops that wait for each other run one after the other, each on the device that is
+fastest for it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""Streaming: what the fast devices cannot hold is fetched by them, or is worked on by the roomy ones.
+"""Streaming: what the fast devices cannot hold is fetched by them, or is worked on by the roomy
+ones.
 
-The memory of the fast devices, the time of all devices and of all buses are weighed against each other: for any
-weights, no step is shorter than the weighted sum of what must be done (Lagrange). Each parameter with its readers is
-then on its own, and so is each other op. Every sum below is a relaxation of the simulator's rules: each device has its
-time, each bus its time, and at the fullest moment of the step the fast devices together hold no more than they can.
+The memory of the fast devices, the time of all devices and of all buses are weighed against each
+other: for any weights, no step is shorter than the weighted sum of what must be done (Lagrange).
+Each parameter with its readers is then on its own, and so is each other op. Every sum below is a
+relaxation of the simulator's rules: each device has its time, each bus its time, and at the fullest
+moment of the step the fast devices together hold no more than they can.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ def streaming(relaxed: Relaxed) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Stars:
-    """Parameters, each with an op that reads it before the moment and one after, its update, and the gradient's op.
+    """Parameters, each with an op that reads it before the moment and one after, its update, and
+    the gradient's op.
 
     No op is in two stars; where there is none, -1.
     """
@@ -68,7 +71,9 @@ def _stars(relaxed: Relaxed, moment: Moment) -> Stars:
         taken[op] = True
         return op
 
-    for parameter in parameters[np.argsort(-graph.output_bytes[parameters], kind="stable")].tolist():
+    for parameter in parameters[
+        np.argsort(-graph.output_bytes[parameters], kind="stable")
+    ].tolist():
         readers = consumers[parameter]
         plain = [op for op in readers if graph.phase[op] != UPDATE]
         before = take([op for op in plain if moment.early[op]])
@@ -78,7 +83,9 @@ def _stars(relaxed: Relaxed, moment: Moment) -> Stars:
         update = take([op for op in readers if graph.phase[op] == UPDATE])
         gradient = _NONE
         if update != _NONE:
-            gradient = take([op for op in graph.inputs_of(update).tolist() if not graph.is_parameter[op]])
+            gradient = take(
+                [op for op in graph.inputs_of(update).tolist() if not graph.is_parameter[op]]
+            )
         rows.append((parameter, before, after, update, gradient))
     return Stars(*np.array(rows, dtype=np.int64).reshape(-1, 5).T)
 
@@ -93,13 +100,14 @@ class _Weighed:
         self.capacity = float(self.cluster.memory[~roomy].sum())
         self.alive = float(self.size[moment.alive].sum())
         self.gain = self._gains(moment)
-        self.most = 10.0 * float(self.cluster.seconds_per_byte.max())  # seconds a byte of memory may weigh
+        # Seconds a byte of memory may weigh.
+        self.most = 10.0 * float(self.cluster.seconds_per_byte.max())
 
     def _gains(self, moment: Moment) -> Array:  # [ops] bytes
         """What is alive less on the fast devices, at most, with an op on a roomy one.
 
-        A tensor is alive where its op is, or where its last use is: for that the use is taken that is slowest on the
-        roomy devices. It leaves the fast devices only with one of the two.
+        A tensor is alive where its op is, or where its last use is: for that the use is taken that
+        is slowest on the roomy devices. It leaves the fast devices only with one of the two.
         """
         gain = np.zeros(self.graph.num_ops)
         gain[moment.alive] = self.size[moment.alive]
@@ -109,7 +117,8 @@ class _Weighed:
         edges = np.flatnonzero(is_alive[self.graph.input_op] & moment.late[self.graph.edge_target])
         edges = edges[np.argsort(slow[self.graph.edge_target[edges]], kind="stable")]
         last = np.full(self.graph.num_ops, _NONE)
-        last[self.graph.input_op[edges]] = self.graph.edge_target[edges]  # the slowest is written last
+        # The slowest is written last.
+        last[self.graph.input_op[edges]] = self.graph.edge_target[edges]
         np.add.at(gain, last[moment.alive], self.size[moment.alive])
         return gain
 
@@ -123,7 +132,9 @@ class _Weighed:
         for one in range(len(device)):
             for other in range(len(device)):
                 if one != other:
-                    joined.setdefault(int(self.cluster.bus[one, other]), set()).add((device[one], device[other]))
+                    joined.setdefault(int(self.cluster.bus[one, other]), set()).add(
+                        (device[one], device[other])
+                    )
         keys = [tuple(sorted(joined[bus])) for bus in range(len(joined))]
         number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         return device, np.array([number[key] for key in keys], dtype=np.int64)
@@ -137,7 +148,9 @@ class _Weighed:
         def value(weights: Array) -> tuple[float, Array]:
             nonlocal top
             each = weights[:-1] / counts
-            total, slope = self.at(each[:num_devices][device], each[num_devices:][bus], weights[-1] * self.most)
+            total, slope = self.at(
+                each[:num_devices][device], each[num_devices:][bus], weights[-1] * self.most
+            )
             top = max(top, total)
             by_kind = np.bincount(device, slope[0], num_devices) / counts[:num_devices]
             on_bus = np.bincount(bus, slope[1], len(counts) - num_devices) / counts[num_devices:]
@@ -147,11 +160,16 @@ class _Weighed:
         cutting_planes(value, start, np.append(np.full(len(counts), np.nan), 1.0))
         return top
 
-    def at(self, device: Array, bus: Array, memory: float) -> tuple[float, tuple[Array, Array, float]]:
-        """The weighted sum, and how much of each device's time, each bus's time and of memory is in it."""
+    def at(
+        self, device: Array, bus: Array, memory: float
+    ) -> tuple[float, tuple[Array, Array, float]]:
+        """The weighted sum, and how much of each device's time, each bus's time and of memory is in
+        it."""
         stars, time = self.stars, self.relaxed.time
         with np.errstate(invalid="ignore"):
-            cost = np.where(np.isfinite(time), time * device - memory * np.outer(self.gain, self.roomy), np.inf)
+            cost = np.where(
+                np.isfinite(time), time * device - memory * np.outer(self.gain, self.roomy), np.inf
+            )
         use = _Use(self, device, bus, memory, cost)
         alone = np.ones(self.graph.num_ops, dtype=bool)
         for ops in (stars.parameter, stars.before, stars.after, stars.update, stars.gradient):
@@ -172,7 +190,8 @@ class _Use:
         self.device, self.bus, self.memory = np.zeros(len(device)), np.zeros(len(bus)), 0.0
         self.line = np.where(np.eye(len(device), dtype=bool), 0, cluster.bus)
         apart = ~np.eye(len(device), dtype=bool)
-        self.per_byte = np.where(apart, bus[self.line] * cluster.seconds_per_byte, 0.0)  # [devices, devices]
+        # [devices, devices].
+        self.per_byte = np.where(apart, bus[self.line] * cluster.seconds_per_byte, 0.0)
         self.per_send = np.where(apart, bus[self.line] * cluster.latency, 0.0)
 
     def run(self, ops: Array, where: Array) -> None:
@@ -184,7 +203,10 @@ class _Use:
         """Note that tensors are sent."""
         cluster, apart = self.of.cluster, source != target
         tensors, source, target = tensors[apart], source[apart], target[apart]
-        takes = cluster.latency[source, target] + self.of.size[tensors] * cluster.seconds_per_byte[source, target]
+        takes = (
+            cluster.latency[source, target]
+            + self.of.size[tensors] * cluster.seconds_per_byte[source, target]
+        )
         np.add.at(self.bus, self.line[source, target], takes)
 
     def _ways(self, tensors: Array) -> Array:  # [tensors, from, to]
@@ -200,9 +222,12 @@ class _Use:
             return
         size = self.of.size[stars.parameter]
         fetch = self._ways(stars.parameter)  # [stars, home, device]
-        kept = np.where(fast, self.weight * size[:, None], 0.0)[:, None, :]  # in the window, over the moment
+        # In the window, over the moment.
+        kept = np.where(fast, self.weight * size[:, None], 0.0)[:, None, :]
         again = np.minimum(fetch, kept)
-        first = self._cost(stars.before)[:, None, :] + np.where((stars.before >= 0)[:, None, None], fetch, 0.0)
+        first = self._cost(stars.before)[:, None, :] + np.where(
+            (stars.before >= 0)[:, None, None], fetch, 0.0
+        )
         only = (stars.before < 0)[:, None, None]  # nobody before it: it fetches for the first time
         second = self._cost(stars.after)[:, None, :] + np.where(only, fetch, again)
         second = np.where((stars.after >= 0)[:, None, None], second, 0.0)
@@ -210,13 +235,16 @@ class _Use:
         sent = np.where((stars.gradient >= 0)[:, None, None], self._ways(grad), 0.0)
         given = self._cost(stars.gradient)[:, :, None] + sent  # [stars, from, update]
         written = self._cost(stars.update)[:, :, None] + given.min(axis=1)[:, :, None]
-        written = written + np.where((stars.update >= 0)[:, None, None], fetch, 0.0)  # [stars, update, home]
+        # [stars, update, home].
+        written = written + np.where((stars.update >= 0)[:, None, None], fetch, 0.0)
         closed = np.where(np.isfinite(self.of.relaxed.time[stars.parameter]), 0.0, np.inf)
         lives = np.where(fast, self.weight * size[:, None], 0.0) + closed
         home = (lives + first.min(axis=2) + second.min(axis=2) + written.min(axis=1)).argmin(axis=1)
         rows = np.arange(len(home))
         self.memory += float(size[fast[home]].sum())
-        self._note_reads(home, first[rows, home].argmin(axis=1), second[rows, home].argmin(axis=1), again < fetch)
+        self._note_reads(
+            home, first[rows, home].argmin(axis=1), second[rows, home].argmin(axis=1), again < fetch
+        )
         update = written[rows, :, home].argmin(axis=1)
         self._note_update(home, update, given[rows, :, update].argmin(axis=1))
 

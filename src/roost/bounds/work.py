@@ -14,7 +14,8 @@ _CLOSE = 1e-5  # of the value, where more rounds are not worth their time
 
 
 def work(relaxed: Relaxed) -> float:
-    """The work of all units, shared out as evenly as fractions allow; or the longest unit, which runs on one device."""
+    """The work of all units, shared out as evenly as fractions allow; or the longest unit, which
+    runs on one device."""
     gap = relaxed.problem.cluster.device_gap
     alone = (relaxed.unit_busy - gap).min(axis=1).max()  # the rest after the last op does not count
     weight = best_weights(relaxed.unit_busy)
@@ -22,7 +23,8 @@ def work(relaxed: Relaxed) -> float:
 
 
 def shared(busy: Array, weight: Array) -> float:
-    """For any weights of the devices that add up to 1, no step is shorter than the weighted sum of their busy times.
+    """For any weights of the devices that add up to 1, no step is shorter than the weighted sum of
+    their busy times.
 
     And that is no less than each unit [units, devices] on the device where it weighs least.
     """
@@ -31,7 +33,8 @@ def shared(busy: Array, weight: Array) -> float:
 
 def weighed(busy: Array, weight: Array) -> Array:  # [units] seconds
     """The least that each unit weighs."""
-    with np.errstate(invalid="ignore"):  # 0 * infinite: a device that weighs nothing, closed to the unit
+    # 0 * infinite: a device that weighs nothing, closed to the unit.
+    with np.errstate(invalid="ignore"):
         products = busy * weight
     return np.asarray(np.where(np.isfinite(busy), products, np.inf).min(axis=1))
 
@@ -56,8 +59,11 @@ def best_weights(busy: Array) -> Array:  # [devices] adding up to 1
 
 
 def _of_two(busy: Array) -> Array:  # [2] adding up to 1
-    """The same for two types, exactly: as the first weighs more, unit after unit moves to the second."""
-    only_first, only_second = (busy[np.isinf(busy[:, other]), one].sum() for one, other in ((0, 1), (1, 0)))
+    """The same for two types, exactly: as the first weighs more, unit after unit moves to the
+    second."""
+    only_first, only_second = (
+        busy[np.isinf(busy[:, other]), one].sum() for one, other in ((0, 1), (1, 0))
+    )
     first, second = busy[np.isfinite(busy).all(axis=1)].T
     both = first + second
     turns = np.divide(second, both, out=np.zeros_like(both), where=both > 0)
@@ -71,10 +77,13 @@ def _of_two(busy: Array) -> Array:  # [2] adding up to 1
     return np.array([weight[best], 1 - weight[best]])
 
 
-def cutting_planes(value: Callable[[Array], tuple[float, Array]], start: Array, free: Array | None = None) -> Array:
+def cutting_planes(
+    value: Callable[[Array], tuple[float, Array]], start: Array, free: Array | None = None
+) -> Array:
     """The argument in which a concave function is greatest, nearly: Kelley 1960.
 
-    Arguments are not negative. Those that are not `free` add up to 1; free ones are at most as large as given there.
+    Arguments are not negative. Those that are not `free` add up to 1; free ones are at most as
+    large as given there.
     """
     from scipy.optimize import linprog
 
@@ -93,7 +102,13 @@ def cutting_planes(value: Callable[[Array], tuple[float, Array]], start: Array, 
         heights.append(height - float(slope @ point))
         ranges = [(0.0, 1.0 if np.isnan(top) else float(top)) for top in limit]
         found = linprog(
-            [0.0] * size + [-1.0], planes, heights, [[*tied, 0.0]], [1.0], [*ranges, (None, None)], method="highs"
+            [0.0] * size + [-1.0],
+            planes,
+            heights,
+            [[*tied, 0.0]],
+            [1.0],
+            [*ranges, (None, None)],
+            method="highs",
         )
         if found.x is None or found.x[-1] - best_value <= _CLOSE * abs(best_value):
             break

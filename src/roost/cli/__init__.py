@@ -1,6 +1,7 @@
 """argv -> the public functions: `roost VERB ...`, one file per verb.
 
-The verbs are in `_app`, which is imported when it is asked for: Ctrl-C may come before that is done.
+The verbs are in `_app`, which is imported when it is asked for: Ctrl-C may come before that is
+done.
 """
 
 from __future__ import annotations

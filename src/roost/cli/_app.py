@@ -1,4 +1,5 @@
-"""The verbs. Nothing heavy is imported before one needs it, so that `roost --help` answers at once."""
+"""The verbs. Nothing heavy is imported before one needs it, so that `roost --help` answers at
+once."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ app = typer.Typer(
     name="roost",
     cls=Group,
     help="On which device should each operation of a neural network run?",
-    epilog="Exits 0 when done, 2 on bad usage or bad input, 3 when nothing fits, 4 when verification failed.",
+    epilog="Exits 0 when done, 2 on bad usage or bad input, 3 when nothing fits, 4 when "
+    "verification failed.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -47,7 +49,10 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _roost(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version and exit."
+        ),
     ] = False,
 ) -> None: ...
 

@@ -1,4 +1,5 @@
-"""A model as PyTorch has it, built from what the command line names: with weights to run it, or on `meta` without."""
+"""A model as PyTorch has it, built from what the command line names: with weights to run it, or on
+`meta` without."""
 
 from __future__ import annotations
 
@@ -56,7 +57,9 @@ def build(chosen: Model, device: str, seed: int = 0) -> Built:
     import torch
 
     if chosen.shapes:
-        raise InputError("--input is for files; a model that is built takes --set, such as --set batch=8")
+        raise InputError(
+            "--input is for files; a model that is built takes --set, such as --set batch=8"
+        )
     torch.manual_seed(seed)
     if chosen.in_zoo:
         from roost import zoo
@@ -69,7 +72,8 @@ def build(chosen: Model, device: str, seed: int = 0) -> Built:
     if chosen.is_config:
         return _configured(chosen, device)
     raise InputError(
-        f"{chosen.source}: cannot be built here; name a model of the zoo, package.module:callable, or a config.json"
+        f"{chosen.source}: cannot be built here; name a model of the zoo, "
+        f"package.module:callable, or a config.json"
     )
 
 
@@ -87,7 +91,9 @@ def _called(chosen: Model) -> Built:
         inputs = inputs() if callable(inputs) else inputs
     except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
         given = ", ".join(f"{key}={value!r}" for key, value in chosen.settings)
-        raise InputError(f"{chosen.source!r} with {given}: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"{chosen.source!r} with {given}: {type(error).__name__}: {error}"
+        ) from error
     return Built(chosen, module, inputs, type(module).__name__)
 
 

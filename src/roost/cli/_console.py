@@ -1,7 +1,8 @@
 """What every verb prints with: results on standard output, words about them on standard error.
 
-Rich decides on colour and width: no colour without a terminal or with NO_COLOR. Without a terminal lines are as long as
-they are, with nothing after them, unless COLUMNS says otherwise. Rich is imported when something is printed.
+Rich decides on colour and width: no colour without a terminal or with NO_COLOR. Without a terminal
+lines are as long as they are, with nothing after them, unless COLUMNS says otherwise. Rich is
+imported when something is printed.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _NO_WIDTH = 100_000
 _LONG_WORK = ("roost.simulator.compiling", "roost.presets.probe")  # whose words are shown
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")
+]
 
 
 def console(stderr: bool = False) -> Console:
-    """Names come from files: no markup or emoji is looked for in them, and nothing in them steers the terminal."""
+    """Names come from files: no markup or emoji is looked for in them, and nothing in them steers
+    the terminal."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -42,7 +46,8 @@ def console(stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")  # a name that the terminal's encoding lacks is no reason to stop
+        # A name that the terminal's encoding lacks is no reason to stop.
+        stream.reconfigure(errors="replace")
     out = Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out.width = _NO_WIDTH  # who reads it folds it
@@ -51,7 +56,9 @@ def console(stderr: bool = False) -> Console:
 
 def harmless(text: str) -> str:
     """The text with escapes written out where it has characters that would steer a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
+    )
 
 
 def show(*parts: RenderableType) -> None:
@@ -95,12 +102,15 @@ class Waiting:
         self.doing = ""  # what the library says that it does
 
     def __rich__(self) -> Text:
-        """As text: a spinner would look for markup in a string. Cut: a live line that folds is drawn over and over."""
+        """As text: a spinner would look for markup in a string. Cut: a live line that folds is
+        drawn over and over."""
         from rich.text import Text
 
         slow = self.slow if time.monotonic() - self.began > _SLOW_SECONDS else ""
         more = self.doing or slow
-        return Text(f"{self.text} ({more})" if more else self.text, no_wrap=True, overflow="ellipsis")
+        return Text(
+            f"{self.text} ({more})" if more else self.text, no_wrap=True, overflow="ellipsis"
+        )
 
 
 _drawn: list[Waiting] = []  # the lines that are on the terminal now, the innermost last
@@ -108,7 +118,8 @@ _drawn: list[Waiting] = []  # the lines that are on the terminal now, the innerm
 
 @contextmanager
 def drawn(out: Console, line: Waiting, live: RenderableType | None = None) -> Iterator[None]:
-    """Draw a line, or what stands for it, until the end; what the library says that it does is added to it."""
+    """Draw a line, or what stands for it, until the end; what the library says that it does is
+    added to it."""
     _drawn.append(line)
     try:
         with out.status(line if live is None else live):
@@ -118,7 +129,8 @@ def drawn(out: Console, line: Waiting, live: RenderableType | None = None) -> It
 
 
 class Doing(logging.Handler):
-    """What the library says that it does while one waits: in the line that is drawn, or a line of its own."""
+    """What the library says that it does while one waits: in the line that is drawn, or a line of
+    its own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
@@ -146,7 +158,8 @@ def working(text: str, slow: str = "") -> Iterator[None]:
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """As `working`, with how many of how many are done, once that is told; without a terminal a line now and then."""
+    """As `working`, with how many of how many are done, once that is told; without a terminal a
+    line now and then."""
     line, out, told = Waiting(text), console(stderr=True), time.monotonic()
 
     def tell(done: int, total: int) -> None:
@@ -161,11 +174,14 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:
-    """An empty table; columns of numbers are aligned to the right. Nothing is ever cut: it folds."""
+    """An empty table; columns of numbers are aligned to the right. Nothing is ever cut: it
+    folds."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    made = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, collapse_padding=True)
+    made = Table(
+        box=SIMPLE_HEAD, header_style="bold", pad_edge=False, show_edge=False, collapse_padding=True
+    )
     right = set(numbers)
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", overflow="fold")

@@ -1,4 +1,5 @@
-"""How the command ends: an exit code that scripts can rely on, and one line that says what to mend."""
+"""How the command ends: an exit code that scripts can rely on, and one line that says what to
+mend."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _OTHER = 1
 
 
 class Group(TyperGroup):
-    """The verbs. What they raise on purpose becomes a line and a code; what is left is a bug, with its traceback."""
+    """The verbs. What they raise on purpose becomes a line and a code; what is left is a bug, with
+    its traceback."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
         _open_streams()
@@ -46,7 +48,8 @@ def _open_streams() -> None:
 
 
 def _abandon_output() -> None:
-    """Where standard output cannot be written, let the rest of it go nowhere, or Python would stumble at its end."""
+    """Where standard output cannot be written, let the rest of it go nowhere, or Python would
+    stumble at its end."""
     try:
         sys.stdout.flush()
     except OSError:

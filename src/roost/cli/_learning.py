@@ -1,4 +1,5 @@
-"""What is said of learning while it goes on: how far it is, how good beside simple placers, how long it takes."""
+"""What is said of learning while it goes on: how far it is, how good beside simple placers, how
+long it takes."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Standing:
 
     what: str
     parts: Sequence[str]  # names of the parts of the work, by number
-    baselines: Sequence[float]  # seconds of a step of each problem by a simple placer, infinite where none fits
+    # Seconds of a step of each problem by a simple placer, infinite where none fits.
+    baselines: Sequence[float]
     clock: Callable[[], float] = time.monotonic
     last: Mapping[str, float] = field(default_factory=dict)
     best: dict[int, float] = field(default_factory=dict)  # seconds, of those problems that were met
@@ -35,8 +37,11 @@ class Standing:
         self.last = figures
         if self.first is None and "progress" in figures:
             self.first = figures["progress"], self.clock()
-        if "mean_cost" in figures and self.baselines and max(self.baselines) < inf:  # logarithms, over all problems
-            self.share = exp(figures["mean_cost"] - sum(map(log, self.baselines)) / len(self.baselines))
+        # Logarithms, over all problems.
+        if "mean_cost" in figures and self.baselines and max(self.baselines) < inf:
+            self.share = exp(
+                figures["mean_cost"] - sum(map(log, self.baselines)) / len(self.baselines)
+            )
         if "problem" in figures and "best" in figures:
             number = int(figures["problem"])
             self.best[number] = min(figures["best"], self.best.get(number, inf))
@@ -45,7 +50,8 @@ class Standing:
             self.share = exp(sum(known) / len(known)) if known else None
 
     def line(self) -> str:
-        """`lister: 35%, 2 min left, 0.61 of single and expert, rules 120 of 340, 24 problems`; the end may be cut."""
+        """`lister: 35%, 2 min left, 0.61 of single and expert, rules 120 of 340, 24 problems`; the
+        end may be cut."""
         if not self.last:
             return f"{self.what}: making ready {_console.plural(len(self.baselines), 'problem')}"
         words = self._time()
@@ -79,7 +85,8 @@ class Standing:
 
 
 def baselines(problems: Sequence[Problem]) -> list[float]:
-    """The better of one device and an expert's split, of each problem; infinite where neither fits."""
+    """The better of one device and an expert's split, of each problem; infinite where neither
+    fits."""
     from roost.cli._search import baseline
 
     found = []

@@ -1,4 +1,5 @@
-"""What `--evaluate measured` adds to a search: a model that can be run, its devices, and a race at the end."""
+"""What `--evaluate measured` adds to a search: a model that can be run, its devices, and a race at
+the end."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Evaluate = Annotated[
     str,
     typer.Option(
         metavar="HOW",
-        help="simulated, or measured: placements are run on the devices of the cluster, which must be here.",
+        help="simulated, or measured: placements are run on the devices of the cluster, which "
+        "must be here.",
     ),
 ]
 WithRace = Annotated[
@@ -58,7 +60,8 @@ def check(evaluate: str, race: bool | None, source: str, on: str | None) -> bool
         return False
     if not (":" in source or Model(source).in_zoo or Model(source).is_config):
         raise InputError(
-            f"{source}: cannot be run; --evaluate measured needs the model itself: a zoo name (see roost zoo), "
+            f"{source}: cannot be run; --evaluate measured needs the model itself: a zoo name "
+            f"(see roost zoo), "
             "package.module:callable or a Hugging Face config.json"
         )
     if on is not None:
@@ -75,7 +78,9 @@ def source_of(problem: Problem, model: Model, seed: int) -> Measuring:
     if model.is_config:
         made = replace(made, model=partial(_built.made, model), settings={})
     source = Measuring(problem, made)
-    with _console.working(f"starting a process to measure in: building and capturing {model.source}"):
+    with _console.working(
+        f"starting a process to measure in: building and capturing {model.source}"
+    ):
         try:
             source.open()
         except BaseException:
@@ -94,7 +99,9 @@ class Finalists:
     def __call__(self, progress: Progress) -> object:
         trial = progress.trial
         if trial.feasible and all(trial.placement != other.placement for other in self.trials):
-            self.trials = sorted([*self.trials, trial], key=lambda each: each.step_time)[:_FINALISTS]
+            self.trials = sorted([*self.trials, trial], key=lambda each: each.step_time)[
+                :_FINALISTS
+            ]
         return self.tell(progress)
 
 
@@ -109,13 +116,18 @@ def asked(problem: Problem, source: Measuring, placer: str) -> Trial:
 def raced(
     problem: Problem, source: Measuring, result: Result, finalists: list[Trial], single: Trial
 ) -> tuple[Result, Trial, Race | None]:
-    """The result with what the race recommends, and the single device, in the seconds of the race."""
+    """The result with what the race recommends, and the single device, in the seconds of the
+    race."""
     from roost.search.measured.race import race
 
     if not result.best.feasible:
         return result, single, None
     try:
-        known = {name: trial for name, trial in result.baselines.items() if name in _HEURISTICS and trial.feasible}
+        known = {
+            name: trial
+            for name, trial in result.baselines.items()
+            if name in _HEURISTICS and trial.feasible
+        }
         if not known:
             known = {_ASKED: asked(problem, source, _ASKED)}
         name = min(known, key=lambda each: known[each].step_time)
@@ -125,9 +137,13 @@ def raced(
     except KeyboardInterrupt:
         _console.note("interrupted: not raced against the baselines")
         return result, single, None
-    searched = {trial.placement.digest: trial.step_time for trial in [result.best, *finalists, *baselines.values()]}
+    searched = {
+        trial.placement.digest: trial.step_time
+        for trial in [result.best, *finalists, *baselines.values()]
+    }
     timed = {each.trial.placement.digest: each.trial.step_time for each in found.standings}
-    # The machine may be faster or slower by now: what was not raced is shown in the seconds of the race too.
+    # The machine may be faster or slower by now: what was not raced is shown in the seconds of the
+    # race too.
     pace = median(seconds / searched[digest] for digest, seconds in timed.items())
 
     def now(trial: Trial) -> Trial:
@@ -140,14 +156,18 @@ def raced(
 
 
 def ended_early(result: Result, trials: int | None) -> str:
-    """What to say where a search had not run as many placements as it might; nothing where it had."""
+    """What to say where a search had not run as many placements as it might; nothing where it
+    had."""
     why = {
         "done": f"{result.placer} proposes no more",
         "exhausted": "nothing was proposed any more that was not run before",
     }.get(result.ended)
     if why is None or (trials is None and result.ended == "done"):
         return ""
-    return f"Ended after {result.num_trials:,}{'' if trials is None else f' of {trials:,}'} trials: {why}"
+    return (
+        f"Ended after {result.num_trials:,}{'' if trials is None else f' of {trials:,}'} trials: "
+        f"{why}"
+    )
 
 
 def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any]:
@@ -170,7 +190,11 @@ def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any
             "low": found.low,
             "high": found.high,
             "standings": [
-                {"placer": each.trial.placer, "baseline": each.is_baseline, "step_time": each.trial.step_time}
+                {
+                    "placer": each.trial.placer,
+                    "baseline": each.is_baseline,
+                    "step_time": each.trial.step_time,
+                }
                 for each in found.standings
             ],
             "failed": dict(found.failed),

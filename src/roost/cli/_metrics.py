@@ -1,4 +1,5 @@
-"""The figures of every update of something that learns: a line of JSON each, and TensorBoard's files where wanted."""
+"""The figures of every update of something that learns: a line of JSON each, and TensorBoard's
+files where wanted."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ class Metrics:
         if self._events is not None:
             _tensorboard()
             if self._events.exists() and not self._events.is_dir():
-                raise InputError(f"{self._events}: is a file; TensorBoard needs a folder there; move it away")
+                raise InputError(
+                    f"{self._events}: is a file; TensorBoard needs a folder there; move it away"
+                )
         self._overlaps = going_on  # figures that come again may be there
         if not going_on:
             self.path.unlink(missing_ok=True)
@@ -38,7 +41,9 @@ class Metrics:
             with self.path.open("ab") as file:
                 file.write(msgspec.json.encode(dict(figures)) + b"\n")
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+            raise InputError(
+                f"{self.path}: cannot be written: {error.strerror or error}"
+            ) from error
         if self._events is not None and self._writer is None:
             self._writer = _tensorboard()(str(self._events))
         for name, value in figures.items() if self._writer is not None else ():
@@ -50,7 +55,8 @@ class Metrics:
             self._writer.close()
 
     def _drop_from(self, trials: float) -> None:
-        """What was written after the state that a search goes on from comes again; a line cut short goes too."""
+        """What was written after the state that a search goes on from comes again; a line cut short
+        goes too."""
         import msgspec
 
         from roost.core.files import write_bytes
@@ -62,7 +68,9 @@ class Metrics:
                 before = msgspec.json.decode(line, type=dict[str, Any]).get("trials")
             except (msgspec.DecodeError, UnicodeDecodeError):
                 if line.endswith(b"\n"):
-                    raise InputError(f"{self.path}: has a line that is none of ours; move the file away") from None
+                    raise InputError(
+                        f"{self.path}: has a line that is none of ours; move the file away"
+                    ) from None
                 break
             if not isinstance(before, int | float) or before >= trials:
                 break

@@ -1,4 +1,5 @@
-"""What the verbs read: a model, a graph or a problem, with the cluster and the costs that go with it."""
+"""What the verbs read: a model, a graph or a problem, with the cluster and the costs that go with
+it."""
 
 from __future__ import annotations
 
@@ -24,14 +25,18 @@ ModelOrGraph = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_GRAPH",
-        help="A graph.json or problem.json, .gz or not, or a model as roost capture takes it: a zoo name (see roost "
-        "zoo), package.module:callable, a .onnx or .pt2 file, a SavedModel folder, a Hugging Face config.json.",
+        help="A graph.json or problem.json, .gz or not, or a model as roost capture takes it: a "
+        "zoo name (see roost "
+        "zoo), package.module:callable, a .onnx or .pt2 file, a SavedModel folder, a Hugging Face "
+        "config.json.",
     ),
 ]
 On = Annotated[
     str | None,
     typer.Option(
-        "--on", metavar="CLUSTER", help="A preset (see roost clusters), a cluster.toml, or here: this machine."
+        "--on",
+        metavar="CLUSTER",
+        help="A preset (see roost clusters), a cluster.toml, or here: this machine.",
     ),
 ]
 CostsFile = Annotated[
@@ -39,7 +44,8 @@ CostsFile = Annotated[
     typer.Option(
         "--costs",
         metavar="FILE",
-        help="A costs.npz, or the problem.json of this model (roost profile -o, roost place -o) in place of --on; "
+        help="A costs.npz, or the problem.json of this model (roost profile -o, roost place -o) "
+        "in place of --on; "
         "otherwise a roofline of the cluster's figures.",
     ),
 ]
@@ -48,23 +54,37 @@ Placed = Annotated[
     typer.Option(
         "--placement",
         metavar="FILE",
-        help="The placement.json, or the folder that roost place -o wrote; without --on and --costs the problem that "
+        help="The placement.json, or the folder that roost place -o wrote; without --on and "
+        "--costs the problem that "
         "it wrote beside it is taken. To verify and export also a plan.json.",
     ),
 ]
-Train = Annotated[bool, typer.Option("--train", help="A whole training step of the model instead of inference.")]
-Optimizer = Annotated[str | None, typer.Option(help="sgd (where left out), momentum, adam or adamw; with --train.")]
+Train = Annotated[
+    bool, typer.Option("--train", help="A whole training step of the model instead of inference.")
+]
+Optimizer = Annotated[
+    str | None, typer.Option(help="sgd (where left out), momentum, adam or adamw; with --train.")
+]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of the model, such as batch=8; may be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of the model, such as batch=8; may be repeated.",
+    ),
 ]
 Shapes = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="NAME=1,3,224,224", help="The shape of an input of a file; may be repeated."),
+    typer.Option(
+        "--input",
+        metavar="NAME=1,3,224,224",
+        help="The shape of an input of a file; may be repeated.",
+    ),
 ]
 
 _WITH_LOSS = (
-    "Name a callable (package.module:callable) whose module returns its loss, or capture it in Python: "
+    "Name a callable (package.module:callable) whose module returns its loss, or capture it in "
+    "Python: "
     "roost.capture(model, inputs, train=True, loss=...).save('graph.json')"
 )
 PLACEMENT, PROBLEM = "placement.json", "problem.json.gz"  # as `roost place -o` names them
@@ -83,7 +103,12 @@ class Model:
 
     @classmethod
     def of(
-        cls, source: str, train: bool, optimizer: str | None, settings: list[str] | None, shapes: list[str] | None
+        cls,
+        source: str,
+        train: bool,
+        optimizer: str | None,
+        settings: list[str] | None,
+        shapes: list[str] | None,
     ) -> Model:
         """As given on the command line."""
         pairs = [_pair(text, "--set") for text in settings or []]
@@ -118,7 +143,9 @@ class Model:
 
     def with_batch(self, batch: int) -> Model:
         kept = tuple((key, value) for key, value in self.settings if key != "batch")
-        return Model(self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes)
+        return Model(
+            self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes
+        )
 
     def _made(self) -> tuple[nn.Module, Any]:
         """What package.module:callable returns with these settings."""
@@ -132,7 +159,9 @@ class Model:
             model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
         except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
             given = ", ".join(f"{key}={value!r}" for key, value in self.settings)
-            raise InputError(f"{self.source!r} with {given}: {type(error).__name__}: {error}") from error
+            raise InputError(
+                f"{self.source!r} with {given}: {type(error).__name__}: {error}"
+            ) from error
         return model, inputs() if callable(inputs) else inputs
 
     def real(self) -> tuple[nn.Module, Any]:
@@ -156,7 +185,8 @@ class Model:
             raise
 
     def capture(self) -> Graph:
-        """Raises InputError with what to do on the command line, where Python would do otherwise."""
+        """Raises InputError with what to do on the command line, where Python would do
+        otherwise."""
         try:
             return self._captured()
         except InputError as error:
@@ -173,7 +203,8 @@ class Model:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
         if self.shapes or not (self.in_zoo or self.is_config or ":" in self.source):
             raise InputError(
-                f"{self.source}: cannot be timed; give a zoo name, package.module:callable or a config.json, no --input"
+                f"{self.source}: cannot be timed; give a zoo name, package.module:callable or a "
+                f"config.json, no --input"
             )
         if self.is_config:
             from roost.cli import _built
@@ -186,7 +217,9 @@ class Model:
             args = tuple(args) if isinstance(args, tuple | list) else (args,)
             program = trace.trace(model, args, kwargs, train=self.train)
         except (RuntimeError, NotImplementedError, OverflowError) as error:
-            raise InputError(f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}") from error
+            raise InputError(
+                f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}"
+            ) from error
         name = self.source if self.in_zoo else type(model).__name__
         return described(program, name, self.optimizer if self.train else None)
 
@@ -195,8 +228,12 @@ class Model:
 
         if self.in_zoo:
             if self.shapes:
-                raise InputError("--input is for files; a model of the zoo takes --set, such as --set batch=8")
-            return zoo.build(self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings))
+                raise InputError(
+                    "--input is for files; a model of the zoo takes --set, such as --set batch=8"
+                )
+            return zoo.build(
+                self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings)
+            )
         if self.settings and ":" in self.source:
             from roost.frontends.torch import capture
 
@@ -205,12 +242,15 @@ class Model:
         if self.shapes:
             options["inputs"] = dict(self.shapes)
         try:
-            return frontends.read(self.source, train=self.train, optimizer=self.optimizer, **options)
+            return frontends.read(
+                self.source, train=self.train, optimizer=self.optimizer, **options
+            )
         except TypeError as error:
             if "unexpected keyword" not in str(error):
                 raise
             raise InputError(
-                f"{self.source}: {str(error).split('got an ')[-1]}: this kind of file takes no such setting"
+                f"{self.source}: {str(error).split('got an ')[-1]}: this kind of file takes no "
+                f"such setting"
             ) from error
 
 
@@ -255,23 +295,31 @@ def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
     if isinstance(found, Problem):
         for option, value in (("--on", on), ("--costs", costs)):
             if value is not None:
-                raise InputError(f"{path}: is a problem, with a cluster and costs of its own; leave out {option}")
+                raise InputError(
+                    f"{path}: is a problem, with a cluster and costs of its own; leave out {option}"
+                )
         return found
     if not isinstance(found, Graph):
-        raise InputError(f"{path}: holds a {type(found).__name__.lower()}, not a graph or a problem")
+        raise InputError(
+            f"{path}: holds a {type(found).__name__.lower()}, not a graph or a problem"
+        )
     return with_cluster(found, str(path), on, costs)
 
 
 def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path, Path | None]:
-    """The file of a placement, and costs for it: those it was found with, where they are there and no others named.
+    """The file of a placement, and costs for it: those it was found with, where they are there and
+    no others named.
 
     `placement` may be the folder that `roost place -o` wrote.
     """
     inside = placement.is_dir()
-    if not inside and not placement.exists():  # or the cluster, which is looked for beside it, would be missed first
+    # Or the cluster, which is looked for beside it, would be missed first.
+    if not inside and not placement.exists():
         raise InputError(f"{placement}: no such file or folder")
     if inside and not (placement / PLACEMENT).exists():
-        raise InputError(f"{placement}: has no {PLACEMENT}; name a folder that roost place -o wrote")
+        raise InputError(
+            f"{placement}: has no {PLACEMENT}; name a folder that roost place -o wrote"
+        )
     beside = (placement if inside else placement.parent) / PROBLEM
     if on is None and costs is None and beside.is_file():
         costs = beside
@@ -281,7 +329,7 @@ def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path
 def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
     """The plan in a file, where it is one; it brings its problem."""
     from roost.core import formats
-    from roost.plan import files  # noqa: F401  it tells what is read
+    from roost.plan import files  # noqa: F401  it registers the format
     from roost.plan.plan import Plan
 
     if not placement.is_file():
@@ -290,12 +338,16 @@ def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
     if not isinstance(found, Plan):
         return None
     if on is not None or costs is not None:
-        raise InputError(f"{placement}: is a plan, with a cluster and costs of its own; leave out --on and --costs")
+        raise InputError(
+            f"{placement}: is a plan, with a cluster and costs of its own; leave out --on and "
+            f"--costs"
+        )
     return found
 
 
 def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:
-    """The graph on a cluster, with costs from a file or by roofline; or the problem in a file, where it is of it."""
+    """The graph on a cluster, with costs from a file or by roofline; or the problem in a file,
+    where it is of it."""
     from roost.core import formats
     from roost.core.costs import Costs
     from roost.core.problem import Problem
@@ -306,10 +358,14 @@ def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) 
     given = None if costs is None else formats.load(costs)
     if isinstance(given, Problem):
         if on is not None:
-            raise InputError(f"{costs}: is a problem, with a cluster and costs of its own; leave out --on")
+            raise InputError(
+                f"{costs}: is a problem, with a cluster and costs of its own; leave out --on"
+            )
         return _of_graph(given, graph, source, f"{costs}")
     if given is not None and not isinstance(given, Costs):
-        raise InputError(f"{costs}: is a {type(given).__name__.lower()} file; costs or a problem are needed here")
+        raise InputError(
+            f"{costs}: is a {type(given).__name__.lower()} file; costs or a problem are needed here"
+        )
     assert on is not None
     if given is None:
         devices = cluster(on)
@@ -330,7 +386,8 @@ def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
     """A problem from a file, which must be of this graph."""
     if given.graph.digest != graph.digest:
         raise InputError(
-            f"{path}: is a problem of graph {given.graph.name!r}, {given.graph.digest}; {source} as given here is "
+            f"{path}: is a problem of graph {given.graph.name!r}, {given.graph.digest}; {source} "
+            f"as given here is "
             f"{graph.digest}: give the settings that it was made with, such as --train and --set"
         )
     return given
@@ -338,9 +395,14 @@ def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
 
 def check_cluster(source: str, on: str | None, costs: Path | None = None) -> None:
     """Refuse what names no cluster, or none that there is. A problem brings its own."""
-    if costs is not None and str(costs) in ("profiled", "estimated", "roofline") and not costs.exists():
+    if (
+        costs is not None
+        and str(costs) in ("profiled", "estimated", "roofline")
+        and not costs.exists()
+    ):
         raise InputError(
-            f"--costs is {costs}; it takes a file. roost profile MODEL --on CLUSTER -o problem.json times the ops and "
+            f"--costs is {costs}; it takes a file. roost profile MODEL --on CLUSTER -o "
+            f"problem.json times the ops and "
             "writes one; without --costs they are estimated by roofline"
         )
     from roost.presets import HERE, cluster
@@ -348,7 +410,9 @@ def check_cluster(source: str, on: str | None, costs: Path | None = None) -> Non
     if on is None:
         if costs is not None and costs.name.endswith((".json", ".json.gz")):
             return
-        raise InputError(f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)")
+        raise InputError(
+            f"{source}: brings no cluster; add --on CLUSTER (roost clusters lists the presets)"
+        )
     if on != HERE:
         cluster(on)
 

@@ -1,4 +1,5 @@
-"""A model that is built, captured and given a placement: ready to run on devices of this machine."""
+"""A model that is built, captured and given a placement: ready to run on devices of this
+machine."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ class Ready:
 
 
 def ready(
-    chosen: _problem.Model, on: str | None, path: Path | None, costs: Path | None, seed: int, copies: int
+    chosen: _problem.Model,
+    on: str | None,
+    path: Path | None,
+    costs: Path | None,
+    seed: int,
+    copies: int,
 ) -> Ready:
     """`copies` is how many times the weights are held at once while it runs."""
     from roost.core import formats
@@ -38,7 +44,9 @@ def ready(
     if path is None:
         raise InputError("--placement is missing; name the placement.json to run")
     if _problem.plan_in(path, None, None) is not None:
-        raise InputError(f"{path}: is a plan, for a model as it is written; in Python plan.apply(model) runs it")
+        raise InputError(
+            f"{path}: is a plan, for a model as it is written; in Python plan.apply(model) runs it"
+        )
     path, costs = _problem.placed_in(path, on, costs)
     _problem.check_cluster(chosen.source, on, costs)
     placement = formats.load_as(Placement, path)
@@ -62,7 +70,8 @@ def ready(
 
 
 def check_size(chosen: _problem.Model, copies: int) -> None:
-    """Refuse what this machine has no room for, before it is built. A callable decides by itself."""
+    """Refuse what this machine has no room for, before it is built. A callable decides by
+    itself."""
     import os
 
     from roost.core.units import show_bytes
@@ -75,6 +84,8 @@ def check_size(chosen: _problem.Model, copies: int) -> None:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if wanted > memory:
         raise InputError(
-            f"{chosen.source}: has weights of {show_bytes(size)}; to run it takes {show_bytes(wanted)}, and this "
-            f"machine has {show_bytes(memory)}. Take a smaller size: --set layers=2, --set hidden=64, ..."
+            f"{chosen.source}: has weights of {show_bytes(size)}; to run it takes "
+            f"{show_bytes(wanted)}, and this "
+            f"machine has {show_bytes(memory)}. Take a smaller size: --set layers=2, --set "
+            f"hidden=64, ..."
         )

@@ -1,4 +1,5 @@
-"""What the verbs that search share: their budget, a line of progress, and trials for people and for programs."""
+"""What the verbs that search share: their budget, a line of progress, and trials for people and for
+programs."""
 
 from __future__ import annotations
 
@@ -28,16 +29,21 @@ Variant = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Other settings of a placer that learns: paper (as published), heuristic (begins at the best simple one).",
+        help="Other settings of a placer that learns: paper (as published), heuristic (begins at "
+        "the best simple one).",
     ),
 ]
 Trials = Annotated[
-    int | None, typer.Option(metavar="N", help="Stop after so many trials: simulations, or placements that were run.")
+    int | None,
+    typer.Option(
+        metavar="N", help="Stop after so many trials: simulations, or placements that were run."
+    ),
 ]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits
-_OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4  # a gap below the first is one of rounding; below the second it reads as none
+# A gap below the first is one of rounding; below the second it reads as none.
+_OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4
 COMPILING = "loading what was compiled"
 
 
@@ -82,16 +88,24 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
 
 
 def placer_with(name: str, weights: Path | None, variant: str | None = None) -> str | Placer:
-    """The placer of a name, with weights or other settings where given; what is wrong with them is told at once."""
+    """The placer of a name, with weights or other settings where given; what is wrong with them is
+    told at once."""
     found = catalog.find("placers", name)
     if variant is not None and weights is not None:
-        raise InputError(f"--variant {variant} and --weights {weights}: weights have their own settings; give one")
+        raise InputError(
+            f"--variant {variant} and --weights {weights}: weights have their own settings; give "
+            f"one"
+        )
     if variant is not None:
         from roost.placers import VARIANTS
 
         able = [each for each in VARIANTS if hasattr(found, each)]
         if variant not in able:
-            known = f"has {', '.join(able)}" if able else "has none; seq2seq, spotlight, post and placeto have"
+            known = (
+                f"has {', '.join(able)}"
+                if able
+                else "has none; seq2seq, spotlight, post and placeto have"
+            )
             raise InputError(f"--variant {variant}: placer {name!r} {known}")
         other: Placer = getattr(found, variant)()
         return other
@@ -101,7 +115,9 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
 
     fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
     if "weights" not in {field.name for field in fields}:
-        raise InputError(f"--weights {weights}: placer {name!r} takes no weights; lister and placeto do")
+        raise InputError(
+            f"--weights {weights}: placer {name!r} takes no weights; lister and placeto do"
+        )
     made: Placer = found(weights=str(weights))
     return made
 
@@ -109,7 +125,9 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
 class Watch:
     """How a search goes: what `on_trial` is called with, and the live line made of it."""
 
-    def __init__(self, what: str, out: Console, first: str = "", baseline: Trial | None = None) -> None:
+    def __init__(
+        self, what: str, out: Console, first: str = "", baseline: Trial | None = None
+    ) -> None:
         self.what, self.out, self.first, self.baseline = what, out, first, baseline
         self.last: Progress | None = None
         self.told = self.heard = time.monotonic()
@@ -136,7 +154,8 @@ class Watch:
 
 @contextmanager
 def watching(what: str, first: str = "", baseline: Trial | None = None) -> Iterator[Watch]:
-    """Say on standard error how a search goes: a live line on a terminal, else a line now and then; `first` before."""
+    """Say on standard error how a search goes: a live line on a terminal, else a line now and then;
+    `first` before."""
     out = _console.console(stderr=True)
     watch = Watch(what, out, first, baseline)
     with _console.drawn(out, watch.waiting, watch):
@@ -152,7 +171,9 @@ def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = No
     if not best.feasible and best.why and not best.missing_bytes:
         return ", ".join([*words, f"nothing runs yet: {best.why}"])
     if not best.feasible:
-        return ", ".join([*words, f"nothing fits yet, the best try lacks {show_bytes(best.missing_bytes)}"])
+        return ", ".join(
+            [*words, f"nothing fits yet, the best try lacks {show_bytes(best.missing_bytes)}"]
+        )
     words.append(f"best {show_seconds(best.step_time)} by {best.placer}")
     if baseline is not None and (share := ratio(best, baseline)) is not None:
         words.append(f"{share:.2f} of {baseline.placer}")
@@ -162,7 +183,8 @@ def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = No
 
 
 def gap(best: Trial, bound: Bound | None) -> float | None:
-    """What part of the step could at most be saved; None without a bound, or where it does not fit."""
+    """What part of the step could at most be saved; None without a bound, or where it does not
+    fit."""
     if bound is None or not best.feasible:
         return None
     return 1.0 - bound.step_time / best.step_time if best.step_time > 0 else 0.0
@@ -200,7 +222,8 @@ def single_trial(problem: Problem, asked: dict[str, Trial] | None = None) -> Tri
 
 
 def baseline(problem: Problem) -> Trial:
-    """What a search is to beat: the best of one device and of an expert's split. It costs a simulation each."""
+    """What a search is to beat: the best of one device and of an expert's split. It costs a
+    simulation each."""
     from roost.search.solve import search
 
     found = [search(problem, name, prove=False).best for name in ("single", "expert")]
@@ -217,7 +240,8 @@ def main_device(problem: Problem, trial: Trial) -> str:
 
 
 def ratio(trial: Trial, single: Trial | None) -> float | None:
-    """Of its step time to that of the best single device; None where either does not fit, or nothing takes time."""
+    """Of its step time to that of the best single device; None where either does not fit, or
+    nothing takes time."""
     if single is None or not (trial.feasible and single.feasible and single.step_time > 0):
         return None
     return trial.step_time / single.step_time
@@ -232,7 +256,9 @@ def facts(problem: Problem, trial: Trial, single: Trial | None) -> dict[str, Any
         "order": trial.placement.order,
         "ratio_to_single": ratio(trial, single),
         "fullest": fullest(problem, trial),
-        "peak_memory": dict(zip(problem.cluster.device_names, trial.peak_memory.tolist(), strict=True)),
+        "peak_memory": dict(
+            zip(problem.cluster.device_names, trial.peak_memory.tolist(), strict=True)
+        ),
         "missing_bytes": trial.missing_bytes,
     }
 
@@ -259,7 +285,8 @@ def show_step(row: dict[str, Any]) -> str | Text:
 
 
 def show_name(name: str, all_names: Iterable[str]) -> str:
-    """A placer as tables show it: of `package.module:Class` the class, where no other is called that."""
+    """A placer as tables show it: of `package.module:Class` the class, where no other is called
+    that."""
     short = name.rpartition(":")[2]
     return short if [other.rpartition(":")[2] for other in all_names].count(short) <= 1 else name
 

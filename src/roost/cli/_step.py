@@ -22,10 +22,13 @@ if TYPE_CHECKING:
 
 TimelineFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the whole timeline here, compressed where it ends in .gz."),
+    typer.Option(
+        metavar="FILE", help="Write the whole timeline here, compressed where it ends in .gz."
+    ),
 ]
 TraceFile = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, likewise.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, likewise."),
 ]
 
 
@@ -76,7 +79,9 @@ def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str,
         "peak_memory": dict(zip(names, columns["peak_memory"], strict=True)),
         "capacity": dict(zip(names, columns["capacity"], strict=True)),
         "missing_bytes": dict(zip(names, step.missing.tolist(), strict=True)),
-        "devices": [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)],
+        "devices": [
+            dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+        ],
     }
 
 
@@ -86,7 +91,9 @@ def fits(found: dict[str, Any]) -> Text:
 
     from roost.core.units import show_bytes
 
-    lacks = [f"{name} lacks {show_bytes(size)}" for name, size in found["missing_bytes"].items() if size]
+    lacks = [
+        f"{name} lacks {show_bytes(size)}" for name, size in found["missing_bytes"].items() if size
+    ]
     return Text(f"does not fit: {', '.join(lacks)}", "red") if lacks else Text("fits", "green")
 
 
@@ -101,7 +108,16 @@ def device_table(found: dict[str, Any]) -> RenderableType:
     from roost.core.units import show_bytes, show_seconds
 
     over = {name: size for name, size in found["missing_bytes"].items() if size}
-    numbers = ["ops", "busy", "share", "sent", "received", "peak", "capacity", *["over by"] * bool(over)]
+    numbers = [
+        "ops",
+        "busy",
+        "share",
+        "sent",
+        "received",
+        "peak",
+        "capacity",
+        *["over by"] * bool(over),
+    ]
     rows = _console.table(["device", *numbers], numbers)
     step_time = found.get("simulated_step_time", found["step_time"])
     for device in found["devices"]:
@@ -131,7 +147,8 @@ def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]
     for op, (module, device) in enumerate(zip(graph.modules, step.device.tolist(), strict=True)):
         name = ".".join(plain(module).split(".")[:depth])
         row = found.setdefault(
-            name, {"name": name, "num_ops": 0, "weight_bytes": 0, "seconds": dict.fromkeys(names, 0.0)}
+            name,
+            {"name": name, "num_ops": 0, "weight_bytes": 0, "seconds": dict.fromkeys(names, 0.0)},
         )
         row["num_ops"] += 1
         row["weight_bytes"] += int(graph.output_bytes[op]) if graph.is_parameter[op] else 0
@@ -147,7 +164,10 @@ def module_table(rows: list[dict[str, Any]]) -> RenderableType:
     numbers = ["ops", "weights", *devices]
     table = _console.table(["module", *numbers], numbers)
     for row in rows:
-        busy = [show_seconds(row["seconds"][device]) if row["seconds"][device] else "" for device in devices]
+        busy = [
+            show_seconds(row["seconds"][device]) if row["seconds"][device] else ""
+            for device in devices
+        ]
         weights = show_bytes(row["weight_bytes"]) if row["weight_bytes"] else ""
         table.add_row(row["name"] or "(none)", f"{row['num_ops']:,}", weights, *busy)
     return table

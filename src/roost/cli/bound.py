@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 def bound(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
-    seconds: Annotated[float, typer.Option(metavar="S", help="How long to look for a better proof.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="How long to look for a better proof.")
+    ] = 1.0,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     setting: _problem.Settings = None,
@@ -29,8 +31,8 @@ def bound(
 ) -> None:
     """Prove how short a step can be at best.
 
-    Whatever the placement and the order, no step is shorter. Shows the kind of proof, and the best single device beside
-    it. The exit code is 3 where it is proved that nothing fits.
+    Whatever the placement and the order, no step is shorter. Shows the kind of proof, and the best
+    single device beside it. The exit code is 3 where it is proved that nothing fits.
     """
     if not seconds > 0:
         raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
@@ -50,7 +52,9 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
 
     single = _search.single_trial(problem)
     began = time.perf_counter()
-    found = bounds.bound(problem, seconds=seconds, upper=single.step_time if single.feasible else None)
+    found = bounds.bound(
+        problem, seconds=seconds, upper=single.step_time if single.feasible else None
+    )
     spent = time.perf_counter() - began
     proof = bounds.nothing_fits(problem)
     return {
@@ -60,7 +64,10 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
         "costs": problem.costs.source,
         "bound": {"step_time": found.step_time, "proof": found.proof},
         "seconds": spent,
-        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "single": {
+            **_search.facts(problem, single, single),
+            "device": _search.main_device(problem, single),
+        },
         "gap_of_single": _search.gap(single, found),
         "nothing_fits": None if proof is None else str(proof),
     }
@@ -73,10 +80,15 @@ def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
 
     least, single = found["bound"]["step_time"], found["single"]
     yield Text.assemble(
-        ("No step is shorter than ", ""), (show_seconds(least), "bold"), f" (proof: {found['bound']['proof']})"
+        ("No step is shorter than ", ""),
+        (show_seconds(least), "bold"),
+        f" (proof: {found['bound']['proof']})",
     )
     if not single["feasible"]:
-        yield f"No one device holds it all: {single['device']} lacks {show_bytes(single['missing_bytes'])}"
+        yield (
+            f"No one device holds it all: {single['device']} lacks "
+            f"{show_bytes(single['missing_bytes'])}"
+        )
     elif _search.is_optimal(found["gap_of_single"]):
         yield f"Everything on {single['device']} takes just that: more devices cannot help"
     else:
@@ -86,7 +98,8 @@ def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
             f"{_search.show_gap(found['gap_of_single'])} of it could be saved{faster}"
         )
     yield Text(
-        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}, costs: {found['costs']}; "
+        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}, "
+        f"costs: {found['costs']}; "
         f"proved in {show_seconds(found['seconds'])}",
         "dim",
     )

@@ -18,12 +18,16 @@ def capture(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, a .onnx or .pt2 file, a SavedModel folder, or a "
+            help="A zoo name (see roost zoo), package.module:callable, a .onnx or .pt2 file, a "
+            "SavedModel folder, or a "
             "Hugging Face config.json.",
         ),
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The graph.json to write, or .json.gz.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The graph.json to write, or .json.gz."
+        ),
     ],
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
@@ -45,14 +49,18 @@ def capture(
     graph.save(output)
     _console.note(f"wrote {output}")
     facts = summary(graph)
-    by_formula = f"{facts['flop_by_formula']:.1%} of the FLOP and {facts['bytes_by_formula']:.1%} of the bytes moved"
+    by_formula = (
+        f"{facts['flop_by_formula']:.1%} of the FLOP and {facts['bytes_by_formula']:.1%} of the "
+        f"bytes moved"
+    )
     if as_json:
         _console.show_json(facts)
         return
     from roost.core.units import show_bytes, show_count
 
     _console.show(
-        f"{graph.name}: {facts['ops']} ops, {facts['edges']} edges, {show_count(facts['flop'], 'FLOP')}, "
+        f"{graph.name}: {facts['ops']} ops, {facts['edges']} edges, "
+        f"{show_count(facts['flop'], 'FLOP')}, "
         f"parameters {show_bytes(facts['parameter_bytes'])}",
         f"{by_formula} belong to ops costed by a formula; the others count their elements",
     )

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def clusters(
     cluster: Annotated[
         str | None,
-        typer.Argument(metavar="NAME_OR_PATH", help="A preset or a cluster.toml; all presets where left out."),
+        typer.Argument(
+            metavar="NAME_OR_PATH", help="A preset or a cluster.toml; all presets where left out."
+        ),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -36,11 +38,15 @@ def clusters(
         _console.show_json(detail(found)) if as_json else _console.show(*portrait(found))
         return
     known = [presets.cluster(name) for name in presets.names()]
-    _console.show_json({"clusters": [_brief(each) for each in known]}) if as_json else _console.show(_list(known))
+    _console.show_json(
+        {"clusters": [_brief(each) for each in known]}
+    ) if as_json else _console.show(_list(known))
 
 
 def _brief(cluster: Cluster) -> dict[str, Any]:
-    devices = [{"name": each.name, "kind": each.kind, "memory": each.memory} for each in cluster.devices]
+    devices = [
+        {"name": each.name, "kind": each.kind, "memory": each.memory} for each in cluster.devices
+    ]
     return {"name": cluster.name, "description": cluster.description, "devices": devices}
 
 
@@ -61,7 +67,9 @@ def _list(known: Sequence[Cluster]) -> RenderableType:
     rows = _console.table(["name", "devices", "memory of each", "description"])
     for cluster in known:
         kinds = Counter(device.kind for device in cluster.devices)
-        sizes = dict.fromkeys((device.kind, show_bytes(device.memory)) for device in cluster.devices)
+        sizes = dict.fromkeys(
+            (device.kind, show_bytes(device.memory)) for device in cluster.devices
+        )
         rows.add_row(
             cluster.name,
             " + ".join(f"{count} {kind}" for kind, count in kinds.items()),
@@ -75,12 +83,17 @@ def portrait(cluster: Cluster) -> Iterator[RenderableType]:
     """One cluster for people: its devices, its links, its sources."""
     from rich.text import Text
 
-    yield Text.assemble((cluster.name, "bold"), *([f": {cluster.description}"] if cluster.description else []))
+    yield Text.assemble(
+        (cluster.name, "bold"), *([f": {cluster.description}"] if cluster.description else [])
+    )
     if cluster.broadcast:
         yield "Broadcast: one transfer of a tensor serves every device that needs it."
     if not cluster.copies_in_memory:
         yield "Received copies of tensors do not count in memory."
-    alike = [list(group) for _, group in groupby(cluster.devices, key=lambda device: replace(device, name="x"))]
+    alike = [
+        list(group)
+        for _, group in groupby(cluster.devices, key=lambda device: replace(device, name="x"))
+    ]
     yield ""
     yield _devices(alike)
     links = cluster.links
@@ -117,7 +130,9 @@ def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
             show_count(device.memory_bandwidth, "B/s"),
             show_seconds(device.launch_overhead),
             *[show_seconds(device.gap)] * gaps,
-            "\n".join(f"{dtype} {show_count(rate, 'FLOP/s')}" for dtype, rate in device.peak.items()),
+            "\n".join(
+                f"{dtype} {show_count(rate, 'FLOP/s')}" for dtype, rate in device.peak.items()
+            ),
         )
     return rows
 
@@ -129,14 +144,26 @@ def _links(links: Sequence[Link]) -> RenderableType:
     late = any(link.send_latency for link in links)
     busy = any(link.sender_busy or link.receiver_busy for link in links)
     ends = ["sender busy", "receiver busy"] * busy
-    numbers = ["bandwidth", *["of sends"] * sends, "latency", *["of sends"] * late, *ends, *["gap"] * gaps]
+    numbers = [
+        "bandwidth",
+        *["of sends"] * sends,
+        "latency",
+        *["of sends"] * late,
+        *ends,
+        *["gap"] * gaps,
+    ]
     rows = _console.table(["link", *numbers, "bus"], numbers)
     for link in links:
         gap = [show_seconds(link.gap)] * gaps
         send = [show_count(link.send_bandwidth or link.bandwidth, "B/s")] * sends
-        wait = [show_seconds(link.latency), *[show_seconds(link.send_latency or link.latency)] * late]
+        wait = [
+            show_seconds(link.latency),
+            *[show_seconds(link.send_latency or link.latency)] * late,
+        ]
         kept = [show_seconds(link.sender_busy), show_seconds(link.receiver_busy)] * busy
-        rows.add_row(_ends(link), show_count(link.bandwidth, "B/s"), *send, *wait, *kept, *gap, link.bus)
+        rows.add_row(
+            _ends(link), show_count(link.bandwidth, "B/s"), *send, *wait, *kept, *gap, link.bus
+        )
     return rows
 
 

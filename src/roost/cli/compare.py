@@ -72,16 +72,23 @@ def compare(
     on: _problem.On = None,
     placers: Annotated[
         str | None,
-        typer.Option(metavar="NAME,NAME", help="Placers (see roost placers); all of them where left out."),
+        typer.Option(
+            metavar="NAME,NAME", help="Placers (see roost placers); all of them where left out."
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(metavar="S", help="For each placer and seed; 2 where --trials is left out too."),
+        typer.Option(
+            metavar="S", help="For each placer and seed; 2 where --trials is left out too."
+        ),
     ] = None,
     trials: _search.Trials = None,
     variant: _search.Variant = None,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What roost learn wrote; for the placer that it was made with.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What roost learn wrote; for the placer that it was made with."
+        ),
     ] = None,
     seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds: 0, 1, 2, ...")] = 5,
     train: _problem.Train = False,
@@ -93,11 +100,12 @@ def compare(
 ) -> None:
     """Compare placers at equal budgets.
 
-    Every placer gets the same trials and seconds for every seed. A placer that cannot be asked here, since a package is
-    missing or the model is not for it, has a line that says why. The exit code is 3 where no placer finds what fits.
+    Every placer gets the same trials and seconds for every seed. A placer that cannot be asked
+    here, since a package is missing or the model is not for it, has a line that says why. The exit
+    code is 3 where no placer finds what fits.
 
-    With --variant those placers that have it are asked with these settings, with --weights the one that the file is
-    for; the others are asked as they are, to be compared with.
+    With --variant those placers that have it are asked with these settings, with --weights the one
+    that the file is for; the others are asked as they are, to be compared with.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; it must be at least 1")
@@ -124,8 +132,13 @@ def _nothing_fits(problem: Problem, rows: Sequence[Row], proof: Infeasible | Non
     """The error to end with: what the try that is nearest to fitting lacks."""
     from roost.search.fixes import nothing_found
 
-    nearest = min((row.middle for row in rows if row.middle is not None), key=lambda each: each.best.missing_bytes)
-    found = f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device"
+    nearest = min(
+        (row.middle for row in rows if row.middle is not None),
+        key=lambda each: each.best.missing_bytes,
+    )
+    found = (
+        f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device"
+    )
     return nothing_found(problem, nearest, found if proof is None else str(proof))
 
 
@@ -153,13 +166,20 @@ def _entries(names: Sequence[str], weights: Path | None, variant: str | None) ->
         assert not isinstance(chosen, str)
         found[number] = Entry(name, variant, None if weights is None else str(weights), chosen)
     if errors and len(errors) == len(names):
-        # Of several placers the one that comes nearest tells most: weights that cannot be read are no other's either.
-        raise InputError(next((said for said in errors if "takes no weights" not in said), errors[0]))
+        # Of several placers the one that comes nearest tells most: weights that cannot be read are
+        # no other's either.
+        raise InputError(
+            next((said for said in errors if "takes no weights" not in said), errors[0])
+        )
     return found
 
 
 def _run(
-    problem: Problem, entries: Sequence[Entry], seconds: float | None, trials: int | None, seeds: int
+    problem: Problem,
+    entries: Sequence[Entry],
+    seconds: float | None,
+    trials: int | None,
+    seeds: int,
 ) -> list[Row]:
     """Every placer and seed, or those finished until Ctrl-C."""
     rows: list[Row] = []
@@ -188,10 +208,13 @@ def _ask(
 
     try:
         with _search.watching(what) as tell:
-            result = search(problem, entry.chosen or entry.placer, seconds, trials, seed, tell, prove=False)
+            result = search(
+                problem, entry.chosen or entry.placer, seconds, trials, seed, tell, prove=False
+            )
     except (InputError, MissingExtra) as error:
         return str(error)
-    except Exception as error:  # a placer may be anyone's, and the others are worth comparing all the same
+    # A placer may be anyone's, and the others are worth comparing all the same.
+    except Exception as error:
         return _fault(error, entry.placer)
     if result.ended == "interrupted":
         raise KeyboardInterrupt
@@ -199,7 +222,8 @@ def _ask(
 
 
 def _fault(error: Exception, name: str) -> str:
-    """`ZeroDivisionError: division by zero (mine.py:12)`: the last line of the placer's own that was reached."""
+    """`ZeroDivisionError: division by zero (mine.py:12)`: the last line of the placer's own that
+    was reached."""
     import sys
     from traceback import extract_tb
 
@@ -227,7 +251,8 @@ def _bound(problem: Problem, rows: Sequence[Row]) -> Bound:
 
 
 def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -> dict[str, Any]:
-    """The comparison in seconds and bytes, as --json prints it; the best placer first, those not asked last."""
+    """The comparison in seconds and bytes, as --json prints it; the best placer first, those not
+    asked last."""
     ordered = sorted(rows, key=lambda row: (not row.results, not row.fitting, _key(row)))
     return {
         "graph": problem.graph.name,
@@ -235,7 +260,10 @@ def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -
         "cluster": problem.cluster.name,
         "costs": problem.costs.source,
         "bound": {"step_time": bound.step_time, "proof": bound.proof},
-        "single": {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        "single": {
+            **_search.facts(problem, single, single),
+            "device": _search.main_device(problem, single),
+        },
         "placers": [_row_facts(problem, row, single, bound) for row in ordered],
     }
 
@@ -251,7 +279,10 @@ def _key(row: Row) -> float:
 
 
 def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[str, Any]:
-    middle, given = row.middle, {name: getattr(row.entry, name) for name in ("placer", "variant", "weights")}
+    middle, given = (
+        row.middle,
+        {name: getattr(row.entry, name) for name in ("placer", "variant", "weights")},
+    )
     if middle is None:
         return given | {"why_not": row.why_not, "seeds": []}
     times = [result.best.step_time for result in row.fitting]
@@ -264,7 +295,9 @@ def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[
         "num_feasible": len(times),
         "num_trials": int(median(result.num_trials for result in row.results)),
         "seconds": median(result.seconds for result in row.results),
-        "gap": 1.0 - bound.step_time / step_time if times and step_time > 0 else (0.0 if times else None),
+        "gap": 1.0 - bound.step_time / step_time
+        if times and step_time > 0
+        else (0.0 if times else None),
         "seeds": [
             {
                 "seed": result.seed,
@@ -288,7 +321,10 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
 
     asked = [row for row in found["placers"] if row["seeds"]]
     seeds = max((len(row["seeds"]) for row in asked), default=0)
-    yield Text(f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}", "bold")
+    yield Text(
+        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}",
+        "bold",
+    )
     yield f"median of {_console.plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
     yield ""
     columns = ["placer", "step", "spread", "of single", "order", "peak", "trials", "seconds", "gap"]
@@ -302,14 +338,17 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
             _search.show_ratio(row["ratio_to_single"]),
             row["order"],
             show_bytes(row["peak_memory"][row["fullest"]]),
-            f"{row['num_trials']:,}" if row["num_trials"] < _MANY else f"{row['num_trials'] / 1000:,.0f}k",
+            f"{row['num_trials']:,}"
+            if row["num_trials"] < _MANY
+            else f"{row['num_trials'] / 1000:,.0f}k",
             f"{row['seconds']:.2f}",
             _search.show_gap(row["gap"]),
         )
     yield table
     yield ""
     yield Text(
-        "spread: longest less shortest, of the median; of single: of the step on the best device alone; "
+        "spread: longest less shortest, of the median; of single: of the step on the best device "
+        "alone; "
         "peak: of the fullest device; gap: what at most could still be saved",
         "dim",
     )
@@ -318,4 +357,7 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
         if not count:
             yield f"without {_label(row, row['placer'])}: {row['why_not']}"
         elif row["num_feasible"] < count:
-            yield f"{_label(row, row['placer'])}: {row['num_feasible']} of {_console.plural(count, 'seed')} fit"
+            yield (
+                f"{_label(row, row['placer'])}: {row['num_feasible']} of "
+                f"{_console.plural(count, 'seed')} fit"
+            )

@@ -28,12 +28,16 @@ def export(
         Format | None,
         typer.Option(
             "--format",
-            help="device_map for accelerate and transformers, split_spec for torch.distributed.pipelining, llama_cpp "
+            help="device_map for accelerate and transformers, split_spec for "
+            "torch.distributed.pipelining, llama_cpp "
             "for the -ot option of llama.cpp.",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here instead of standard output.")
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write it here instead of standard output."
+        ),
     ] = None,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
@@ -44,8 +48,9 @@ def export(
 ) -> None:
     """Write a placement as another tool takes it.
 
-    Rounded to what that tool can express, with what the rounding costs. What cannot be expressed is refused, with the
-    reason. Given a model rather than a graph, the export also knows modules that the step does not use.
+    Rounded to what that tool can express, with what the rounding costs. What cannot be expressed is
+    refused, with the reason. Given a model rather than a graph, the export also knows modules that
+    the step does not use.
     """
     if placement is None:
         raise InputError("--placement is missing; name the placement.json or plan.json to export")
@@ -84,7 +89,12 @@ def export(
 
 
 def _planned(
-    plan: Plan, source: str, train: bool, optimizer: str | None, setting: list[str] | None, shape: list[str] | None
+    plan: Plan,
+    source: str,
+    train: bool,
+    optimizer: str | None,
+    setting: list[str] | None,
+    shape: list[str] | None,
 ) -> nn.Module | None:
     """The model that a plan is for; None where it is not one of PyTorch."""
     from roost.runtime.whole.apply import check_signature
@@ -98,7 +108,8 @@ def _planned(
 
 
 def _module(model: _problem.Model | None) -> nn.Module | None:
-    """The model that the graph was captured from, where it is one of PyTorch; its weights are not held."""
+    """The model that the graph was captured from, where it is one of PyTorch; its weights are not
+    held."""
     if model is None or model.source.endswith((".pt2", ".onnx", ".pb")):
         return None
     if not (model.in_zoo or ":" in model.source or model.is_config):

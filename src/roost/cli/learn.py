@@ -32,43 +32,65 @@ _MOST_SECONDS, _MOST_SEED, _MOST_MADE_UP = 1e9, 2**62, 64
 _LONG = ("settings", "problems")  # too long to quote
 # What reading a file of arrays may raise that is damaged, or is something else.
 _UNREADABLE = (
-    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
+    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 _SAVE_SECONDS = 10.0  # between two checkpoints
 _TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
 
 def learn(
-    family: Annotated[str, typer.Option(metavar="NAME", help="A family of models: cifar10, nmt or ptb.")],
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Write the weights and the rest here.")],
-    on: Annotated[str, typer.Option(metavar="CLUSTER,CLUSTER", help="Presets or cluster.toml files to learn for.")],
+    family: Annotated[
+        str, typer.Option(metavar="NAME", help="A family of models: cifar10, nmt or ptb.")
+    ],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", metavar="DIR", help="Write the weights and the rest here."),
+    ],
+    on: Annotated[
+        str,
+        typer.Option(metavar="CLUSTER,CLUSTER", help="Presets or cluster.toml files to learn for."),
+    ],
     placer: Annotated[
-        str, typer.Option(metavar="NAME", help="A placer that learns over a family: lister or placeto.")
+        str,
+        typer.Option(metavar="NAME", help="A placer that learns over a family: lister or placeto."),
     ] = "lister",
-    graphs: Annotated[int, typer.Option(metavar="N", help="Members of the family to learn on, the first ones.")] = 24,
+    graphs: Annotated[
+        int, typer.Option(metavar="N", help="Members of the family to learn on, the first ones.")
+    ] = 24,
     made_up: Annotated[
         int,
-        typer.Option(metavar="N", help="Machines to learn on beside these for each graph: like them, at other speeds."),
+        typer.Option(
+            metavar="N",
+            help="Machines to learn on beside these for each graph: like them, at other speeds.",
+        ),
     ] = 0,
     seconds: Annotated[
         float,
-        typer.Option(metavar="S", help="Seconds of learning, planned for one core; capturing the graphs comes before."),
+        typer.Option(
+            metavar="S",
+            help="Seconds of learning, planned for one core; capturing the graphs comes before.",
+        ),
     ] = 300.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal weights.")] = 0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files too, for TensorBoard.")] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files too, for TensorBoard.")
+    ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Train a placer over a family of models.
 
-    Writes policy.safetensors, which roost place takes with --weights, a card of what it was trained on, and the figures
-    of every update to metrics.jsonl. The work is fixed beforehand, not by the clock: a run that was killed goes on when
-    the same command is given again, and ends with the same weights.
+    Writes policy.safetensors, which roost place takes with --weights, a card of what it was trained
+    on, and the figures of every update to metrics.jsonl. The work is fixed beforehand, not by the
+    clock: a run that was killed goes on when the same command is given again, and ends with the
+    same weights.
     """
     chosen = _placer(placer)
     clusters = _clusters(on)
     if graphs < 1 or not 0 < seconds <= _MOST_SECONDS or not 0 <= seed < _MOST_SEED:
         raise InputError(
-            f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: at least 1, above 0 and at most "
+            f"--graphs {graphs}, --seconds {seconds} and --seed {seed}: at least 1, above 0 and "
+            f"at most "
             f"{_MOST_SECONDS:g}, and from 0 to {_MOST_SEED - 1}"
         )
     if not 0 <= made_up <= _MOST_MADE_UP:
@@ -87,10 +109,13 @@ def learn(
             "seconds": seconds,
             "seed": seed,
             "roost": __version__,
-            "problems": [problem.digest for problem in problems],  # a cluster.toml, or a kept graph, may change
+            # A cluster.toml, or a kept graph, may change.
+            "problems": [problem.digest for problem in problems],
         }
         if (done := _finished(output, about)) is not None:
-            _console.note(f"{output} has the weights that this command makes; remove them to learn anew")
+            _console.note(
+                f"{output} has the weights that this command makes; remove them to learn anew"
+            )
             _console.show_json(done) if as_json else None
             return
         found = _train(chosen, problems, about, output, tensorboard)
@@ -98,7 +123,8 @@ def learn(
         _console.show_json(found)
         return
     _console.show(
-        f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on {', '.join(clusters)})",
+        f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on "
+        f"{', '.join(clusters)})",
         "use it with:",
     )
     _console.console().print(
@@ -110,7 +136,8 @@ def learn(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder: their figures and checkpoints would mix. A kill lets go of it."""
+    """Keep other runs out of the folder: their figures and checkpoints would mix. A kill lets go of
+    it."""
     path = folder / LOCK
     try:
         file = path.open("ab")
@@ -146,7 +173,11 @@ def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
     """The card of the same command, where it has come to its end."""
     import msgspec
 
-    if not (folder / CARD).is_file() or not (folder / WEIGHTS).is_file() or (folder / CHECKPOINT).exists():
+    if (
+        not (folder / CARD).is_file()
+        or not (folder / WEIGHTS).is_file()
+        or (folder / CHECKPOINT).exists()
+    ):
         return None
     try:
         card = msgspec.json.decode((folder / CARD).read_bytes(), type=dict[str, Any])
@@ -159,7 +190,9 @@ def _placer(name: str) -> Any:
     chosen = catalog.find("placers", name)()
     if not hasattr(chosen, "learn"):
         able = [each for each in catalog.names("placers") if _can_learn(each)]
-        raise InputError(f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}")
+        raise InputError(
+            f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}"
+        )
     return chosen
 
 
@@ -186,8 +219,11 @@ def _check_family(name: str) -> None:
         raise UnknownName("family", name, known)
 
 
-def _problems(family: str, count: int, clusters: list[str], output: Path, num_made_up: int = 0) -> list[Problem]:
-    """Every member on every cluster, and on so many made-up ones; graphs are kept beside, for capturing takes long."""
+def _problems(
+    family: str, count: int, clusters: list[str], output: Path, num_made_up: int = 0
+) -> list[Problem]:
+    """Every member on every cluster, and on so many made-up ones; graphs are kept beside, for
+    capturing takes long."""
     import numpy as np
 
     from roost.cost_models import estimate
@@ -196,7 +232,9 @@ def _problems(family: str, count: int, clusters: list[str], output: Path, num_ma
 
     kept = output / "graphs"
     if kept.exists() and not kept.is_dir():
-        raise InputError(f"{kept}: is a file; graphs are kept in a folder of that name: move it away")
+        raise InputError(
+            f"{kept}: is a file; graphs are kept in a folder of that name: move it away"
+        )
     kept.mkdir(exist_ok=True)
     graphs = []
     with _console.progress(f"capturing graphs of {family}") as tell:
@@ -237,7 +275,8 @@ class Checkpoint:
     metrics: Path | None = None
 
     def load(self) -> dict[str, Array] | None:
-        """The state that was saved last, or None; raises InputError where it is damaged, or of another command."""
+        """The state that was saved last, or None; raises InputError where it is damaged, or of
+        another command."""
         import msgspec
         import numpy as np
 
@@ -253,19 +292,29 @@ class Checkpoint:
             about = msgspec.json.decode(str(state.pop("about")), type=dict[str, Any])
             size = int(state.pop("metrics"))
         except _UNREADABLE as error:
-            raise InputError(f"{self.path}: is no checkpoint of ours ({error}); remove it to begin anew") from None
+            raise InputError(
+                f"{self.path}: is no checkpoint of ours ({error}); remove it to begin anew"
+            ) from None
         self._check(about)
         if self.metrics is not None and self.metrics.exists():
             with self.metrics.open("r+b") as out:
-                out.truncate(min(size, self.metrics.stat().st_size))  # what came after the state will come again
+                # What came after the state will come again.
+                out.truncate(min(size, self.metrics.stat().st_size))
         return state
 
     def _check(self, found: Mapping[str, Any]) -> None:
         for name in {**self.about, **found}:
             was, now = found.get(name), self.about.get(name)
             if was != now:
-                differs = f"{name} was {was!r}, not {now!r}" if name not in _LONG else f"its {name} differ"
-                raise InputError(f"{self.path}: is of another command: {differs}; remove it, or name another folder")
+                differs = (
+                    f"{name} was {was!r}, not {now!r}"
+                    if name not in _LONG
+                    else f"its {name} differ"
+                )
+                raise InputError(
+                    f"{self.path}: is of another command: {differs}; remove it, or name another "
+                    f"folder"
+                )
 
     def save(self, state: Mapping[str, Array]) -> None:
         """Write the state, whole or not at all, now and then."""
@@ -277,11 +326,14 @@ class Checkpoint:
         from roost.core.arrays import state_digest
         from roost.core.files import write_bytes
 
-        size = self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
+        size = (
+            self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
+        )
         about = msgspec.json.encode(dict(self.about)).decode()
         whole = {**state, "about": np.array(about), "metrics": np.array(size)}
         buffer = io.BytesIO()
-        # A course that goes on from a damaged state would go anywhere, and the compiled loops check nothing.
+        # A course that goes on from a damaged state would go anywhere, and the compiled loops check
+        # nothing.
         np.savez(buffer, digest=np.array(state_digest(whole)), **whole)  # type: ignore[arg-type]
         write_bytes(self.path, buffer.getvalue())
         self.saved = time.monotonic()
@@ -291,8 +343,11 @@ class Checkpoint:
 
 
 @contextmanager
-def _watching(standing: Standing, folder: Path, checkpoint: Checkpoint, tensorboard: bool) -> Iterator[Any]:
-    """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it goes."""
+def _watching(
+    standing: Standing, folder: Path, checkpoint: Checkpoint, tensorboard: bool
+) -> Iterator[Any]:
+    """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it
+    goes."""
     metrics = Metrics(folder, tensorboard, going_on=checkpoint.path.exists())
     checkpoint.metrics = metrics.path
     out = _console.console(stderr=True)
@@ -313,13 +368,21 @@ def _watching(standing: Standing, folder: Path, checkpoint: Checkpoint, tensorbo
             metrics.close()
 
 
-def _write(folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]) -> dict[str, str]:
+def _write(
+    folder: Path, placer: str, tensors: Mapping[str, Array], card: Mapping[str, Any]
+) -> dict[str, str]:
     import msgspec
 
     from roost.core.files import write_bytes
     from roost.policies.weights import save_weights
 
     save_weights(folder / WEIGHTS, placer.rpartition(":")[-1], tensors, card)
-    write_bytes(folder / CARD, msgspec.json.format(msgspec.json.encode(dict(card)), indent=2) + b"\n")
+    write_bytes(
+        folder / CARD, msgspec.json.format(msgspec.json.encode(dict(card)), indent=2) + b"\n"
+    )
     _console.note(f"wrote {WEIGHTS}, {CARD} and {METRICS} to {folder}")
-    return {"weights": str(folder / WEIGHTS), "card": str(folder / CARD), "metrics": str(folder / METRICS)}
+    return {
+        "weights": str(folder / WEIGHTS),
+        "card": str(folder / CARD),
+        "metrics": str(folder / METRICS),
+    }

@@ -36,22 +36,30 @@ FILES = {
     "trials": JOURNAL,
 }
 
-_MORE, _MORE_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)  # larger batches than what fits already; seconds, trials
+# Larger batches than what fits already; seconds, trials.
+_MORE, _MORE_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)
 
 
 def place(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
     placer: Annotated[
-        str, typer.Option(metavar="NAME", help="A placer (see roost placers), or package.module:Class.")
+        str,
+        typer.Option(metavar="NAME", help="A placer (see roost placers), or package.module:Class."),
     ] = "auto",
     seconds: Annotated[
-        float | None, typer.Option(metavar="S", help="Stop after so many seconds; 10 where --trials is left out too.")
+        float | None,
+        typer.Option(
+            metavar="S", help="Stop after so many seconds; 10 where --trials is left out too."
+        ),
     ] = None,
     trials: _search.Trials = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal results for equal trials.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Equal seeds give equal results for equal trials.")
+    ] = 0,
     weights: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What roost learn wrote; for placers that take weights.")
+        Path | None,
+        typer.Option(metavar="FILE", help="What roost learn wrote; for placers that take weights."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -59,12 +67,17 @@ def place(
             "--output",
             "-o",
             metavar="DIR",
-            help="Write the placement, its problem, the result, its timeline, all trials and figures of learning here.",
+            help="Write the placement, its problem, the result, its timeline, all trials and "
+            "figures of learning here.",
         ),
     ] = None,
     variant: _search.Variant = None,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="With -o: write figures of placers that learn for TensorBoard too.")
+        bool,
+        typer.Option(
+            "--tensorboard",
+            help="With -o: write figures of placers that learn for TensorBoard too.",
+        ),
     ] = False,
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
@@ -77,13 +90,15 @@ def place(
 ) -> None:
     """Search for the best placement.
 
-    Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C ends the search
-    with the best so far. With -o a search that was killed goes on when the same command is given again. The exit code
-    is 3 where nothing fits; the best try is shown all the same, and not long looked for where that is proved.
+    Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C
+    ends the search with the best so far. With -o a search that was killed goes on when the same
+    command is given again. The exit code is 3 where nothing fits; the best try is shown all the
+    same, and not long looked for where that is proved.
 
-    With --evaluate measured every candidate is run, in a process of its own and in turn with the best so far; one that
-    fails is a trial that is not feasible. In the end the best is raced against the best single device and the best
-    heuristic, and what is not faster beyond the noise is not recommended.
+    With --evaluate measured every candidate is run, in a process of its own and in turn with the
+    best so far; one that fails is a trial that is not feasible. In the end the best is raced
+    against the best single device and the best heuristic, and what is not faster beyond the noise
+    is not recommended.
     """
     measured = _measured.check(evaluate, race, model_or_graph, on)
     _search.check_placer(placer)
@@ -103,10 +118,19 @@ def place(
         source = _measured.source_of(problem, model, seed)
     try:
         finalists = _measured.Finalists()
-        result = _search_for(problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists)
+        result = _search_for(
+            problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists
+        )
         single, raced = _single(problem, result, source), None
-        if source is not None and single is not None and race is not False and result.ended != "interrupted":
-            result, single, raced = _measured.raced(problem, source, result, finalists.trials, single)
+        if (
+            source is not None
+            and single is not None
+            and race is not False
+            and result.ended != "interrupted"
+        ):
+            result, single, raced = _measured.raced(
+                problem, source, result, finalists.trials, single
+            )
     finally:
         if source is not None:
             source.close()
@@ -120,9 +144,15 @@ def place(
         found["files"] = _write(output, problem, result, step)
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
-        found["fix"] = {"device": lacking[0].device, "missing_bytes": lacking[0].missing_bytes, "batch": lacking[1]}
+        found["fix"] = {
+            "device": lacking[0].device,
+            "missing_bytes": lacking[0].missing_bytes,
+            "batch": lacking[1],
+        }
     early = "" if source is None else _measured.ended_early(result, trials)
-    _console.show_json(found) if as_json else _console.show(*_report(found, problem, result, raced, early))
+    _console.show_json(found) if as_json else _console.show(
+        *_report(found, problem, result, raced, early)
+    )
     if lacking is not None:
         _console.error(str(lacking[0]))
         raise typer.Exit(_exits.NOTHING_FITS)
@@ -175,7 +205,9 @@ def _search_for(
         on_trial: Callable[[Progress], object] = tell
         if finalists is not None:
             finalists.tell, on_trial = tell, finalists
-        result = search(problem, placer, seconds, trials, seed, on_trial, journal, source=lent, on_note=note)
+        result = search(
+            problem, placer, seconds, trials, seed, on_trial, journal, source=lent, on_note=note
+        )
     if metrics is not None:
         metrics.close()
     if result.ended == "interrupted":
@@ -184,7 +216,8 @@ def _search_for(
 
 
 def _single(problem: Problem, result: Result, source: Measuring | None) -> Trial | None:
-    """The best single device; None where it was not asked for on the way, and the search was not to go on."""
+    """The best single device; None where it was not asked for on the way, and the search was not to
+    go on."""
     asked = {result.placer: result.best, **result.baselines}
     if source is None or "single" in asked:
         return _search.single_trial(problem, asked)
@@ -197,9 +230,13 @@ def _single(problem: Problem, result: Result, source: Measuring | None) -> Trial
         return None
 
 
-def _facts(problem: Problem, result: Result, single: Trial | None, step: Timeline) -> dict[str, Any]:
+def _facts(
+    problem: Problem, result: Result, single: Trial | None, step: Timeline
+) -> dict[str, Any]:
     """The result in seconds and bytes, as --json prints it."""
-    asked = sorted(result.baselines.values(), key=lambda trial: (trial.missing_bytes, trial.step_time))
+    asked = sorted(
+        result.baselines.values(), key=lambda trial: (trial.missing_bytes, trial.step_time)
+    )
     bound = result.bound
     return {
         **_step.summary(problem, result.best.placement, step),
@@ -213,7 +250,10 @@ def _facts(problem: Problem, result: Result, single: Trial | None, step: Timelin
         "gap": _search.gap(result.best, bound),
         "single": None
         if single is None
-        else {**_search.facts(problem, single, single), "device": _search.main_device(problem, single)},
+        else {
+            **_search.facts(problem, single, single),
+            "device": _search.main_device(problem, single),
+        },
         "ratio_to_single": _search.ratio(result.best, single),
         "baselines": [_search.facts(problem, trial, single) for trial in asked],
         "not_asked": _not_asked(result),
@@ -225,7 +265,9 @@ def _not_asked(result: Result) -> list[str]:
     from roost.search.solve import named_placer
 
     known: tuple[str, ...] = getattr(named_placer(result.placer), "baselines", ())
-    reached = max((number for number, name in enumerate(known, 1) if name in result.baselines), default=0)
+    reached = max(
+        (number for number, name in enumerate(known, 1) if name in result.baselines), default=0
+    )
     return list(known[reached:]) if reached else []  # some ask only where they have weights
 
 
@@ -257,7 +299,9 @@ def _nothing_fits(
     batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
     if batch is not None:
         # The share of the activations is a hint for whoever has no batch to set.
-        error.args = (f"{str(error).partition(', or activations of')[0]}; batch {batch} surely fits",)
+        error.args = (
+            f"{str(error).partition(', or activations of')[0]}; batch {batch} surely fits",
+        )
     return error, batch
 
 
@@ -279,7 +323,8 @@ def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | Non
             if size < 1:
                 break
             graph = model.with_batch(size).capture()
-            if graph.num_ops != problem.graph.num_ops:  # another graph: the placement says nothing of it
+            # Another graph: the placement says nothing of it.
+            if graph.num_ops != problem.graph.num_ops:
                 break
             if simulate(estimate(graph, problem.cluster), placement).feasible:
                 return size
@@ -287,7 +332,8 @@ def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | Non
 
 
 def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
-    """The largest share of the activations that is found to fit, and the placement; the same placer is asked again."""
+    """The largest share of the activations that is found to fit, and the placement; the same placer
+    is asked again."""
     from roost.search.fixes import roomiest, shrunk
     from roost.search.solve import search
 
@@ -314,7 +360,9 @@ def _report(
         yield Text(f"does not run: {result.best.why}", "red")
     else:
         yield Text.assemble(
-            (f"{show_seconds(found['step_time'])} a step", "bold"), f", {_beside_single(found)}, ", _step.fits(found)
+            (f"{show_seconds(found['step_time'])} a step", "bold"),
+            f", {_beside_single(found)}, ",
+            _step.fits(found),
         )
     if measured:
         yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
@@ -328,15 +376,19 @@ def _report(
     by = "" if found["found_by"] == found["placer"] else f"; found by {found['found_by']}"
     about = (
         f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
-        f"{found['order']} order, {_console.plural(found['num_transfers'], 'transfer')}, costs: {found['costs']}",
-        f"{found['placer']}{f' ({variant})' if (variant := found['variant']) else ''}, seed {found['seed']}: "
+        f"{found['order']} order, {_console.plural(found['num_transfers'], 'transfer')}, costs: "
+        f"{found['costs']}",
+        f"{found['placer']}{f' ({variant})' if (variant := found['variant']) else ''}, seed "
+        f"{found['seed']}: "
         f"{_console.plural(found['num_trials'], 'trial')} "
         f"in {found['seconds']:.1f} s{by}",
     )
     yield Text("\n".join(about), "dim")
     yield ""
     if measured:
-        yield Text(f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim")
+        yield Text(
+            f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim"
+        )
     yield _step.device_table(found)
     if found["baselines"]:
         yield ""
@@ -345,7 +397,11 @@ def _report(
         yield _baselines(found, problem)
     if found["not_asked"] and found["ended"] == "budget":
         yield ""
-        yield Text(f"not asked, for lack of time, of trials or of a package: {', '.join(found['not_asked'])}", "dim")
+        yield Text(
+            f"not asked, for lack of time, of trials or of a package: "
+            f"{', '.join(found['not_asked'])}",
+            "dim",
+        )
 
 
 def _beside_single(found: dict[str, Any]) -> str:
@@ -373,7 +429,10 @@ def _baselines(found: dict[str, Any], problem: Problem) -> RenderableType:
         "ratio_to_single": found["ratio_to_single"],
         "peak_memory": found["peak_memory"],
         "missing_bytes": sum(found["missing_bytes"].values()),
-        "fullest": max(found["peak_memory"], key=lambda name: found["peak_memory"][name] / found["capacity"][name]),
+        "fullest": max(
+            found["peak_memory"],
+            key=lambda name: found["peak_memory"][name] / found["capacity"][name],
+        ),
     }
     numbers = ["step", "of single", "peak"]
     rows = _console.table(["placer", "step", "of single", "order", "fullest", "peak"], numbers)

@@ -14,7 +14,8 @@ from roost.cli import _console
 
 def placers(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show what this placer does, and its settings.")
+        str | None,
+        typer.Argument(metavar="[NAME]", help="Show what this placer does, and its settings."),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -25,7 +26,9 @@ def placers(
         return
     known = {each: first_sentence(each) for each in catalog.names("placers")}
     if as_json:
-        _console.show_json({"placers": [{"name": each, "purpose": text} for each, text in known.items()]})
+        _console.show_json(
+            {"placers": [{"name": each, "purpose": text} for each, text in known.items()]}
+        )
         return
     rows = _console.table(["placer", "what it does"])
     for each, text in known.items():
@@ -73,9 +76,12 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _joined(text: str) -> str:
-    """A line for each paragraph, to be folded at the width there is; one with lists or code in it stays as it is."""
+    """A line for each paragraph, to be folded at the width there is; one with lists or code in it
+    stays as it is."""
     paragraphs = text.split("\n\n")
-    return "\n\n".join(p if re.search(r"^(\s|[-*|>])", p, re.M) else " ".join(p.split()) for p in paragraphs)
+    return "\n\n".join(
+        p if re.search(r"^(\s|[-*|>])", p, re.M) else " ".join(p.split()) for p in paragraphs
+    )
 
 
 def _default(value: Any) -> str:

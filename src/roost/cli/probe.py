@@ -14,22 +14,35 @@ from roost.errors import InputError
 
 def probe(
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A cluster.toml to write, for --on.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A cluster.toml to write, for --on."),
     ] = None,
     memory: Annotated[
         list[str] | None,
-        typer.Option("--memory", metavar="DEVICE=SIZE", help="Cap a device, as in cuda:0=6GiB; may be repeated."),
+        typer.Option(
+            "--memory",
+            metavar="DEVICE=SIZE",
+            help="Cap a device, as in cuda:0=6GiB; may be repeated.",
+        ),
     ] = None,
     virtual: Annotated[
-        int, typer.Option("--virtual", metavar="N", min=0, help="Devices cpu:0 and so on that share the cores instead.")
+        int,
+        typer.Option(
+            "--virtual",
+            metavar="N",
+            min=0,
+            help="Devices cpu:0 and so on that share the cores instead.",
+        ),
     ] = 0,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Measure anew what was measured here before.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Measure anew what was measured here before.")
+    ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Find the devices of this machine and measure them.
 
-    And the links between them. It takes less than a minute, and is kept for the next time on the same hardware, driver
-    and PyTorch.
+    And the links between them. It takes less than a minute, and is kept for the next time on the
+    same hardware, driver and PyTorch.
     """
     from roost.core import formats
     from roost.core.cluster import Cluster

@@ -26,32 +26,53 @@ def profile(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json."
+            metavar="MODEL",
+            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
+            "config.json.",
         ),
     ],
     on: Annotated[
-        str, typer.Option("--on", metavar="CLUSTER", help="Devices of this machine: here, or a file of roost probe.")
+        str,
+        typer.Option(
+            "--on",
+            metavar="CLUSTER",
+            help="Devices of this machine: here, or a file of roost probe.",
+        ),
     ] = "here",
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     setting: _problem.Settings = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A problem.json to write, or .json.gz, for roost place."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A problem.json to write, or .json.gz, for roost place.",
+        ),
     ] = None,
     alone: Annotated[
         bool,
-        typer.Option("--alone", help="Ops of the CPU with nothing beside them, not while a copy to a GPU runs."),
+        typer.Option(
+            "--alone",
+            help="Ops of the CPU with nothing beside them, not while a copy to a GPU runs.",
+        ),
     ] = False,
-    refresh: Annotated[bool, typer.Option("--refresh", help="Time also ops that were timed here before.")] = False,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Time also ops that were timed here before.")
+    ] = False,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Run the whole model on each device too, to compare.")
+        bool,
+        typer.Option(
+            "--measure/--no-measure", help="Run the whole model on each device too, to compare."
+        ),
     ] = True,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Time ops in their step, run whole steps on each device and in pieces on all, and hold the costs "
+            help="Time ops in their step, run whole steps on each device and in pieces on all, "
+            "and hold the costs "
             "against them.",
         ),
     ] = False,
@@ -59,9 +80,9 @@ def profile(
 ) -> None:
     """Time each op of a model on the devices of this machine.
 
-    Ops that are alike are timed once, and not again another time. What cannot be timed is taken from the figures of the
-    cluster (a roofline), and counted. The whole model is run on each device it fits on, and compared with the step that
-    the times predict for it.
+    Ops that are alike are timed once, and not again another time. What cannot be timed is taken
+    from the figures of the cluster (a roofline), and counted. The whole model is run on each device
+    it fits on, and compared with the step that the times predict for it.
     """
     from roost import presets
     from roost.core import formats
@@ -130,11 +151,16 @@ def _facts(problem: Problem, found: Profile, whole: Calibrated | None) -> dict[s
         {
             "kind": kind,
             "num_ops": int((kinds == kind).sum()),
-            "seconds": dict(zip(names, problem.op_time[kinds == kind].sum(axis=0).tolist(), strict=True)),
+            "seconds": dict(
+                zip(names, problem.op_time[kinds == kind].sum(axis=0).tolist(), strict=True)
+            ),
         }
         for kind in dict.fromkeys(graph.kinds)
     ]
-    share = [max(row["seconds"][device["name"]] / (device["op_time"] or 1.0) for device in devices) for row in rows]
+    share = [
+        max(row["seconds"][device["name"]] / (device["op_time"] or 1.0) for device in devices)
+        for row in rows
+    ]
     order = sorted(range(len(rows)), key=lambda row: -share[row])
     return {
         "graph": graph.name,
@@ -168,7 +194,9 @@ def _measure(model: _problem.Model, problem: Problem, facts: dict[str, Any]) -> 
             device["measured_step_time"] = alone_on(
                 problem.cluster,
                 index,
-                lambda there: eager_step_time(module, inputs, there, model.optimizer if model.train else None),
+                lambda there: eager_step_time(
+                    module, inputs, there, model.optimizer if model.train else None
+                ),
             )
         except Exception as error:  # it is the user's code, on a device it may not know
             device["not_measured"] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -179,26 +207,41 @@ def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
 
     names = [device["name"] for device in facts["devices"]]
     unique = _console.plural(facts["num_signatures"], "unique pair") + " of op"
-    yield f"{facts['graph']}: {facts['num_ops']:,} ops; {unique} and device, {facts['num_timed']:,} timed now"
+    yield (
+        f"{facts['graph']}: {facts['num_ops']:,} ops; {unique} and device, "
+        f"{facts['num_timed']:,} timed now"
+    )
     lost = sum(each["num_ops"] for each in facts["fallen_back"])
     if lost:
         yield f"{_console.plural(lost, 'time')} taken from the figures of the cluster instead:"
         for each in facts["fallen_back"]:
-            yield f"  {each['kind']} on {each['device']} ({_console.plural(each['num_ops'], 'op')}): {each['why']}"
+            yield (
+                f"  {each['kind']} on {each['device']} "
+                f"({_console.plural(each['num_ops'], 'op')}): {each['why']}"
+            )
     yield ""
-    columns = [text for name in names for text in (name, f"share of {name}" if len(names) > 1 else "share")]
+    columns = [
+        text for name in names for text in (name, f"share of {name}" if len(names) > 1 else "share")
+    ]
     rows = _console.table(["kind", "ops", *columns], ["ops", *columns])
     for row in facts["kinds"][:_SLOWEST]:
         cells = []
         for device in facts["devices"]:
             seconds = row["seconds"][device["name"]]
-            cells += [show_seconds(seconds), f"{seconds / device['op_time']:.0%}" if device["op_time"] else "-"]
+            cells += [
+                show_seconds(seconds),
+                f"{seconds / device['op_time']:.0%}" if device["op_time"] else "-",
+            ]
         rows.add_row(row["kind"], f"{row['num_ops']:,}", *cells)
     yield rows
     yield ""
     yield _devices(facts)
     if facts["crossings"] not in (None, {"times": 1.0, "more": 0.0}):
-        more = f", and {show_seconds(facts['crossings']['more'])} more" if facts["crossings"]["more"] else ""
+        more = (
+            f", and {show_seconds(facts['crossings']['more'])} more"
+            if facts["crossings"]["more"]
+            else ""
+        )
         yield f"\nWhat crosses costs {facts['crossings']['times']:g} times what was probed{more}"
 
 

@@ -19,7 +19,8 @@ def run(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json.",
+            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
+            "config.json.",
         ),
     ],
     on: _problem.On = None,
@@ -28,11 +29,16 @@ def run(
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row that are timed.")] = 10,
-    seed: Annotated[int, typer.Option(help="Of the weights, the inputs, and what the step draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the weights, the inputs, and what the step draws.")
+    ] = 0,
     setting: _problem.Settings = None,
     graphs: Annotated[
         bool,
-        typer.Option("--graphs", help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory."),
+        typer.Option(
+            "--graphs",
+            help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory.",
+        ),
     ] = False,
     timeline: _step.TimelineFile = None,
     trace: _step.TraceFile = None,
@@ -40,8 +46,9 @@ def run(
 ) -> None:
     """Run a placed step on the devices of this machine and time it.
 
-    The devices of the cluster must be here: cpu, cpu:N (threads), cuda:N. Whether its numbers are those of the unplaced
-    model is what roost verify tells. --timeline and --trace are of one more step, in which ops are timed.
+    The devices of the cluster must be here: cpu, cpu:N (threads), cuda:N. Whether its numbers are
+    those of the unplaced model is what roost verify tells. --timeline and --trace are of one more
+    step, in which ops are timed.
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
@@ -75,7 +82,13 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     with (
         _console.working(f"running {_WARM + steps} steps"),
         GraphRuntime(
-            ready.step, ready.problem, ready.placement, weights, cores=cores, seed=seed, graphs=graphs
+            ready.step,
+            ready.problem,
+            ready.placement,
+            weights,
+            cores=cores,
+            seed=seed,
+            graphs=graphs,
         ) as runtime,
     ):
         for _ in range(_WARM + steps):
@@ -101,11 +114,20 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
 
 def _args(ready: _ready.Ready) -> Any:
     inputs = ready.built.inputs
-    return list(inputs.values()) if isinstance(inputs, dict) else inputs if isinstance(inputs, tuple) else (inputs,)
+    return (
+        list(inputs.values())
+        if isinstance(inputs, dict)
+        else inputs
+        if isinstance(inputs, tuple)
+        else (inputs,)
+    )
 
 
-def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None) -> dict[str, Any]:
-    """Run a step whose ops are timed, and write that; seconds that each device was busy, measured and expected."""
+def _recorded(
+    ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None
+) -> dict[str, Any]:
+    """Run a step whose ops are timed, and write that; seconds that each device was busy, measured
+    and expected."""
     from roost.runtime.ops.run import GraphRuntime
     from roost.runtime.whole.apply import named_tensors
     from roost.search.measured.worker_process import cores_of
@@ -128,15 +150,21 @@ def _recorded(ready: _ready.Ready, seed: int, path: Path | None, trace: Path | N
 def _report(facts: dict[str, Any]) -> list[Any]:
     from roost.core.units import show_bytes, show_seconds
 
-    times = [show_seconds(facts[name]) for name in ("step_time", "shortest", "longest", "estimated")]
+    times = [
+        show_seconds(facts[name]) for name in ("step_time", "shortest", "longest", "estimated")
+    ]
     more = " (roost profile times the ops themselves)" if facts["costs"] == "roofline" else ""
     lines = [
-        f"{facts['model']} on {facts['cluster']}: {times[0]} a step, median of {facts['steps']} ({times[1]} to "
+        f"{facts['model']} on {facts['cluster']}: {times[0]} a step, median of {facts['steps']} "
+        f"({times[1]} to "
         f"{times[2]}); {times[3]} expected, costs: {facts['costs']}{more}"
     ]
-    lines += [f"peak memory of {name}: {show_bytes(size)}" for name, size in facts["peak_memory"].items()]
     lines += [
-        f"{name} computes for {show_seconds(busy['measured'])} of a step; {show_seconds(busy['expected'])} expected"
+        f"peak memory of {name}: {show_bytes(size)}" for name, size in facts["peak_memory"].items()
+    ]
+    lines += [
+        f"{name} computes for {show_seconds(busy['measured'])} of a step; "
+        f"{show_seconds(busy['expected'])} expected"
         for name, busy in facts.get("busy", {}).items()
     ]
     if facts["losses"]:

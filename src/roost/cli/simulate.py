@@ -22,19 +22,23 @@ def simulate(
     model_or_graph: _problem.ModelOrGraph,
     on: _problem.On = None,
     placement: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The placement.json to simulate, or its folder.")
+        Path | None,
+        typer.Option(metavar="FILE", help="The placement.json to simulate, or its folder."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Put every op on this device instead, such as cuda:0.")
+        str | None,
+        typer.Option(metavar="NAME", help="Put every op on this device instead, such as cuda:0."),
     ] = None,
     order: Annotated[
-        Literal["program", "rank", "fifo"] | None, typer.Option(help="The order of ops; otherwise the placement's.")
+        Literal["program", "rank", "fifo"] | None,
+        typer.Option(help="The order of ops; otherwise the placement's."),
     ] = None,
     prefetch: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory on each device for parameters fetched ahead, such as 512MiB; otherwise the placement's.",
+            help="Memory on each device for parameters fetched ahead, such as 512MiB; otherwise "
+            "the placement's.",
         ),
     ] = None,
     train: _problem.Train = False,
@@ -46,14 +50,19 @@ def simulate(
     trace: _step.TraceFile = None,
     modules: Annotated[
         int | None,
-        typer.Option(min=1, metavar="DEPTH", help="Show where modules run too, by so many parts of their names."),
+        typer.Option(
+            min=1,
+            metavar="DEPTH",
+            help="Show where modules run too, by so many parts of their names.",
+        ),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Predict one step of a placement.
 
-    Shows its time, and what each device does and holds. A placement that does not fit is a result like any other: the
-    exit code is 0. With neither --placement nor --device, every op goes on the first device that is not a CPU.
+    Shows its time, and what each device does and holds. A placement that does not fit is a result
+    like any other: the exit code is 0. With neither --placement nor --device, every op goes on the
+    first device that is not a CPU.
     """
     window = None if prefetch is None else _size(prefetch, "--prefetch")
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)

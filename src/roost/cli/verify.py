@@ -21,7 +21,8 @@ def verify(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face config.json.",
+            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
+            "config.json.",
         ),
     ],
     on: _problem.On = None,
@@ -30,18 +31,22 @@ def verify(
     train: _problem.Train = False,
     optimizer: _problem.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the weights, the inputs, and what the step draws.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the weights, the inputs, and what the step draws.")
+    ] = 0,
     tolerance: Annotated[
-        float | None, typer.Option(metavar="X", help="Largest relative difference; otherwise by type.")
+        float | None,
+        typer.Option(metavar="X", help="Largest relative difference; otherwise by type."),
     ] = None,
     setting: _problem.Settings = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step beside the unplaced model.
 
-    Compares outputs, loss, gradients, a step of the optimizer, buffers and tied weights. The devices of the cluster
-    must be on this machine: cpu, cpu:N, cuda:N. The exit code is 4 where something differs, with the first such op.
-    The placement may be a plan.json too; then outputs, buffers and tied weights are compared.
+    Compares outputs, loss, gradients, a step of the optimizer, buffers and tied weights. The
+    devices of the cluster must be on this machine: cpu, cpu:N, cuda:N. The exit code is 4 where
+    something differs, with the first such op. The placement may be a plan.json too; then outputs,
+    buffers and tied weights are compared.
     """
     if placement is None:
         raise InputError("--placement is missing; name the placement.json or plan.json to verify")
@@ -77,7 +82,9 @@ def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | Non
         )
 
 
-def _plan_verified(plan: Plan, chosen: _problem.Model, steps: int, seed: int, tolerance: float | None) -> Verification:
+def _plan_verified(
+    plan: Plan, chosen: _problem.Model, steps: int, seed: int, tolerance: float | None
+) -> Verification:
     from roost.runtime.ops import verify
     from roost.runtime.whole.verify import verify_modules
 
@@ -88,7 +95,9 @@ def _plan_verified(plan: Plan, chosen: _problem.Model, steps: int, seed: int, to
         built = _built.build(chosen, "cpu", seed)
         verify.check_weights(built.module)
     with _console.working("running it placed and unplaced"):
-        return verify_modules(built.module, plan.modules, built.inputs, steps=steps, tolerance=tolerance)
+        return verify_modules(
+            built.module, plan.modules, built.inputs, steps=steps, tolerance=tolerance
+        )
 
 
 def _facts(found: Verification) -> dict[str, Any]:
@@ -98,7 +107,10 @@ def _facts(found: Verification) -> dict[str, Any]:
     def plain(difference: Any) -> dict[str, Any]:
         """JSON has no infinity: null."""
         values = asdict(difference) | {"same": difference.same}
-        return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        return {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v
+            for k, v in values.items()
+        }
 
     return {
         "same": found.same,
@@ -120,6 +132,8 @@ def _report(found: Verification) -> list[RenderableType]:
     for what, against, count, name, worst in found.rows():
         figures = [f"{value:.2g}" for value in (worst.absolute, worst.relative, worst.tolerance)]
         style = "" if worst.same else "red"
-        rows.add_row(what, against, str(count), *(Text(text, style) for text in figures), Text(name, style))
+        rows.add_row(
+            what, against, str(count), *(Text(text, style) for text in figures), Text(name, style)
+        )
     verdict = Text(found.verdict, "bold green" if found.same else "bold red")
     return [verdict, rows, *([found.note] if found.note else [])]

@@ -10,7 +10,9 @@ from roost.cli import _console
 
 
 def zoo(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show the settings of this model.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show the settings of this model.")
+    ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """List the models of the zoo, or the settings of one."""
@@ -38,11 +40,17 @@ def _list(as_json: bool) -> None:
             *(
                 text
                 for way in ("inference", "train")
-                for text in ((str(facts[way]["ops"]), show_count(facts[way]["flop"])) if facts else ("?", "?"))
+                for text in (
+                    (str(facts[way]["ops"]), show_count(facts[way]["flop"]))
+                    if facts
+                    else ("?", "?")
+                )
             ),
         )
     _console.show(table)
-    _console.note("at the default settings; a step is forward, loss, backward and the update by SGD")
+    _console.note(
+        "at the default settings; a step is forward, loss, backward and the update by SGD"
+    )
 
 
 def _show(name: str, as_json: bool) -> None:

@@ -17,7 +17,8 @@ Array = npt.NDArray[Any]
 def frozen(values: Any, dtype: type[np.generic], shape: tuple[int, ...], what: str) -> Array:
     """A read-only contiguous copy of the given type and shape; `what` names it in the error.
 
-    Raises InputError where a value would change on the way: out of range, a fraction for a whole number, or no number.
+    Raises InputError where a value would change on the way: out of range, a fraction for a whole
+    number, or no number.
     """
     array = exact(values, dtype, what)
     if array.shape != shape:
@@ -27,12 +28,18 @@ def frozen(values: Any, dtype: type[np.generic], shape: tuple[int, ...], what: s
 
 
 def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
-    """A contiguous array of that type with just these values; a copy unless nobody else can change it."""
+    """A contiguous array of that type with just these values; a copy unless nobody else can change
+    it."""
     try:
         given = np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:  # rows of unequal length
         raise InputError(f"{what}: {error}") from error
-    if given.dtype == dtype and not given.flags.writeable and given.flags.owndata and given.flags.c_contiguous:
+    if (
+        given.dtype == dtype
+        and not given.flags.writeable
+        and given.flags.owndata
+        and given.flags.c_contiguous
+    ):
         return given
     wanted = np.dtype(dtype)
     if given.dtype.kind not in "iuf" and given.size:
@@ -43,7 +50,9 @@ def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
         least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
         wrong = (given < least) | (given > most) | ~np.isfinite(given) | (array != given)
         if wrong.any():
-            raise InputError(f"{what} has {given[wrong].ravel()[0]}; it must be whole, from {least} to {most}")
+            raise InputError(
+                f"{what} has {given[wrong].ravel()[0]}; it must be whole, from {least} to {most}"
+            )
     return array
 
 
@@ -53,7 +62,9 @@ def check_figures(values: Array, what: str, names: tuple[str, ...]) -> None:
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         value = values[first].item()
-        raise InputError(f"{what} of op {names[first[0]]!r} is {value}; it must be finite and not negative")
+        raise InputError(
+            f"{what} of op {names[first[0]]!r} is {value}; it must be finite and not negative"
+        )
 
 
 def digest(parts: Iterable[object]) -> str:
@@ -69,11 +80,16 @@ def digest(parts: Iterable[object]) -> str:
 def state_digest(state: Mapping[str, Any]) -> str:
     """Of named arrays, whatever their order: differs when any name, type, shape or value does."""
     arrays = ((name, np.asarray(state[name])) for name in sorted(state))
-    return digest(part for name, array in arrays for part in (name, array.dtype.str, array.shape, array))
+    return digest(
+        part for name, array in arrays for part in (name, array.dtype.str, array.shape, array)
+    )
 
 
-def taken(state: Mapping[str, Any], name: str, shape: tuple[int | None, ...], kinds: str = "f") -> Array:
-    """An array of a state that was kept: of this shape (None: any length), of one of these kinds of numbers, finite.
+def taken(
+    state: Mapping[str, Any], name: str, shape: tuple[int | None, ...], kinds: str = "f"
+) -> Array:
+    """An array of a state that was kept: of this shape (None: any length), of one of these kinds of
+    numbers, finite.
 
     Raises InputError, which names the array and not the file, where it is not so.
     """

@@ -33,7 +33,8 @@ class Device:
     host: str = "host"
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     memory_bandwidth: float = 0.0  # bytes/s
-    efficiency: Mapping[str, float] = field(default_factory=dict)  # class of op -> share of the peak it reaches
+    # Class of op -> share of the peak it reaches.
+    efficiency: Mapping[str, float] = field(default_factory=dict)
     launch_overhead: float = 0.0  # seconds added to each op by the cost model
     gap: float = 0.0  # seconds the device stays busy after an op that took any time
     figures_from: str = ""  # where they were found or measured
@@ -44,23 +45,31 @@ class Device:
         for what in ("memory", "memory_bandwidth", "launch_overhead", "gap"):
             _check(getattr(self, what), f"{what} of device {self.name!r}")
         if not isinstance(self.memory, int) or self.memory > MOST_BYTES:
-            raise InputError(f"memory of device {self.name!r} is {self.memory}; it must be whole bytes, at most 2**60")
+            raise InputError(
+                f"memory of device {self.name!r} is {self.memory}; it must be whole bytes, at "
+                f"most 2**60"
+            )
         for what in ("launch_overhead", "gap"):
             _check_seconds(getattr(self, what), f"{what} of device {self.name!r}")
         for dtype, rate in self.peak.items():
             _check(rate, f"peak.{dtype} of device {self.name!r}")
         for kind, share in self.efficiency.items():
             if not 0 < share <= 1:
-                raise InputError(f"efficiency.{kind} of device {self.name!r} is {share}; it must be above 0, at most 1")
+                raise InputError(
+                    f"efficiency.{kind} of device {self.name!r} is {share}; it must be above 0, "
+                    f"at most 1"
+                )
 
 
 @dataclass(frozen=True)
 class Link:
-    """A rule for the connections from some devices to others; in a cluster the last rule that matches a pair counts.
+    """A rule for the connections from some devices to others; in a cluster the last rule that
+    matches a pair counts.
 
-    `source` and `target` are device names or patterns such as `cuda:*` and `cuda:[0-3]`. Links with the same bus
-    carry one transfer at a time between them all. In the name of a bus `{source}`, `{target}`, `{source_host}` and
-    `{target_host}` are filled in for each pair; by default each directed pair is its own bus.
+    `source` and `target` are device names or patterns such as `cuda:*` and `cuda:[0-3]`. Links with
+    the same bus carry one transfer at a time between them all. In the name of a bus `{source}`,
+    `{target}`, `{source_host}` and `{target_host}` are filled in for each pair; by default each
+    directed pair is its own bus.
     """
 
     source: str
@@ -71,14 +80,15 @@ class Link:
     bus: str = "{source}->{target}"
     gap: float = 0.0  # seconds the bus stays busy after a transfer
     figures_from: str = ""  # where they were found or measured
-    # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home), where that is less than
-    # what residents are fetched with: it may have to be copied on the way, or be in many caches still. 0: no less.
+    # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home),
+    # where that is less than what residents are fetched with: it may have to be copied on the way,
+    # or be in many caches still. 0: no less.
     send_bandwidth: float = 0.0
-    # Seconds before the first byte of a tensor that is sent, where that is more than the latency: the other side may
-    # have to wait for it. 0: no more.
+    # Seconds before the first byte of a tensor that is sent, where that is more than the latency:
+    # the other side may have to wait for it. 0: no more.
     send_latency: float = 0.0
-    # Seconds for which a tensor keeps the two ends from computing (the overhead of LogP): the sender after the op that
-    # made it, the receiver before the first op that reads it.
+    # Seconds for which a tensor keeps the two ends from computing (the overhead of LogP): the
+    # sender after the op that made it, the receiver before the first op that reads it.
     sender_busy: float = 0.0
     receiver_busy: float = 0.0
 
@@ -95,7 +105,9 @@ class Link:
         _check(self.send_bandwidth, f"send_bandwidth of {where}")
         if self.send_bandwidth > self.bandwidth:
             rates = f"{self.send_bandwidth:g} B/s, is above its bandwidth, {self.bandwidth:g} B/s"
-            raise InputError(f"send_bandwidth of {where}, {rates}; give the higher of them as bandwidth")
+            raise InputError(
+                f"send_bandwidth of {where}, {rates}; give the higher of them as bandwidth"
+            )
         if self.send_bandwidth:
             _check_seconds(1.0 / self.send_bandwidth, f"a byte sent over {where}")
         _check(self.send_latency, f"send_latency of {where}")
@@ -109,7 +121,9 @@ class Link:
 
     def joins(self, source: str, target: str) -> bool:
         forward = _matches(source, self.source) and _matches(target, self.target)
-        return forward or (self.both_ways and _matches(source, self.target) and _matches(target, self.source))
+        return forward or (
+            self.both_ways and _matches(source, self.target) and _matches(target, self.source)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,13 +135,17 @@ class Cluster:
     links: tuple[Link, ...] = ()
     description: str = ""
     broadcast: bool = False  # one copy of a tensor serves every device that needs it
-    copies_in_memory: bool = True  # received copies count in the memory of the device that holds them
+    # Received copies count in the memory of the device that holds them.
+    copies_in_memory: bool = True
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise InputError(f"cluster {self.name!r} has no devices; add at least one")
         if len(self.devices) > MOST_DEVICES:
-            raise InputError(f"cluster {self.name!r} has {len(self.devices)} devices; at most {MOST_DEVICES} work")
+            raise InputError(
+                f"cluster {self.name!r} has {len(self.devices)} devices; at most {MOST_DEVICES} "
+                f"work"
+            )
         names = self.device_names
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -162,7 +180,9 @@ class Cluster:
         try:
             return self.device_names.index(device_name)
         except ValueError:
-            raise UnknownName(f"device of cluster {self.name!r}", device_name, self.device_names) from None
+            raise UnknownName(
+                f"device of cluster {self.name!r}", device_name, self.device_names
+            ) from None
 
     @cached_property
     def _rules(self) -> dict[tuple[int, int], Link]:
@@ -174,7 +194,8 @@ class Cluster:
                 joining = [link for link in self.links if link.joins(source, target)]
                 if not joining:
                     raise InputError(
-                        f"cluster {self.name!r} has no link from {source!r} to {target!r}; add one to links"
+                        f"cluster {self.name!r} has no link from {source!r} to {target!r}; add "
+                        f"one to links"
                     )
                 rules[i, j] = joining[-1]
         return rules
@@ -194,7 +215,8 @@ class Cluster:
         return self._matrix("latency")
 
     @cached_property
-    def sent_latency(self) -> Array:  # [devices, devices] seconds, of what an op has just made and others read
+    # [devices, devices] seconds, of what an op has just made and others read.
+    def sent_latency(self) -> Array:
         return _fixed(np.maximum(self.latency, self._matrix("send_latency")))
 
     @cached_property
@@ -203,9 +225,12 @@ class Cluster:
         return _fixed(np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0))
 
     @cached_property
-    def sent_seconds_per_byte(self) -> Array:  # [devices, devices] of what an op has just made; 0 on the diagonal
+    # [devices, devices] of what an op has just made; 0 on the diagonal.
+    def sent_seconds_per_byte(self) -> Array:
         bandwidth = self._matrix("send_bandwidth")
-        return _fixed(np.divide(1.0, bandwidth, out=self.seconds_per_byte.copy(), where=bandwidth > 0))
+        return _fixed(
+            np.divide(1.0, bandwidth, out=self.seconds_per_byte.copy(), where=bandwidth > 0)
+        )
 
     @cached_property
     def sender_busy(self) -> Array:  # [devices, devices] seconds of the sender for each tensor
@@ -259,8 +284,11 @@ class Cluster:
             "{source_host}": source.host,
             "{target_host}": target.host,
         }
-        # In one pass, and not by str.format, which would give a text from a file access to attributes.
-        return re.sub("|".join(map(re.escape, filled)), lambda found: filled[found[0]], self._rules[pair].bus)
+        # In one pass, and not by str.format, which would give a text from a file access to
+        # attributes.
+        return re.sub(
+            "|".join(map(re.escape, filled)), lambda found: filled[found[0]], self._rules[pair].bus
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cluster) and self._key == other._key
@@ -270,7 +298,14 @@ class Cluster:
 
     @property
     def _key(self) -> tuple[object, ...]:
-        return (self.name, self.description, self.devices, self.links, self.broadcast, self.copies_in_memory)
+        return (
+            self.name,
+            self.description,
+            self.devices,
+            self.links,
+            self.broadcast,
+            self.copies_in_memory,
+        )
 
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, {', '.join(self.device_names)})"

@@ -14,7 +14,8 @@ from roost.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Costs:
-    """Seconds of each op on each device. What a transfer costs is in the cluster: latency + bytes / bandwidth."""
+    """Seconds of each op on each device. What a transfer costs is in the cluster: latency + bytes /
+    bandwidth."""
 
     op_time: Array  # [ops, devices] seconds
     source: str = "given"  # the cost model that made them
@@ -26,10 +27,16 @@ class Costs:
         array = frozen(given, np.float64, given.shape, "op_time")
         if not np.isfinite(array).all() or (array < 0).any():
             op, device = np.argwhere(~np.isfinite(array) | (array < 0))[0]
-            raise InputError(f"op_time[{op}, {device}] is {array[op, device]}; it must be finite and not negative")
+            raise InputError(
+                f"op_time[{op}, {device}] is {array[op, device]}; it must be finite and not "
+                f"negative"
+            )
         if array.size and array.max() > MOST_SECONDS:
             op, device = np.argwhere(array > MOST_SECONDS)[0]
-            raise InputError(f"op_time[{op}, {device}] is {array[op, device]}; at most {MOST_SECONDS:.0e} s can be")
+            raise InputError(
+                f"op_time[{op}, {device}] is {array[op, device]}; at most {MOST_SECONDS:.0e} s "
+                f"can be"
+            )
         object.__setattr__(self, "op_time", array)
 
     def __eq__(self, other: object) -> bool:

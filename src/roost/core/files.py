@@ -1,4 +1,5 @@
-"""Bytes in and out of files: whole or not at all, compressed by suffix, with errors that name the file."""
+"""Bytes in and out of files: whole or not at all, compressed by suffix, with errors that name the
+file."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_plain(path: Path) -> bytes:
-    """As `read_bytes`, but of a plain file only: a pipe that nobody writes to would be waited for."""
+    """As `read_bytes`, but of a plain file only: a pipe that nobody writes to would be waited
+    for."""
     try:
         special = is_special(path)
     except OSError:
@@ -65,7 +67,8 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise what writing this file would raise, as far as that is known before there is anything to write."""
+    """Raise what writing this file would raise, as far as that is known before there is anything to
+    write."""
     with _told(path):
         folder = (path.resolve() if path.is_symlink() else path).parent
         if path.is_dir():
@@ -89,7 +92,8 @@ def _told(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
-    except (ValueError, RuntimeError) as error:  # a NUL byte in the name; links that lead in a circle
+    # A NUL byte in the name; links that lead in a circle.
+    except (ValueError, RuntimeError) as error:
         raise InputError(f"{str(path)!r}: cannot be written: {error}") from error
 
 

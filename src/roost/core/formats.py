@@ -1,7 +1,8 @@
 """Reading and writing the nouns.
 
-Each file says its format and version. JSON and TOML only, and `.npz` without objects for costs: nothing that is read
-can run code. What is wrong with a file is said with the file, the field, and what was expected there.
+Each file says its format and version. JSON and TOML only, and `.npz` without objects for costs:
+nothing that is read can run code. What is wrong with a file is said with the file, the field, and
+what was expected there.
 """
 
 from __future__ import annotations
@@ -46,13 +47,16 @@ FORMATS = {
     "roost.graph": Format(Graph, rows.GraphFile, rows.graph_file, rows.graph_from),
     "roost.cluster": Format(Cluster, rows.ClusterFile, rows.cluster_file, rows.cluster_from),
     "roost.problem": Format(Problem, rows.ProblemFile, rows.problem_file, rows.problem_from),
-    "roost.placement": Format(Placement, rows.PlacementFile, rows.placement_file, rows.placement_from),
+    "roost.placement": Format(
+        Placement, rows.PlacementFile, rows.placement_file, rows.placement_from
+    ),
     "roost.timeline": Format(Timeline, rows.TimelineFile, rows.timeline_file, rows.timeline_from),
     "roost.trial": Format(Trial, rows.TrialRow, rows.trial_row, rows.trial_from),
     "roost.result": Format(Result, rows.ResultFile, rows.result_file, rows.result_from),
 }
 
-# Nouns that are made further along the line, and the modules that add their formats to those above, when one is met.
+# Nouns that are made further along the line, and the modules that add their formats to those above,
+# when one is met.
 _LATER = {"roost.plan": "roost.plan.files"}
 
 
@@ -70,7 +74,8 @@ def save(noun: object, path: str | Path) -> None:
 
 
 def check_path(noun: type[Any], path: str | Path) -> None:
-    """Raise where a noun of this type could not be saved there: before the minutes that it may take to make it."""
+    """Raise where a noun of this type could not be saved there: before the minutes that it may take
+    to make it."""
     _check_suffix(noun, Path(path))
     files.check_writable(Path(path))
 
@@ -82,7 +87,8 @@ def _check_suffix(noun: type[Any], path: Path) -> None:
 
 
 def encode(noun: object) -> bytes:
-    """The bytes of a noun's file, the same each time: JSON with a row a line, or TOML for a cluster."""
+    """The bytes of a noun's file, the same each time: JSON with a row a line, or TOML for a
+    cluster."""
     form = next((form for form in FORMATS.values() if form.noun is type(noun)), None)
     if form is None:
         raise InputError(f"a {type(noun).__name__} cannot be saved; save one of our nouns")
@@ -133,10 +139,14 @@ def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
         text = tomllib.loads(data.decode()) if toml else None
         header = msgspec.convert(text, _Header) if toml else msgspec.json.decode(data, type=_Header)
         form = _format(header)
-        file = msgspec.convert(text, form.file) if toml else msgspec.json.decode(data, type=form.file)
+        file = (
+            msgspec.convert(text, form.file) if toml else msgspec.json.decode(data, type=form.file)
+        )
         return form.from_file(file)
     except UnicodeDecodeError as error:
-        raise InputError(f"{where}: is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
+        raise InputError(
+            f"{where}: is not UTF-8 text (byte {error.start}); save it as UTF-8"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: is not TOML: {error}") from None
     except msgspec.ValidationError as error:
@@ -166,7 +176,8 @@ def _format(header: _Header) -> Format:
     form = FORMATS[header.format]
     if header.version != form.version:
         raise InputError(
-            f"version: {header.format} {header.version} is not known; this Roost reads version {form.version}"
+            f"version: {header.format} {header.version} is not known; this Roost reads version "
+            f"{form.version}"
         )
     return form
 
@@ -184,7 +195,9 @@ def _meant(message: str) -> str:
     odd = re.search(r"unknown field `(.+?)`", message)
     if odd is None:
         return ""
-    known = {name for form in FORMATS.values() for name in _names_in(msgspec.json.schema(form.file))}
+    known = {
+        name for form in FORMATS.values() for name in _names_in(msgspec.json.schema(form.file))
+    }
     near = difflib.get_close_matches(odd[1], sorted(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -203,7 +216,9 @@ def _save_costs(costs: Costs, path: Path) -> None:
     if path.suffix != ".npz":
         raise InputError(f"{path}: costs are saved as .npz")
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, format="roost.costs", version=1, op_time=costs.op_time, source=costs.source)
+    np.savez_compressed(
+        buffer, format="roost.costs", version=1, op_time=costs.op_time, source=costs.source
+    )
     files.write_bytes(path, buffer.getvalue())
 
 
@@ -216,13 +231,17 @@ def _load_costs(path: Path) -> Costs:
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             found = {name: archive[name] for name in ("format", "version", "op_time", "source")}
     except KeyError as error:
-        raise InputError(f"{path}: {error.args[0]}; costs have format, version, op_time, source") from None
+        raise InputError(
+            f"{path}: {error.args[0]}; costs have format, version, op_time, source"
+        ) from None
     except InputError:
         raise
     except Exception as error:  # zipfile and numpy raise many kinds on damaged data
         raise InputError(f"{path}: is not a costs file: {error}") from error
     if str(found["format"]) != "roost.costs" or str(found["version"]) != "1":
-        raise InputError(f"{path}: format {found['format']} {found['version']} is not roost.costs 1")
+        raise InputError(
+            f"{path}: format {found['format']} {found['version']} is not roost.costs 1"
+        )
     try:
         return Costs(found["op_time"], source=str(found["source"]))
     except InputError as error:

@@ -23,17 +23,20 @@ _MOST_BYTES = 2.0**59
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A directed acyclic graph of ops, as arrays in program order: inputs come before their consumers.
+    """A directed acyclic graph of ops, as arrays in program order: inputs come before their
+    consumers.
 
-    A parameter (a weight, a buffer, an optimizer state) is an op of phase `parameter`: it takes no time, its output
-    is the weight, and it is resident for the whole step. An op of phase `update` rewrites every parameter it reads.
+    A parameter (a weight, a buffer, an optimizer state) is an op of phase `parameter`: it takes no
+    time, its output is the weight, and it is resident for the whole step. An op of phase `update`
+    rewrites every parameter it reads.
     """
 
     name: str
     op_names: tuple[str, ...]  # [ops] unique
     kinds: tuple[str, ...]  # [ops] what it computes, such as "conv2d"
     dtypes: tuple[str, ...]  # [ops] what it computes in, such as "float32"
-    modules: tuple[str, ...]  # [ops] path of the module it came from, or ""; layer@3 is the fourth call of one
+    # [ops] path of the module it came from, or ""; layer@3 is the fourth call of one.
+    modules: tuple[str, ...]
     allowed: tuple[tuple[str, ...], ...]  # [ops] device kinds it may run on; () is any
     phase: Array  # [ops] index in PHASES
     flop: Array  # [ops] FLOP
@@ -55,7 +58,9 @@ class Graph:
             raise GraphError(f"graph {self.name!r} has no ops; add at least one")
         for column in ("kinds", "dtypes", "modules", "allowed"):
             if len(getattr(self, column)) != count:
-                raise GraphError(f"{column} has {len(getattr(self, column))} entries for {count} ops")
+                raise GraphError(
+                    f"{column} has {len(getattr(self, column))} entries for {count} ops"
+                )
         self._freeze("phase", np.int8, count)
         self._freeze("group", np.int32, count)
         self._freeze("flop", np.float64, count)
@@ -97,7 +102,9 @@ class Graph:
             number = np.full(len(self.group_names) + 1, -1, dtype=np.int32)
             number[used] = np.arange(len(used))
             object.__setattr__(self, "group_names", tuple(self.group_names[old] for old in used))
-            object.__setattr__(self, "group", frozen(number[self.group], np.int32, (self.num_ops,), "group"))
+            object.__setattr__(
+                self, "group", frozen(number[self.group], np.int32, (self.num_ops,), "group")
+            )
 
     def _check_edges(self) -> None:
         if len(self.input_op) and (self.input_op.min() < 0 or self.input_op.max() >= self.num_ops):
@@ -124,7 +131,9 @@ class Graph:
             raise GraphError(f"op {self.op_names[op]!r} has the same input twice; mention it once")
         fed = np.flatnonzero((self.phase == PARAMETER) & (np.diff(self.input_start) > 0))
         if len(fed):
-            raise GraphError(f"parameter {self.op_names[fed[0]]!r} has inputs; only other phases take any")
+            raise GraphError(
+                f"parameter {self.op_names[fed[0]]!r} has inputs; only other phases take any"
+            )
 
     def _find_cycle(self) -> list[int]:
         """Ops along one cycle, the first repeated at the end; empty where there is none."""
@@ -167,7 +176,8 @@ class Graph:
         return np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.input_start))
 
     @cached_property
-    def consumer_start(self) -> Array:  # [ops + 1] consumers of op i are consumer_op[...[i]:...[i + 1]]
+    # [ops + 1] consumers of op i are consumer_op[...[i]:...[i + 1]].
+    def consumer_start(self) -> Array:
         counts = np.bincount(self.input_op, minlength=self.num_ops)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -231,7 +241,9 @@ class GraphBuilder:
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self._index: dict[str, int] = {}
-        self._rows: list[tuple[str, str, str, tuple[str, ...], int, float, int, int, int, int, int]] = []
+        self._rows: list[
+            tuple[str, str, str, tuple[str, ...], int, float, int, int, int, int, int]
+        ] = []
         self._inputs: list[list[int]] = []
         self._groups: dict[str, int] = {}
 
@@ -256,9 +268,13 @@ class GraphBuilder:
         if name in self._index:
             raise GraphError(f"two ops are called {name!r}; op names must differ")
         if phase not in PHASES:
-            raise GraphError(f"op {name!r} has phase {phase!r}; it must be one of {', '.join(PHASES)}")
+            raise GraphError(
+                f"op {name!r} has phase {phase!r}; it must be one of {', '.join(PHASES)}"
+            )
         if isinstance(inputs, str):
-            raise InputError(f"inputs of op {name!r} must be a list of names, not the text {inputs!r}")
+            raise InputError(
+                f"inputs of op {name!r} must be a list of names, not the text {inputs!r}"
+            )
         sources = [self._source(name, source) for source in dict.fromkeys(inputs)]
         kinds = tuple(allowed)
         self._index[name] = len(self._rows)
@@ -282,7 +298,9 @@ class GraphBuilder:
         if not self._rows:
             raise GraphError(f"graph {self.name!r} has no ops; add at least one")
         columns: list[Any] = list(zip(*self._rows, strict=True))
-        kinds, dtypes, modules, allowed, phase, flop, read, written, output, workspace, group = columns
+        kinds, dtypes, modules, allowed, phase, flop, read, written, output, workspace, group = (
+            columns
+        )
         counts = [len(sources) for sources in self._inputs]
         return Graph(
             name=self.name,

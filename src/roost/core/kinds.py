@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-# Classes of op that a device's `efficiency` may speak of, with a word that tells them by their kind. The class `memory`
-# is the share of the memory bandwidth that is attained. What is in no class, or not mentioned, attains all.
+# Classes of op that a device's `efficiency` may speak of, with a word that tells them by their
+# kind. The class `memory` is the share of the memory bandwidth that is attained. What is in no
+# class, or not mentioned, attains all.
 CLASSES = {"attention": "attention", "conv": "conv", "matmul": "mm", "recurrent": "lstm"}
 
 

@@ -21,19 +21,24 @@ _MOST_BYTES = 2**59  # sizes are added up in int64
 
 @dataclass(frozen=True, eq=False)
 class Placement:
-    """On which device each op runs, in which order, and how far ahead remote parameters are fetched."""
+    """On which device each op runs, in which order, and how far ahead remote parameters are
+    fetched."""
 
     device: Array  # [ops] index in `devices`, or in the cluster's devices where that is empty
     order: str = "program"
-    priority: Array | None = None  # [ops] highest first, inputs before their consumers; for order "priority"
-    prefetch_bytes: Array | int = 0  # [devices] bytes kept for fetched parameters; one number means each device
+    # [ops] highest first, inputs before their consumers; for order "priority".
+    priority: Array | None = None
+    # [devices] bytes kept for fetched parameters; one number means each device.
+    prefetch_bytes: Array | int = 0
     devices: tuple[str, ...] = ()  # device names that `device` counts in
     graph: str = ""  # digest of the graph it was made for; "" fits any graph of the right length
 
     def __post_init__(self) -> None:
         given = exact(self.device, np.int32, "device")
         if given.ndim != 1:
-            raise InputError(f"device must be a list of whole numbers, not of shape {list(given.shape)}")
+            raise InputError(
+                f"device must be a list of whole numbers, not of shape {list(given.shape)}"
+            )
         count = len(given)
         object.__setattr__(self, "devices", tuple(self.devices))
         object.__setattr__(self, "device", frozen(self.device, np.int32, (count,), "device"))
@@ -44,13 +49,19 @@ class Placement:
         if self.priority is not None:
             priority = frozen(self.priority, np.float64, (count,), "priority")
             if not np.isfinite(priority).all():
-                raise InputError(f"priority of op {int(np.argmin(np.isfinite(priority)))} is not finite")
+                raise InputError(
+                    f"priority of op {int(np.argmin(np.isfinite(priority)))} is not finite"
+                )
             object.__setattr__(self, "priority", priority)
         window = exact(self.prefetch_bytes, np.int64, "prefetch_bytes")
         if window.ndim > 1 or (window < 0).any():
-            raise InputError("prefetch_bytes must be bytes, one number or one for each device, not negative")
+            raise InputError(
+                "prefetch_bytes must be bytes, one number or one for each device, not negative"
+            )
         if (window > _MOST_BYTES).any():
-            raise InputError(f"prefetch_bytes of {window.max()} are more than 2**59; no machine holds that")
+            raise InputError(
+                f"prefetch_bytes of {window.max()} are more than 2**59; no machine holds that"
+            )
         if window.ndim == 0:
             object.__setattr__(self, "prefetch_bytes", int(window))
         else:
@@ -69,13 +80,17 @@ class Placement:
         try:
             changed[ops] = device
         except (IndexError, OverflowError) as error:
-            raise InputError(f"cannot move {ops} of {self.num_ops} ops to device {device}: {error}") from None
+            raise InputError(
+                f"cannot move {ops} of {self.num_ops} ops to device {device}: {error}"
+            ) from None
         return replace(self, device=changed)
 
     @cached_property
     def digest(self) -> str:
         """A short name that differs when any device, the order or a window differs."""
-        return digest([self.device, self.order, self.priority, np.asarray(self.prefetch_bytes), self.devices])
+        return digest(
+            [self.device, self.order, self.priority, np.asarray(self.prefetch_bytes), self.devices]
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Placement) and self.digest == other.digest

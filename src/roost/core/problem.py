@@ -19,7 +19,8 @@ from roost.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Graph + cluster + costs. `costs` may be given as the bare array op_time [ops, devices] in seconds."""
+    """Graph + cluster + costs. `costs` may be given as the bare array op_time [ops, devices] in
+    seconds."""
 
     graph: Graph
     cluster: Cluster
@@ -37,13 +38,16 @@ class Problem:
         busy = np.flatnonzero(self.graph.is_parameter & (self.op_time > 0).any(axis=1))
         if len(busy):
             name = self.graph.op_names[busy[0]]
-            raise InputError(f"op_time of parameter {name!r} must be 0: a parameter computes nothing")
+            raise InputError(
+                f"op_time of parameter {name!r} must be 0: a parameter computes nothing"
+            )
         homeless = np.flatnonzero(~self.allowed.any(axis=1))
         if len(homeless):
             op = int(homeless[0])
             kinds = sorted({device.kind for device in self.cluster.devices})
             raise InputError(
-                f"op {self.graph.op_names[op]!r} may only run on {', '.join(self.graph.allowed[op])}; "
+                f"op {self.graph.op_names[op]!r} may only run on "
+                f"{', '.join(self.graph.allowed[op])}; "
                 f"cluster {self.cluster.name!r} has {', '.join(kinds)}"
             )
 
@@ -54,7 +58,10 @@ class Problem:
     @cached_property
     def allowed(self) -> Array:  # [ops, devices] whether the op may run there
         kinds = [device.kind for device in self.cluster.devices]
-        rows = {choice: [not choice or kind in choice for kind in kinds] for choice in set(self.graph.allowed)}
+        rows = {
+            choice: [not choice or kind in choice for kind in kinds]
+            for choice in set(self.graph.allowed)
+        }
         return np.array([rows[choice] for choice in self.graph.allowed], dtype=bool)
 
     @cached_property
@@ -69,43 +76,61 @@ class Problem:
         prefetch_bytes: Array | int = 0,
     ) -> Placement:
         """A placement that says which graph and which devices it is for."""
-        return Placement(device, order, priority, prefetch_bytes, self.cluster.device_names, self.graph.digest)
+        return Placement(
+            device, order, priority, prefetch_bytes, self.cluster.device_names, self.graph.digest
+        )
 
     def check(self, placement: Placement) -> Placement:
-        """The placement with devices counted as this cluster counts them; raises where it does not belong here."""
+        """The placement with devices counted as this cluster counts them; raises where it does not
+        belong here."""
         graph, cluster = self.graph, self.cluster
         if not isinstance(placement, Placement):
-            raise InputError(f"a roost.Placement is needed, not {type(placement).__name__}; make one of the devices")
+            raise InputError(
+                f"a roost.Placement is needed, not {type(placement).__name__}; make one of the "
+                f"devices"
+            )
         if placement.graph and placement.graph != graph.digest:
             raise InputError(
-                f"the placement was made for graph {placement.graph}; graph {graph.name!r} is {graph.digest}"
+                f"the placement was made for graph {placement.graph}; graph {graph.name!r} is "
+                f"{graph.digest}"
             )
         if placement.num_ops != graph.num_ops:
             raise InputError(
-                f"the placement has {placement.num_ops} entries; graph {graph.name!r} has {graph.num_ops} ops"
+                f"the placement has {placement.num_ops} entries; graph {graph.name!r} has "
+                f"{graph.num_ops} ops"
             )
         num_devices = len(placement.devices) or cluster.num_devices
         wrong = np.flatnonzero((placement.device < 0) | (placement.device >= num_devices))
         if len(wrong):
             op = int(wrong[0])
             raise InputError(
-                f"op {graph.op_names[op]!r} is on device {placement.device[op]}; devices are 0 to {num_devices - 1}"
+                f"op {graph.op_names[op]!r} is on device {placement.device[op]}; devices are 0 to "
+                f"{num_devices - 1}"
             )
-        if np.ndim(placement.prefetch_bytes) and len(np.asarray(placement.prefetch_bytes)) != num_devices:
-            raise InputError(f"prefetch_bytes must have one entry for each of {num_devices} devices")
+        if (
+            np.ndim(placement.prefetch_bytes)
+            and len(np.asarray(placement.prefetch_bytes)) != num_devices
+        ):
+            raise InputError(
+                f"prefetch_bytes must have one entry for each of {num_devices} devices"
+            )
         if placement.devices and placement.devices != cluster.device_names:
             placement = self._renamed(placement)
         self._check_rules(placement.device)
         return placement
 
     def _renamed(self, placement: Placement) -> Placement:
-        index = np.array([self.cluster.index_of(name) for name in placement.devices], dtype=np.int32)
+        index = np.array(
+            [self.cluster.index_of(name) for name in placement.devices], dtype=np.int32
+        )
         window: Any = placement.prefetch_bytes
         if np.ndim(window):
             window = np.zeros(self.cluster.num_devices, dtype=np.int64)
             window[index] = placement.prefetch_bytes
         names = self.cluster.device_names
-        return replace(placement, device=index[placement.device], prefetch_bytes=window, devices=names)
+        return replace(
+            placement, device=index[placement.device], prefetch_bytes=window, devices=names
+        )
 
     def _check_rules(self, device: Array) -> None:
         graph, cluster = self.graph, self.cluster
@@ -136,7 +161,8 @@ class Problem:
         return leader
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it was made of: not what was worked out since, such as a simulator with compiled state."""
+        """What it was made of: not what was worked out since, such as a simulator with compiled
+        state."""
         return {"graph": self.graph, "cluster": self.cluster, "costs": self.costs}
 
     def __repr__(self) -> str:

@@ -9,15 +9,16 @@ import numpy as np
 
 from roost.core.arrays import Array
 
-# send: an op's output, to a device where a consumer runs. fetch: a parameter, to a device that uses it.
-# home: a parameter's new value, from the update that made it to where it lives.
+# send: an op's output, to a device where a consumer runs. fetch: a parameter, to a device that uses
+# it. home: a parameter's new value, from the update that made it to where it lives.
 TRANSFER_KINDS = ("send", "fetch", "home")
 SEND, FETCH, HOME = range(3)
 
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Every transfer of a step, in the order of issue. With broadcast one send has several targets: a row each."""
+    """Every transfer of a step, in the order of issue. With broadcast one send has several targets:
+    a row each."""
 
     tensor: Array  # [transfers] the op whose output travels
     source: Array  # [transfers] device
@@ -79,7 +80,10 @@ class Timeline:
         return np.bincount(self.device, self.finish - self.start, minlength=len(self.device_names))
 
     def __repr__(self) -> str:
-        return f"Timeline({self.step_time:.6g} s, feasible={self.feasible}, {self.num_transfers} transfers)"
+        return (
+            f"Timeline({self.step_time:.6g} s, feasible={self.feasible}, {self.num_transfers} "
+            f"transfers)"
+        )
 
     def save(self, path: str | Path) -> None:
         """Write `timeline.json`, compressed where the name ends in `.gz`."""

@@ -14,7 +14,8 @@ from roost.core.units import show_bytes, show_seconds
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """One evaluated placement. One that does not fit is a trial like any other, with `feasible` false."""
+    """One evaluated placement. One that does not fit is a trial like any other, with `feasible`
+    false."""
 
     placement: Placement
     step_time: float  # seconds; infinite where it was run and did not come to an end
@@ -40,7 +41,10 @@ class Trial:
         lacks = "fits" if self.feasible else self.why or f"lacks {show_bytes(self.missing_bytes)}"
         if isinf(self.step_time):
             return f"Trial({lacks}{f', by {self.placer}' if self.placer else ''})"
-        return f"Trial({show_seconds(self.step_time)} a step, {lacks}{f', by {self.placer}' if self.placer else ''})"
+        return (
+            f"Trial({show_seconds(self.step_time)} a step, "
+            f"{lacks}{f', by {self.placer}' if self.placer else ''})"
+        )
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Bound:
     proof: str
 
 
-# done: the placer came to its end. budget: trials or seconds were spent. optimal: the bound was reached.
-# interrupted: with Ctrl-C. stopped: whoever watched it asked for that. exhausted: placements were run, and for long
-# none was asked for that was not run before.
+# done: the placer came to its end. budget: trials or seconds were spent. optimal: the bound was
+# reached. interrupted: with Ctrl-C. stopped: whoever watched it asked for that. exhausted:
+# placements were run, and for long none was asked for that was not run before.
 ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped", "exhausted")
 
 
@@ -75,7 +79,8 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """How much longer the best step is than the bound, as a share of the best; None without a bound."""
+        """How much longer the best step is than the bound, as a share of the best; None without a
+        bound."""
         if self.bound is None:
             return None
         return 1.0 - self.bound.step_time / self.best.step_time if self.best.step_time > 0 else 0.0

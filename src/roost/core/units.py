@@ -24,7 +24,9 @@ def parse(value: float | str, units: dict[str, float]) -> float:
     else:
         match = _QUANTITY.fullmatch(value)
         if match is None or (match[2] and match[2] not in units):
-            raise InputError(f"cannot read {value!r}; write a number with one of {', '.join(units)}")
+            raise InputError(
+                f"cannot read {value!r}; write a number with one of {', '.join(units)}"
+            )
         number = float(match[1]) * units.get(match[2], 1.0)
     if not math.isfinite(number) or number < 0:
         raise InputError(f"{value!r} must be finite and not negative")

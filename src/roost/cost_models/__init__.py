@@ -19,11 +19,15 @@ class CostModel(Protocol):
 
 
 def estimate(graph: Graph, cluster: Cluster | str, model: str | CostModel = "roofline") -> Problem:
-    """The problem of placing a graph on a cluster or preset, with costs from a cost model or its name."""
+    """The problem of placing a graph on a cluster or preset, with costs from a cost model or its
+    name."""
     if isinstance(cluster, str):
         cluster = presets.cluster(cluster)
     if not isinstance(graph, Graph) or not isinstance(cluster, Cluster):
         given = f"{type(graph).__name__} and {type(cluster).__name__}"
-        raise InputError(f"estimate takes a graph and a cluster, not {given}; roost.capture makes a graph of a model")
+        raise InputError(
+            f"estimate takes a graph and a cluster, not {given}; roost.capture makes a graph of a "
+            f"model"
+        )
     chosen: CostModel = catalog.find("cost_models", model)() if isinstance(model, str) else model
     return Problem(graph, cluster, chosen.estimate(graph, cluster))

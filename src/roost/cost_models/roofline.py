@@ -1,6 +1,8 @@
-"""Time of an op: what limits it, compute or memory, plus the overhead of launching it (Williams et al. 2009).
+"""Time of an op: what limits it, compute or memory, plus the overhead of launching it (Williams et
+al. 2009).
 
-Differs in: the roof is what each class of op attains on the device, `efficiency` in its cluster file, not the peak.
+Differs in: the roof is what each class of op attains on the device, `efficiency` in its cluster
+file, not the peak.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from roost.errors import InputError
 
 @dataclass(frozen=True)
 class Roofline:
-    """The larger of FLOP over the attainable rate and bytes over bandwidth, plus launch overhead; free ops are free."""
+    """The larger of FLOP over the attainable rate and bytes over bandwidth, plus launch overhead;
+    free ops are free."""
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
         moved = graph.bytes_read + graph.bytes_written
@@ -31,13 +34,16 @@ class Roofline:
     def _times(self, graph: Graph, device: Device, moved: Array) -> Array:
         if not device.peak or device.memory_bandwidth == 0:
             raise InputError(
-                f"device {device.name!r} needs peak and memory_bandwidth for a roofline; add them to its cluster file"
+                f"device {device.name!r} needs peak and memory_bandwidth for a roofline; add them "
+                f"to its cluster file"
             )
         pairs = set(zip(graph.dtypes, graph.kinds, strict=True))
         rates = {pair: self._rate(device, *pair) for pair in pairs}
         rate = np.array([rates[pair] for pair in zip(graph.dtypes, graph.kinds, strict=True)])
         if (rate == 0).any():
-            raise InputError(f"device {device.name!r} has a peak of 0 FLOP/s; it must be above zero")
+            raise InputError(
+                f"device {device.name!r} has a peak of 0 FLOP/s; it must be above zero"
+            )
         bandwidth = device.memory_bandwidth * device.efficiency.get("memory", 1.0)
         times: Array = np.maximum(graph.flop / rate, moved / bandwidth) + device.launch_overhead
         return times
@@ -49,9 +55,11 @@ class Roofline:
 
 
 def known_share(graph: Graph) -> tuple[float, float]:
-    """Which share of a graph's FLOP, and of the bytes it moves, belongs to ops whose FLOP are known by a formula.
+    """Which share of a graph's FLOP, and of the bytes it moves, belongs to ops whose FLOP are known
+    by a formula.
 
-    The rest counts elements: such ops are limited by the bytes they move, and those are counted for every op.
+    The rest counts elements: such ops are limited by the bytes they move, and those are counted for
+    every op.
     """
     kinds = {kind: class_of(kind) != "other" for kind in set(graph.kinds)}
     known = np.array([kinds[kind] for kind in graph.kinds])

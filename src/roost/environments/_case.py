@@ -1,7 +1,8 @@
-"""A problem as an environment sees it: its groups, what a placement of them costs, and features of all between 0 and 1.
+"""A problem as an environment sees it: its groups, what a placement of them costs, and features of
+all between 0 and 1.
 
-Features compare within the problem, so that those of unlike problems are alike: a group with as much of something as
-an average group has feature 0.5 (see `beside`), a share is a share.
+Features compare within the problem, so that those of unlike problems are alike: a group with as
+much of something as an average group has feature 0.5 (see `beside`), a share is a share.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ GROUP_FEATURES = (
     "position",  # share of the way from the first group to the last
     "rank",  # longest path to the end of the step, as a share of the longest
 )
-EDGE_FEATURES = ("bytes", "seconds")  # seconds over an average link, beside the time of an average group
+# Seconds over an average link, beside the time of an average group.
+EDGE_FEATURES = ("bytes", "seconds")
 DEVICE_FEATURES = (
     "speed",  # share of the speed there would be with each group on its fastest device
     "memory",  # share of the largest memory
@@ -43,7 +45,8 @@ DEVICE_FEATURES = (
     "busy",  # seconds of the groups that are here, beside the reference
     "held",  # bytes that the groups here hold for long, beside its memory
 )
-LINK_FEATURES = ("latency", "seconds")  # beside the time of an average group; seconds of an average edge
+# Beside the time of an average group; seconds of an average edge.
+LINK_FEATURES = ("latency", "seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,9 +84,13 @@ class Case:
 
     @cached_property
     def _single(self) -> tuple[Array, float]:
-        """The best single device that fits, or the one nearest to fitting: devices [groups], and seconds of a step."""
+        """The best single device that fits, or the one nearest to fitting: devices [groups], and
+        seconds of a step."""
         tried = np.array(
-            [fastest_allowed(self.units, np.full(self.num_groups, device)) for device in range(self.num_devices)]
+            [
+                fastest_allowed(self.units, np.full(self.num_groups, device))
+                for device in range(self.num_devices)
+            ]
         )
         found = self.simulate(tried)
         best = np.lexsort((found.step_time, missing_bytes(found)))[0]
@@ -95,7 +102,8 @@ class Case:
 
     @property
     def reference(self) -> float:
-        """Seconds that step times are compared with: of the best single device, or 1 where that takes no time."""
+        """Seconds that step times are compared with: of the best single device, or 1 where that
+        takes no time."""
         return self._single[1] or 1.0
 
     @cached_property
@@ -119,12 +127,15 @@ class Case:
     def group_features(self) -> Array:  # [groups, features]
         units, graph = self.units, self.problem.graph
         allowed, count = units.allowed, self.num_groups
-        mean_time = np.where(allowed, units.time, 0.0).sum(axis=1) / np.maximum(allowed.sum(axis=1), 1)
+        mean_time = np.where(allowed, units.time, 0.0).sum(axis=1) / np.maximum(
+            allowed.sum(axis=1), 1
+        )
         sent = np.bincount(units.edges[0], units.edges[2], minlength=count)
         num_ops = np.bincount(units.unit, minlength=count)
         computing = np.bincount(units.unit[~graph.is_parameter], minlength=count)
         phases = [
-            np.bincount(units.unit[graph.phase == phase], minlength=count) for phase in (FORWARD, BACKWARD, UPDATE)
+            np.bincount(units.unit[graph.phase == phase], minlength=count)
+            for phase in (FORWARD, BACKWARD, UPDATE)
         ]
         rank = np.zeros(count)
         np.maximum.at(rank, units.unit, upward_rank(self.problem))
@@ -168,7 +179,9 @@ class Case:
         size, cluster = self.units.edges[2], self.problem.cluster
         typical = size.mean() if len(size) else 0.0
         seconds = typical * cluster.seconds_per_byte
-        return np.stack([beside(cluster.latency, self.typical), beside(seconds, self.typical)], axis=2)
+        return np.stack(
+            [beside(cluster.latency, self.typical), beside(seconds, self.typical)], axis=2
+        )
 
 
 def missing_bytes(found: Outcomes) -> Array:  # [batch]
@@ -178,7 +191,8 @@ def missing_bytes(found: Outcomes) -> Array:  # [batch]
 
 
 def beside(value: Array, typical: Array | float) -> Array:
-    """A figure that is not negative as a number from 0 to 1, which is 0.5 where it equals the typical one."""
+    """A figure that is not negative as a number from 0 to 1, which is 0.5 where it equals the
+    typical one."""
     total = value + typical
     return np.divide(value, total, out=np.zeros(np.shape(total)), where=total > 0)
 

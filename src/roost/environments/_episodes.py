@@ -1,12 +1,14 @@
 """The rules of the game, for any number of episodes side by side, each on a problem of its own.
 
-Group by group (Mirhoseini et al. 2017): groups are placed one after the other on an empty cluster, and the last one
-brings the reward, minus the cost of the placement. Move by move (Placeto, Addanki et al. 2019): a complete placement is
-given, each group in turn may move, and every move is rewarded by what it takes off the cost.
+Group by group (Mirhoseini et al. 2017): groups are placed one after the other on an empty cluster,
+and the last one brings the reward, minus the cost of the placement. Move by move (Placeto, Addanki
+et al. 2019): a complete placement is given, each group in turn may move, and every move is rewarded
+by what it takes off the cost.
 
-The cost is the square root of the step time over that of the best single device. What does not fit costs
-`memory_penalty` more, and as much again times the share of all bytes held that has no room.
-Differs in: step times are relative, so that rewards of unlike problems are alike; Placeto's reward has no root.
+The cost is the square root of the step time over that of the best single device. What does not fit
+costs `memory_penalty` more, and as much again times the share of all bytes held that has no room.
+Differs in: step times are relative, so that rewards of unlike problems are alike; Placeto's reward
+has no root.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class Episodes:
         self._time = padded([case.units.time for case in self.cases], shape, np.float64)
         self._fastest = padded([case.fastest for case in self.cases], shape[:1], np.int64)
         self._bytes = padded([case.held_bytes for case in self.cases], shape[:1], np.float64)
-        self._memory = padded([case.problem.cluster.memory for case in self.cases], shape[1:], np.float64)
+        self._memory = padded(
+            [case.problem.cluster.memory for case in self.cases], shape[1:], np.float64
+        )
         self._reference = np.array([case.reference for case in self.cases])
         self._num_groups = np.array([case.num_groups for case in self.cases])
 
@@ -57,7 +61,8 @@ class Episodes:
         self.missing = np.zeros(count, np.int64)  # [episodes] bytes, likewise
         self._placed = np.zeros((count, *shape), np.int8)
         self._visited = np.zeros((count, sizes.groups), np.int8)
-        self._busy = np.zeros((count, sizes.devices))  # [episodes, devices] seconds of the groups there
+        # [episodes, devices] seconds of the groups there.
+        self._busy = np.zeros((count, sizes.devices))
         self._held = np.zeros((count, sizes.devices))  # [episodes, devices] bytes
 
     @property
@@ -73,12 +78,18 @@ class Episodes:
         return self.step >= self.length
 
     def begin(
-        self, rows: Sequence[int], rngs: Sequence[np.random.Generator], options: Mapping[str, Any] | None = None
+        self,
+        rows: Sequence[int],
+        rngs: Sequence[np.random.Generator],
+        options: Mapping[str, Any] | None = None,
     ) -> None:
         """New episodes in these rows, drawn with a generator each."""
         options = {} if options is None else options
         if not isinstance(options, Mapping):
-            raise InputError(f"options is a {type(options).__name__}; it must be a table such as {{'problem': 0}}")
+            raise InputError(
+                f"options is a {type(options).__name__}; it must be a table such as {{'problem': "
+                f"0}}"
+            )
         for key in options:
             if key not in _OPTIONS:
                 raise InputError(f"reset has no option {key!r}; known: {', '.join(_OPTIONS)}")
@@ -86,7 +97,9 @@ class Episodes:
             number = self._pick(rng, options.get("problem"))
             start = self._start(self.cases[number], rng, options.get("placement"))
             self.case[row], self.step[row] = number, 0
-            self.length[row] = self.cases[number].num_groups * (self.settings.sweeps if self.by_moves else 1)
+            self.length[row] = self.cases[number].num_groups * (
+                self.settings.sweeps if self.by_moves else 1
+            )
             for array in (self._placed, self._visited, self._busy, self._held):
                 array[row] = 0
             self.device[row] = _NOWHERE
@@ -99,16 +112,26 @@ class Episodes:
         count = len(self.cases)
         if wanted is None:
             return int(rng.integers(count)) if count > 1 else 0
-        if isinstance(wanted, bool) or not isinstance(wanted, int | np.integer) or not 0 <= wanted < count:
+        if (
+            isinstance(wanted, bool)
+            or not isinstance(wanted, int | np.integer)
+            or not 0 <= wanted < count
+        ):
             raise InputError(f"option problem is {wanted!r}; problems are 0 to {count - 1}")
         return int(wanted)
 
-    def _start(self, case: Case, rng: np.random.Generator, wanted: Any) -> Array | None:  # [groups] devices
+    # [groups] devices.
+    def _start(self, case: Case, rng: np.random.Generator, wanted: Any) -> Array | None:
         """The placement that an episode begins with; none where groups are placed one by one."""
         if wanted is not None:
             if not self.by_moves:
-                raise InputError("option placement is for mode 'move_by_move'; group by group starts from nothing")
-            return fastest_allowed(case.units, case.units.unit_devices(case.problem.check(wanted).device))
+                raise InputError(
+                    "option placement is for mode 'move_by_move'; group by group starts from "
+                    "nothing"
+                )
+            return fastest_allowed(
+                case.units, case.units.unit_devices(case.problem.check(wanted).device)
+            )
         if not self.by_moves:
             return None
         if self.settings.start == "single":
@@ -124,7 +147,8 @@ class Episodes:
         np.add.at(self._held[row], start, self._bytes[case, groups])
 
     def act(self, rows: Array, action: Array) -> Array:  # [rows] rewards
-        """The current group of each row goes to a device; where it may not go there, to its fastest, at a penalty."""
+        """The current group of each row goes to a device; where it may not go there, to its
+        fastest, at a penalty."""
         case, group = self.case[rows], self.current[rows]
         may = self._allowed[case, group, action] > 0
         device = np.where(may, action, self._fastest[case, group])
@@ -142,7 +166,8 @@ class Episodes:
             reward[last] -= self._cost[rows[last]]
         return np.asarray(reward)
 
-    def _put(self, rows: Array, group: Array, device: Array) -> Array:  # [rows] whether that changed anything
+    # [rows] whether that changed anything.
+    def _put(self, rows: Array, group: Array, device: Array) -> Array:
         before = self.device[rows, group]
         changed = before != device
         for there, sign in ((before, -1), (device, 1)):
@@ -164,7 +189,11 @@ class Episodes:
             share = missing / np.maximum(found.peak_memory.sum(axis=1), 1)
             cost = np.sqrt(found.step_time / self._reference[number])
             cost += np.where(missing > 0, self.settings.memory_penalty * (1.0 + share), 0.0)
-            self._cost[here], self.step_time[here], self.missing[here] = cost, found.step_time, missing
+            self._cost[here], self.step_time[here], self.missing[here] = (
+                cost,
+                found.step_time,
+                missing,
+            )
 
     def observe(self) -> dict[str, Array]:
         """What is to be seen in each row: [episodes, ...] each, and new each time."""
@@ -182,7 +211,8 @@ class Episodes:
         return found
 
     def outcome(self, row: int) -> dict[str, Any]:
-        """What is known of the placement of a row: its cost once it was simulated, itself at the end."""
+        """What is known of the placement of a row: its cost once it was simulated, itself at the
+        end."""
         ended = bool(self.ended[row])
         found: dict[str, Any] = {}
         if ended or self.by_moves:

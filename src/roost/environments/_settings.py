@@ -20,20 +20,24 @@ MOVE_BY_MOVE = "move_by_move"
 MODES = (GROUP_BY_GROUP, MOVE_BY_MOVE)
 STARTS = ("random", "single")
 _ORDERS = ("program", "rank", "fifo")
-_MOST_ROOM = 10_000_000  # groups, edges, devices or sweeps: beyond, nothing is meant but "all of them"
-_MOST_PENALTY = 1e9  # beyond, the differences that are rewarded are lost in roundings, or are no numbers
+# Groups, edges, devices or sweeps: beyond, nothing is meant but "all of them".
+_MOST_ROOM = 10_000_000
+# Beyond, the differences that are rewarded are lost in roundings, or are no numbers.
+_MOST_PENALTY = 1e9
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How the game is played. The sizes at the end are those of an observation; None is the largest that is needed."""
+    """How the game is played. The sizes at the end are those of an observation; None is the largest
+    that is needed."""
 
     mode: str = GROUP_BY_GROUP  # or "move_by_move", from a complete placement
     order: str = "rank"  # in which devices take their ops
     groups: int = 100  # a problem with more is merged until it has about so many
     start: str = "random"  # where move by move starts: "random", or all on the best "single" device
     sweeps: int = 1  # how often move by move visits every group
-    memory_penalty: float = 2.0  # for a placement that does not fit, and up to as much again the less of it fits
+    # For a placement that does not fit, and up to as much again the less of it fits.
+    memory_penalty: float = 2.0
     forbidden_penalty: float = 0.1  # for choosing a device where the group may not run
     max_groups: int | None = None
     max_edges: int | None = None
@@ -42,7 +46,9 @@ class Settings:
     def __post_init__(self) -> None:
         for what, among in (("mode", MODES), ("order", _ORDERS), ("start", STARTS)):
             if getattr(self, what) not in among:
-                raise InputError(f"{what} {getattr(self, what)!r} must be one of {', '.join(among)}")
+                raise InputError(
+                    f"{what} {getattr(self, what)!r} must be one of {', '.join(among)}"
+                )
         for what in ("groups", "sweeps", "max_groups", "max_edges", "max_devices"):
             value = getattr(self, what)
             if what.startswith("max_") and value is None:
@@ -53,8 +59,14 @@ class Settings:
                 raise InputError(f"{what} is {value}; it must be at most {_MOST_ROOM:,}")
         for what in ("memory_penalty", "forbidden_penalty"):
             value = getattr(self, what)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_PENALTY:
-                raise InputError(f"{what} is {value!r}; it must be a number from 0 to {_MOST_PENALTY:g}")
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 <= value <= _MOST_PENALTY
+            ):
+                raise InputError(
+                    f"{what} is {value!r}; it must be a number from 0 to {_MOST_PENALTY:g}"
+                )
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Settings:
@@ -62,7 +74,9 @@ class Settings:
         known = [field.name for field in fields(cls)]
         for key in given:
             if key not in known:
-                raise UnknownName("setting of roost/Placement-v0", key, [*known, "problem", "problems", "graph"])
+                raise UnknownName(
+                    "setting of roost/Placement-v0", key, [*known, "problem", "problems", "graph"]
+                )
         return cls(**given)
 
 
@@ -80,7 +94,9 @@ def problems_of(problem: Any, problems: Any, graph: Any, cluster: Any) -> tuple[
     if problem is not None:
         return (_problem(problem, "problem"),)
     if not isinstance(problems, Sequence) or isinstance(problems, str) or not problems:
-        raise InputError(f"problems must be a list of problems, at least one, not {type(problems).__name__}")
+        raise InputError(
+            f"problems must be a list of problems, at least one, not {type(problems).__name__}"
+        )
     return tuple(_problem(one, f"problems[{number}]") for number, one in enumerate(problems))
 
 
@@ -101,7 +117,10 @@ def _graph(given: Any) -> Graph:
     if isinstance(given, Graph):
         return given
     if not isinstance(given, str | PathLike):
-        raise InputError(f"graph is a {type(given).__name__}; it must be a roost.Graph, a path, or a name of the zoo")
+        raise InputError(
+            f"graph is a {type(given).__name__}; it must be a roost.Graph, a path, or a name of "
+            f"the zoo"
+        )
     if str(given) in zoo.names():
         return zoo.build(str(given))
     if not str(given).endswith((".json", ".gz")):
@@ -115,7 +134,9 @@ def _cluster(given: Any) -> Cluster:
     if isinstance(given, Cluster):
         return given
     if not isinstance(given, str | PathLike):
-        raise InputError(f"cluster is a {type(given).__name__}; it must be a roost.Cluster, a preset, or a path")
+        raise InputError(
+            f"cluster is a {type(given).__name__}; it must be a roost.Cluster, a preset, or a path"
+        )
     return presets.cluster(given)  # type: ignore[arg-type]
 
 

@@ -28,7 +28,10 @@ def table(episodes: Episodes, row: int) -> str:
 
 def _state(episodes: Episodes, row: int) -> str:
     ended = bool(episodes.ended[row])
-    turn = f"step {episodes.step[row]} of {episodes.length[row]}, group {episodes.current[row]} is next"
+    turn = (
+        f"step {episodes.step[row]} of {episodes.length[row]}, group {episodes.current[row]} is "
+        f"next"
+    )
     if not ended and not episodes.by_moves:
         return turn
     missing = int(episodes.missing[row])

@@ -24,11 +24,12 @@ Observation = dict[str, Any]
 
 
 class PlacementEnvironment(gymnasium.Env[Observation, Any]):
-    """A placement, made group by group or changed move by move; the action is the device of the current group.
+    """A placement, made group by group or changed move by move; the action is the device of the
+    current group.
 
-    Give a problem, or problems of which each reset draws one, or a graph and a cluster, as objects, names or paths.
-    The other keywords are the fields of `_settings.Settings`. `reset` takes the options `problem`, the number of the
-    one to play, and `placement`, to start from when moving.
+    Give a problem, or problems of which each reset draws one, or a graph and a cluster, as objects,
+    names or paths. The other keywords are the fields of `_settings.Settings`. `reset` takes the
+    options `problem`, the number of the one to play, and `placement`, to start from when moving.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -45,7 +46,9 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
     ) -> None:
         check_render_mode(render_mode)
         self.render_mode = render_mode
-        self._episode = Episodes(problems_of(problem, problems, graph, cluster), Settings.of(settings), 1)
+        self._episode = Episodes(
+            problems_of(problem, problems, graph, cluster), Settings.of(settings), 1
+        )
         self.observation_space = self._episode.space
         self.action_space = gymnasium.spaces.Discrete(self._episode.sizes.devices)
 
@@ -73,7 +76,9 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
         try:
             device = operator.index(action)
         except TypeError:
-            raise InputError(f"the action is {action!r}; it must be a device, a whole number") from None
+            raise InputError(
+                f"the action is {action!r}; it must be a device, a whole number"
+            ) from None
         if not 0 <= device < count:
             raise InputError(f"the action is device {device}; devices are 0 to {count - 1}")
         return device
@@ -84,7 +89,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
         return found, info | self._episode.outcome(0)
 
     def action_masks(self) -> Array:  # [devices] bool
-        """Where the current group may go, under the name by which MaskablePPO of sb3-contrib asks for it."""
+        """Where the current group may go, under the name by which MaskablePPO of sb3-contrib asks
+        for it."""
         return np.asarray(self._episode.allowed[0] > 0)
 
     @property
@@ -108,6 +114,8 @@ def check_render_mode(mode: str | None) -> None:
 
 
 def checked_seed(seed: Any) -> Any:
-    if seed is None or (isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0):
+    if seed is None or (
+        isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0
+    ):
         return None if seed is None else int(seed)
     raise InputError(f"seed is {seed!r}; it must be a whole number, not negative")

@@ -1,7 +1,8 @@
 """Many episodes at once: `roost/Placement-v0` as a vector environment of its own.
 
-All placements of one problem are simulated in one call of the compiled simulator, and observations are made for all
-episodes together. Step for step it equals Gymnasium's SyncVectorEnv of plain environments.
+All placements of one problem are simulated in one call of the compiled simulator, and observations
+are made for all episodes together. Step for step it equals Gymnasium's SyncVectorEnv of plain
+environments.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ _MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
 
 
 class VectorEnvironment(VectorEnv[Observation, Array, Array]):
-    """`num_envs` episodes at once, each on a problem of its own; keywords as those of the plain environment.
+    """`num_envs` episodes at once, each on a problem of its own; keywords as those of the plain
+    environment.
 
-    An episode that ended is followed by a new one: at the next step, whose action is ignored, or with `autoreset_mode`
-    SAME_STEP at once, and `final_obs` and `final_info` then tell how it ended.
+    An episode that ended is followed by a new one: at the next step, whose action is ignored, or
+    with `autoreset_mode` SAME_STEP at once, and `final_obs` and `final_info` then tell how it
+    ended.
     """
 
     def __init__(
@@ -57,8 +60,14 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         self.render_mode = render_mode
         self.num_envs = num_envs
         self._at_once = AutoresetMode(autoreset_mode) == AutoresetMode.SAME_STEP
-        self.metadata = {"render_modes": ["ansi"], "render_fps": 4, "autoreset_mode": AutoresetMode(autoreset_mode)}
-        self._episodes = Episodes(problems_of(problem, problems, graph, cluster), Settings.of(settings), num_envs)
+        self.metadata = {
+            "render_modes": ["ansi"],
+            "render_fps": 4,
+            "autoreset_mode": AutoresetMode(autoreset_mode),
+        }
+        self._episodes = Episodes(
+            problems_of(problem, problems, graph, cluster), Settings.of(settings), num_envs
+        )
         self.single_observation_space = self._episodes.space
         self.single_action_space = gymnasium.spaces.Discrete(self._episodes.sizes.devices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -66,7 +75,10 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         self._rngs: list[np.random.Generator] = []
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Observation, dict[str, Any]]:
         """New episodes everywhere; a seed is that of the first, which the others count on from."""
         self._seed(seed)
@@ -83,7 +95,10 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
             first = checked_seed(seed)
             seeds = [None if first is None else first + row for row in range(self.num_envs)]
         kept = self._rngs or [seeding.np_random()[0] for _ in seeds]
-        self._rngs = [rng if one is None else seeding.np_random(one)[0] for rng, one in zip(kept, seeds, strict=True)]
+        self._rngs = [
+            rng if one is None else seeding.np_random(one)[0]
+            for rng, one in zip(kept, seeds, strict=True)
+        ]
 
     def step(self, actions: Any) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
         """Put the current group of each episode on a device."""
@@ -102,7 +117,13 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
             infos = self._final(ended)
             self._begin(ended)
         observation = episodes.observe()
-        return observation, rewards, terminations, np.zeros(self.num_envs, np.bool_), self._info(observation, infos)
+        return (
+            observation,
+            rewards,
+            terminations,
+            np.zeros(self.num_envs, np.bool_),
+            self._info(observation, infos),
+        )
 
     def _begin(self, rows: Array) -> None:
         if len(rows):
@@ -113,14 +134,19 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         try:
             found = np.asarray(actions)
         except ValueError:  # rows of unequal length
-            raise InputError(f"actions must be {self.num_envs} devices, whole numbers, not {actions!r}") from None
+            raise InputError(
+                f"actions must be {self.num_envs} devices, whole numbers, not {actions!r}"
+            ) from None
         if found.shape != (self.num_envs,) or found.dtype.kind not in "iu":
             raise InputError(
-                f"actions must be {self.num_envs} devices, whole numbers, not {found.dtype} {list(found.shape)}"
+                f"actions must be {self.num_envs} devices, whole numbers, not {found.dtype} "
+                f"{list(found.shape)}"
             )
         wrong = np.flatnonzero((found < 0) | (found >= count))
         if len(wrong):
-            raise InputError(f"action {wrong[0]} is device {found[wrong[0]]}; devices are 0 to {count - 1}")
+            raise InputError(
+                f"action {wrong[0]} is device {found[wrong[0]]}; devices are 0 to {count - 1}"
+            )
         return found.astype(np.int64)
 
     def _final(self, ended: Array) -> dict[str, Any]:
@@ -129,14 +155,25 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         infos: dict[str, Any] = {}
         for row in ended.tolist():
             last = {key: array[row].copy() for key, array in observation.items()}
-            info = {"problem": int(self._episodes.case[row]), "action_mask": last["action_mask"].copy()}
-            infos = self._add_info(infos, {"final_obs": last, "final_info": info | self._episodes.outcome(row)}, row)
+            info = {
+                "problem": int(self._episodes.case[row]),
+                "action_mask": last["action_mask"].copy(),
+            }
+            infos = self._add_info(
+                infos, {"final_obs": last, "final_info": info | self._episodes.outcome(row)}, row
+            )
         return infos
 
-    def _info(self, observation: Observation, infos: dict[str, Any] | None = None) -> dict[str, Any]:
-        """As Gymnasium gathers it: an array for each key, and one more that says which episodes have it."""
+    def _info(
+        self, observation: Observation, infos: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """As Gymnasium gathers it: an array for each key, and one more that says which episodes
+        have it."""
         found, episodes = dict(infos or {}), self._episodes
-        columns: dict[str, Array] = {"problem": episodes.case.copy(), "action_mask": observation["action_mask"].copy()}
+        columns: dict[str, Array] = {
+            "problem": episodes.case.copy(),
+            "action_mask": observation["action_mask"].copy(),
+        }
         if episodes.by_moves:
             columns["step_time"] = episodes.step_time.copy()
             columns["missing_bytes"] = episodes.missing.copy()

@@ -10,15 +10,19 @@ from roost.errors import InputError
 
 
 def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
-    """The graph of a model file, a folder, or `package.module:callable`; what it is called decides who reads it.
+    """The graph of a model file, a folder, or `package.module:callable`; what it is called decides
+    who reads it.
 
-    `.onnx` and TensorFlow files describe what they describe: inference, or a step that was saved as one. Options are
-    handed to the front-end that reads it.
+    `.onnx` and TensorFlow files describe what they describe: inference, or a step that was saved as
+    one. Options are handed to the front-end that reads it.
     """
     path = Path(source)
     fixed = source.endswith((".onnx", ".pb")) or (path / "saved_model.pb").exists()
     if fixed and train:
-        raise InputError(f"{source}: says itself whether it is inference or a step; training is for PyTorch models")
+        raise InputError(
+            f"{source}: says itself whether it is inference or a step; training is for PyTorch "
+            f"models"
+        )
     if source.endswith(".onnx"):
         from roost.frontends.onnx import Onnx
 
@@ -36,5 +40,7 @@ def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options:
 
         return Torch().read(source, train=train, optimizer=optimizer, **options)
     if path.exists():
-        raise InputError(f"{source}: is no model; known are .onnx, .pt2, .pb, a SavedModel folder, a config.json")
+        raise InputError(
+            f"{source}: is no model; known are .onnx, .pt2, .pb, a SavedModel folder, a config.json"
+        )
     raise InputError(f"{source}: no such file, and no package.module:callable either")

@@ -1,4 +1,5 @@
-"""Shapes of what ops outside the ONNX standard make: those that ONNX Runtime's optimizer and quantizer put in files.
+"""Shapes of what ops outside the ONNX standard make: those that ONNX Runtime's optimizer and
+quantizer put in files.
 
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md)
 """
@@ -12,9 +13,11 @@ import numpy as np
 from roost.frontends._onnx_flop import Call
 from roost.frontends.tracing.tensors import Shape, Tensor, words
 
-# Makes a tensor like the first it takes. The last two are of the standard, which has no shape inference for them.
+# Makes a tensor like the first it takes. The last two are of the standard, which has no shape
+# inference for them.
 _LIKE_FIRST = words(
-    """biasadd biasgelu biassplitgelu fastgelu gelu quickgelu rotaryembedding qlinearleakyrelu qlinearsigmoid
+    """biasadd biasgelu biassplitgelu fastgelu gelu quickgelu rotaryembedding qlinearleakyrelu
+    qlinearsigmoid
     simplifiedlayernormalization groupnormalization meanvariancenormalization"""
 )
 
@@ -23,7 +26,8 @@ ALIKE = {"fusedconv": "Conv", "fusedgemm": "Gemm"}
 
 
 def outputs_of(call: Call) -> list[Tensor | None]:
-    """What an op makes, output by output; what follows the end of the list, or is None there, is not known."""
+    """What an op makes, output by output; what follows the end of the list, or is None there, is
+    not known."""
     if call.op in _LIKE_FIRST:
         return [call.taken(0)]
     return _RULES[call.op](call) if call.op in _RULES else []
@@ -34,13 +38,19 @@ def _skip_normalization(call: Call) -> list[Tensor | None]:
 
 
 def _fused_matmul(call: Call) -> list[Tensor | None]:
-    first, second = (_transposed(call, index, f"trans{letter}") for index, letter in ((0, "A"), (1, "B")))
+    first, second = (
+        _transposed(call, index, f"trans{letter}") for index, letter in ((0, "A"), (1, "B"))
+    )
     return [Tensor(call.taken(0).dtype, _product(first, second))]
 
 
 def _transposed(call: Call, index: int, attribute: str) -> Shape:
     shape = call.taken(index).shape
-    return (*shape[:-2], shape[-1], shape[-2]) if call.attributes.get(attribute) and len(shape) > 1 else shape
+    return (
+        (*shape[:-2], shape[-1], shape[-2])
+        if call.attributes.get(attribute) and len(shape) > 1
+        else shape
+    )
 
 
 def _product(first: Shape, second: Shape) -> Shape:

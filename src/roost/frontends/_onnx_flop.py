@@ -1,7 +1,8 @@
 """FLOP and bytes of an ONNX op, from the shapes of what it takes and makes.
 
-A multiplication and an addition are two FLOP. What only moves data has none; what works on each element has one for
-each that it makes, and reductions and normalisations a few for each that they take: such ops are limited by memory.
+A multiplication and an addition are two FLOP. What only moves data has none; what works on each
+element has one for each that it makes, and reductions and normalisations a few for each that they
+take: such ops are limited by memory.
 """
 
 from __future__ import annotations
@@ -39,10 +40,14 @@ class Call:
 
 # Move or make data without computing.
 _MOVES = words(
-    """affinegrid bernoulli bitcast cast castlike centercroppad col2im compress concat constant constantofshape
-    depthtospace dropout expand eyelike flatten gather gatherelements gathernd identity multinomial nonzero onehot pad
-    randomnormal randomnormallike randomuniform randomuniformlike range reshape reversesequence scatter scatterelements
-    scatternd shape size slice spacetodepth split squeeze tensorscatter tile transpose trilu unsqueeze where"""
+    """affinegrid bernoulli bitcast cast castlike centercroppad col2im compress concat constant
+    constantofshape
+        depthtospace dropout expand eyelike flatten gather gatherelements gathernd identity
+    multinomial nonzero onehot pad
+        randomnormal randomnormallike randomuniform randomuniformlike range reshape reversesequence
+    scatter scatterelements
+    scatternd shape size slice spacetodepth split squeeze tensorscatter tile transpose trilu
+    unsqueeze where"""
 )
 
 # Read as much of their first input as they make.
@@ -52,34 +57,45 @@ _GATHERS = frozenset(("compress", "gather", "gatherelements", "gathernd", "slice
 SHAPE_ONLY = frozenset(("shape", "size", "eyelike", "randomnormallike", "randomuniformlike"))
 
 _ELEMENTWISE = words(
-    """abs acos acosh add and asin asinh atan atanh biasadd biasgelu bitshift bitwiseand bitwisenot bitwiseor bitwisexor
-    blackmanwindow ceil celu clip cos cosh dequantizelinear div dynamicquantizelinear elu equal erf exp fastgelu floor
-    gelu greater greaterorequal hammingwindow hannwindow hardmax hardsigmoid hardswish isinf isnan leakyrelu less
-    lessorequal log max mean min mish mod mul neg not or pow prelu qlinearadd qlinearleakyrelu qlinearmul
-    qlinearsigmoid quantizelinear quickgelu reciprocal relu resize rotaryembedding round selu shrink sigmoid sign sin
+    """abs acos acosh add and asin asinh atan atanh biasadd biasgelu bitshift bitwiseand bitwisenot
+    bitwiseor bitwisexor
+        blackmanwindow ceil celu clip cos cosh dequantizelinear div dynamicquantizelinear elu equal
+    erf exp fastgelu floor
+        gelu greater greaterorequal hammingwindow hannwindow hardmax hardsigmoid hardswish isinf
+    isnan leakyrelu less
+        lessorequal log max mean min mish mod mul neg not or pow prelu qlinearadd qlinearleakyrelu
+    qlinearmul
+        qlinearsigmoid quantizelinear quickgelu reciprocal relu resize rotaryembedding round selu
+    shrink sigmoid sign sin
     sinh softplus softsign sqrt sub sum swiglu swish tan tanh thresholdedrelu upsample xor"""
 )
 
 # FLOP for each element taken.
 _PER_INPUT = {
-    "argmax": 1, "argmin": 1, "batchnormalization": 2, "cumprod": 1, "cumsum": 1, "globalaveragepool": 1,
+    "argmax": 1, "argmin": 1, "batchnormalization": 2, "cumprod": 1, "cumsum": 1,
+    "globalaveragepool": 1,
     "globallppool": 2, "globalmaxpool": 1, "groupnormalization": 8, "instancenormalization": 8,
     "layernormalization": 8, "logsoftmax": 5, "lpnormalization": 3, "meanvariancenormalization": 6,
-    "negativeloglikelihoodloss": 1, "qlinearglobalaveragepool": 1, "reducel1": 2, "reducel2": 2, "reducelogsum": 1,
-    "reducelogsumexp": 3, "reducemax": 1, "reducemean": 1, "reducemin": 1, "reduceprod": 1, "reducesum": 1,
-    "reducesumsquare": 2, "rmsnormalization": 4, "simplifiedlayernormalization": 4, "skiplayernormalization": 9,
+    "negativeloglikelihoodloss": 1, "qlinearglobalaveragepool": 1, "reducel1": 2, "reducel2": 2,
+    "reducelogsum": 1,
+    "reducelogsumexp": 3, "reducemax": 1, "reducemean": 1, "reducemin": 1, "reduceprod": 1,
+    "reducesum": 1,
+    "reducesumsquare": 2, "rmsnormalization": 4, "simplifiedlayernormalization": 4,
+    "skiplayernormalization": 9,
     "skipsimplifiedlayernormalization": 5, "softmax": 5, "softmaxcrossentropyloss": 6, "topk": 4,
 }  # fmt: skip
 
 # Multiply in eight bits, whatever the type of what they make.
 QUANTISED = words(
-    """convinteger dynamicquantizelstm dynamicquantizematmul matmulinteger matmulintegertofloat qattention qgemm
+    """convinteger dynamicquantizelstm dynamicquantizematmul matmulinteger matmulintegertofloat
+    qattention qgemm
     qlinearconv qlinearmatmul"""
 )
 
 
 def flop_of(call: Call) -> tuple[float, str]:
-    """FLOP of an op, and whether they come from a formula, from counting elements, or are unknown and counted too."""
+    """FLOP of an op, and whether they come from a formula, from counting elements, or are unknown
+    and counted too."""
     if call.op in _FORMULAS:
         return float(_FORMULAS[call.op](call)), "formula"
     if call.op in _MOVES:
@@ -123,12 +139,14 @@ def _conv(weight: int) -> Callable[[Call], float]:
 
 
 def _conv_transpose(call: Call) -> float:
-    # Each element taken is multiplied by a weight of [channels taken, channels made / groups, *kernel].
+    # Each element taken is multiplied by a weight of [channels taken, channels made / groups,
+    # *kernel].
     return 2.0 * call.taken(0).elements * math.prod(call.taken(1).shape[1:])
 
 
 def _recurrent(call: Call) -> float:
-    """Each step multiplies by all weights: [directions, gates * hidden, taken] and [..., gates * hidden, hidden]."""
+    """Each step multiplies by all weights: [directions, gates * hidden, taken] and [..., gates *
+    hidden, hidden]."""
     steps_times_batch = math.prod(call.taken(0).shape[:2])
     return 2.0 * steps_times_batch * (call.taken(1).elements + call.taken(2).elements)
 
@@ -147,7 +165,8 @@ def _einsum(call: Call) -> float:
 
 
 def _attention(call: Call) -> float:
-    """ai.onnx Attention: [batch, heads, steps, size], or [batch, steps, heads * size] with the heads as attributes."""
+    """ai.onnx Attention: [batch, heads, steps, size], or [batch, steps, heads * size] with the
+    heads as attributes."""
     query, key, value = (call.taken(index).shape for index in range(3))
     past = call.taken(4).shape[2] if call.has(4) else 0
     if len(query) == 4:
@@ -159,20 +178,25 @@ def _attention(call: Call) -> float:
 
 
 def _packed_attention(past_index: int) -> Callable[[Call], float]:
-    """com.microsoft Attention: projects [batch, steps, width] by [width, 3 * hidden], then attends."""
+    """com.microsoft Attention: projects [batch, steps, width] by [width, 3 * hidden], then
+    attends."""
 
     def flop(call: Call) -> float:
         (batch, steps, width), projected = call.taken(0).shape, call.taken(1).shape[1]
-        past = call.taken(past_index).shape[3] if call.has(past_index) else 0  # [2, batch, heads, steps, size]
+        # [2, batch, heads, steps, size].
+        past = call.taken(past_index).shape[3] if call.has(past_index) else 0
         value_width = call.made.shape[-1]
         query_width = (projected - value_width) // 2
-        return 2.0 * batch * steps * (width * projected + (steps + past) * (query_width + value_width))
+        return (
+            2.0 * batch * steps * (width * projected + (steps + past) * (query_width + value_width))
+        )
 
     return flop
 
 
 def _multi_head_attention(call: Call) -> float:
-    """com.microsoft MultiHeadAttention: query [batch, steps, hidden]; key and value alike, by head, or packed in it."""
+    """com.microsoft MultiHeadAttention: query [batch, steps, hidden]; key and value alike, by head,
+    or packed in it."""
     query = call.taken(0).shape
     if len(query) == 5:  # [batch, steps, heads, 3, size]
         return 4.0 * query[0] * query[1] ** 2 * query[2] * query[4]
@@ -183,7 +207,8 @@ def _multi_head_attention(call: Call) -> float:
 
 
 def _group_query_attention(call: Call) -> float:
-    """com.microsoft GroupQueryAttention: makes [batch, steps, hidden], whichever way the inputs are packed."""
+    """com.microsoft GroupQueryAttention: makes [batch, steps, hidden], whichever way the inputs are
+    packed."""
     batch, steps, hidden = call.made.shape
     past = call.taken(3).shape[2] if call.has(3) else 0
     return 4.0 * batch * steps * (steps + past) * hidden

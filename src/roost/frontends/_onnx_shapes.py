@@ -1,7 +1,9 @@
-"""The type and shape of every tensor of an ONNX graph, and the values that follow from the shapes alone.
+"""The type and shape of every tensor of an ONNX graph, and the values that follow from the shapes
+alone.
 
-Node by node, with onnx's own inference function of each op and the values known so far: those of small constants and
-of what is computed from shapes. (Inference over a whole model knows fewer values, and copies the weights.)
+Node by node, with onnx's own inference function of each op and the values known so far: those of
+small constants and of what is computed from shapes. (Inference over a whole model knows fewer
+values, and copies the weights.)
 """
 
 from __future__ import annotations
@@ -23,10 +25,14 @@ from roost.frontends.tracing.tensors import Declared, Dimension, Shape, Tensor, 
 log = logging.getLogger(__name__)
 
 DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8: "string", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16: "bfloat16",
-    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21: "uint4", 22: "int4",
-    23: "float4_e2m1", 24: "float8_e8m0", 25: "uint2", 26: "int2", 27: "float6_e2m3", 28: "float6_e3m2",
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8:
+    "string", 9: "bool",
+    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16:
+    "bfloat16",
+    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21:
+    "uint4", 22: "int4",
+    23: "float4_e2m1", 24: "float8_e8m0", 25: "uint2", 26: "int2", 27: "float6_e2m3", 28:
+    "float6_e3m2",
 }  # fmt: skip
 _CODES = {name: code for code, name in DTYPES.items()}
 
@@ -41,7 +47,9 @@ _STANDARD = ("", "ai.onnx")
 class Shapes:
     """What is known of the tensors of a model after a walk over its nodes."""
 
-    def __init__(self, onnx: Any, model: Any, given: Mapping[str, Sequence[int]], where: str) -> None:
+    def __init__(
+        self, onnx: Any, model: Any, given: Mapping[str, Sequence[int]], where: str
+    ) -> None:
         self.onnx = onnx
         self.graph = model.graph
         self.where = where
@@ -50,17 +58,25 @@ class Shapes:
         self.versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
         self.opset_imports = list(model.opset_import)
         # Read by a node, or handed out: the others need no shape.
-        self.used = {name for node in self.graph.node for name in node.input} | {o.name for o in self.graph.output}
+        self.used = {name for node in self.graph.node for name in node.input} | {
+            o.name for o in self.graph.output
+        }
         self.used.discard("")
         made = {name for node in self.graph.node for name in node.output if name}
         self._add_initializers()
-        self.input_names = [entry.name for entry in self.graph.input if entry.name not in self.tensors]
+        self.input_names = [
+            entry.name for entry in self.graph.input if entry.name not in self.tensors
+        ]
         self.given = {name: shape for name, shape in given.items() if name not in self.input_names}
         for name in self.given:
             if name not in made:
                 raise UnknownName(f"input of {where}", name, self.input_names)
-        self.sizes = self._add_inputs({name: shape for name, shape in given.items() if name in self.input_names})
-        self.declared = {entry.name: entry.type for entry in (*self.graph.value_info, *self.graph.output)}
+        self.sizes = self._add_inputs(
+            {name: shape for name, shape in given.items() if name in self.input_names}
+        )
+        self.declared = {
+            entry.name: entry.type for entry in (*self.graph.value_info, *self.graph.output)
+        }
         for node in self.graph.node:
             self._add_node(node)
 
@@ -85,7 +101,9 @@ class Shapes:
         for attribute in node.attribute:
             if types.Name(attribute.type) in plain:
                 value = self.onnx.helper.get_attribute_value(attribute)
-                found[attribute.name] = value.decode(errors="replace") if isinstance(value, bytes) else value
+                found[attribute.name] = (
+                    value.decode(errors="replace") if isinstance(value, bytes) else value
+                )
         return found
 
     def _add_initializers(self) -> None:
@@ -101,7 +119,9 @@ class Shapes:
 
     def _dtype(self, code: int, name: str) -> str:
         if code not in DTYPES:
-            raise InputError(f"{self.where}: tensor {name!r} has no known type ({code}); save the model again")
+            raise InputError(
+                f"{self.where}: tensor {name!r} has no known type ({code}); save the model again"
+            )
         return DTYPES[code]
 
     def _keep(self, name: str, tensor: Any) -> None:
@@ -112,18 +132,24 @@ class Shapes:
         try:
             self.values[name] = self.onnx.numpy_helper.to_array(tensor)
         except (ValueError, TypeError) as error:  # fewer or more bytes than its shape needs
-            raise InputError(f"{self.where}: tensor {name!r} is damaged ({error}); save the model again") from None
+            raise InputError(
+                f"{self.where}: tensor {name!r} is damaged ({error}); save the model again"
+            ) from None
 
     def _add_inputs(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """Fix the shape of every input; returns the sizes of named dimensions."""
-        types = {entry.name: entry.type for entry in self.graph.input if entry.name in self.input_names}
+        types = {
+            entry.name: entry.type for entry in self.graph.input if entry.name in self.input_names
+        }
         for name, declared in types.items():
             if declared.WhichOneof("value") != "tensor_type":
                 raise UnsupportedOp(
                     f"{self.where}: input {name!r} is not a tensor but a {_type_name(declared)}; "
                     "export a model that takes tensors"
                 )
-        shapes, sizes = fixed_shapes({n: self._declared(t) for n, t in types.items()}, given, self.where)
+        shapes, sizes = fixed_shapes(
+            {n: self._declared(t) for n, t in types.items()}, given, self.where
+        )
         for name, shape in shapes.items():
             self.tensors[name] = Tensor(self._dtype(types[name].tensor_type.elem_type, name), shape)
         return sizes
@@ -134,22 +160,29 @@ class Shapes:
 
     def _add_node(self, node: Any) -> None:
         graphs = (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS)
-        if node.op_type in _CONTROL_FLOW or any(attribute.type in graphs for attribute in node.attribute):
+        if node.op_type in _CONTROL_FLOW or any(
+            attribute.type in graphs for attribute in node.attribute
+        ):
             raise UnsupportedOp(
-                f"{self.where}: {self.label(node)} is control flow, which a placement cannot follow; export the model "
-                "without it, with fixed shapes and loops unrolled (torch.onnx.export(..., dynamo=True) does so), "
+                f"{self.where}: {self.label(node)} is control flow, which a placement cannot "
+                f"follow; export the model "
+                "without it, with fixed shapes and loops unrolled (torch.onnx.export(..., "
+                "dynamo=True) does so), "
                 "or simplify the file with onnxsim"
             )
         for name in node.input:
             if name and name not in self.tensors:
                 raise InputError(
-                    f"{self.where}: {self.label(node)} takes {name!r}, which no node before it makes; "
+                    f"{self.where}: {self.label(node)} takes {name!r}, which no node before it "
+                    f"makes; "
                     "the file is damaged or out of order, save it again"
                 )
         made = self._outputs_of(node)
         for name in filter(None, node.output):
             if name in self.tensors:
-                raise InputError(f"{self.where}: two nodes make {name!r}; the file is damaged, save it again")
+                raise InputError(
+                    f"{self.where}: two nodes make {name!r}; the file is damaged, save it again"
+                )
             if made.get(name) is not None:
                 self.tensors[name] = made[name]
             elif name in self.used:
@@ -169,19 +202,27 @@ class Shapes:
             why = f"is in {external[0]!r}, whose data lies in another file, which is not read"
         return (
             f"{self.where}: the shape of {name!r}, made by {self.label(node)}, {why}; "
-            f"give it as you give those of inputs: --input {name}=..., one number for each dimension"
+            f"give it as you give those of inputs: --input {name}=..., one number for each "
+            f"dimension"
         )
 
     def _outputs_of(self, node: Any) -> dict[str, Tensor]:
-        """What is known of the outputs: given, else inferred, else by our own rules, else as the file declares."""
+        """What is known of the outputs: given, else inferred, else by our own rules, else as the
+        file declares."""
         found = self._inferred(node)
         missing = [name for name in node.output if name and name not in found]
         if missing:
             try:
                 ours = _onnx_contrib.outputs_of(self.call(node))
             except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-                raise InputError(f"{self.where}: {self.label(node)} does not fit what it takes: {error!r}") from error
-            by_rule = {name: t for name, t in zip(node.output, ours, strict=False) if name in missing and t is not None}
+                raise InputError(
+                    f"{self.where}: {self.label(node)} does not fit what it takes: {error!r}"
+                ) from error
+            by_rule = {
+                name: t
+                for name, t in zip(node.output, ours, strict=False)
+                if name in missing and t is not None
+            }
             found.update(by_rule)
         for name in missing:
             if name not in found and (tensor := self._as_declared(name)) is not None:
@@ -197,7 +238,8 @@ class Shapes:
         return found or Tensor(self._known_dtype(node, name), shapes[name])
 
     def _known_dtype(self, node: Any, name: str) -> str:
-        """The type of an output whose shape is given: as inferred, else as declared, else that of the first input."""
+        """The type of an output whose shape is given: as inferred, else as declared, else that of
+        the first input."""
         code = self._inferred_types(node).get(name, self.declared.get(name))
         if code is not None and code.tensor_type.elem_type:
             return self._dtype(code.tensor_type.elem_type, name)
@@ -210,12 +252,15 @@ class Shapes:
                 continue
             if inferred.WhichOneof("value") not in ("tensor_type", None):
                 raise UnsupportedOp(
-                    f"{self.where}: {self.label(node)} makes {name!r}, a {_type_name(inferred)} and not a tensor; "
+                    f"{self.where}: {self.label(node)} makes {name!r}, a {_type_name(inferred)} "
+                    f"and not a tensor; "
                     "export the model without it"
                 )
             declared = self._declared(inferred)
             if declared is not None and all(isinstance(dimension, int) for dimension in declared):
-                found[name] = Tensor(self._dtype(inferred.tensor_type.elem_type, name), _ints(declared))
+                found[name] = Tensor(
+                    self._dtype(inferred.tensor_type.elem_type, name), _ints(declared)
+                )
         return found
 
     def _inferred_types(self, node: Any) -> dict[str, Any]:
@@ -224,8 +269,15 @@ class Shapes:
             return {}
         helper = self.onnx.helper
         names = [name for name in node.input if name]
-        types = {n: helper.make_tensor_type_proto(_CODES[self.tensors[n].dtype], self.tensors[n].shape) for n in names}
-        data = {n: self.onnx.numpy_helper.from_array(self.values[n], n) for n in names if n in self.values}
+        types = {
+            n: helper.make_tensor_type_proto(_CODES[self.tensors[n].dtype], self.tensors[n].shape)
+            for n in names
+        }
+        data = {
+            n: self.onnx.numpy_helper.from_array(self.values[n], n)
+            for n in names
+            if n in self.values
+        }
         try:
             inferred: dict[str, Any] = self.onnx.shape_inference.infer_node_outputs(
                 schema, _fitted(node, schema), types, data, opset_imports=self.opset_imports
@@ -247,7 +299,8 @@ class Shapes:
         except self.onnx.defs.SchemaError:
             if domain in _STANDARD and not _onnx_contrib.knows(op.lower()):
                 raise InputError(
-                    f"{self.where}: opset {self.versions.get('', 1)} has no op called {op!r} ({self.label(node)}); "
+                    f"{self.where}: opset {self.versions.get('', 1)} has no op called {op!r} "
+                    f"({self.label(node)}); "
                     "export the model with another opset_version"
                 ) from None
         return None
@@ -266,10 +319,15 @@ class Shapes:
         return Tensor(self._dtype(declared.tensor_type.elem_type, name), _ints(shape))
 
     def _follow(self, node: Any) -> None:
-        """Note the values that a node makes, where they are small and follow from shapes and constants."""
+        """Note the values that a node makes, where they are small and follow from shapes and
+        constants."""
         outputs = [self.tensors[name] for name in node.output if name in self.tensors]
         names = [name for name in node.input if name]
-        if _domain(node.domain) != "" or not all(map(_is_small, outputs)) or node.op_type in _RANDOM:
+        if (
+            _domain(node.domain) != ""
+            or not all(map(_is_small, outputs))
+            or node.op_type in _RANDOM
+        ):
             return
         if node.op_type == "Shape":
             about = self._attributes(node)
@@ -289,15 +347,21 @@ class Shapes:
             self._keep(name, attribute.t)
         elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
             dtype = np.dtype(self.tensors[name].dtype)
-            self.values[name] = np.array(self.onnx.helper.get_attribute_value(attribute), dtype=dtype)
+            self.values[name] = np.array(
+                self.onnx.helper.get_attribute_value(attribute), dtype=dtype
+            )
 
     def _evaluate(self, node: Any, names: list[str]) -> None:
         helper = self.onnx.helper
         outputs = [name for name in node.output if name]
         empty = helper.make_empty_tensor_value_info
-        graph = helper.make_graph([node], "fold", [*map(empty, dict.fromkeys(names))], [*map(empty, outputs)])
+        graph = helper.make_graph(
+            [node], "fold", [*map(empty, dict.fromkeys(names))], [*map(empty, outputs)]
+        )
         try:
-            evaluator = import_module("onnx.reference").ReferenceEvaluator(graph, opsets=self.versions)
+            evaluator = import_module("onnx.reference").ReferenceEvaluator(
+                graph, opsets=self.versions
+            )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # a division by zero, say
                 values = evaluator.run(None, {name: self.values[name] for name in names})
@@ -305,8 +369,12 @@ class Shapes:
             log.debug("%s: %s could not be evaluated: %s", self.where, self.label(node), error)
             return
         for name, value in zip(outputs, values, strict=True):
-            # What it makes must be what was inferred: a shape that follows from it would be wrong otherwise.
-            if isinstance(value, np.ndarray | np.generic) and np.shape(value) == self.tensors[name].shape:
+            # What it makes must be what was inferred: a shape that follows from it would be wrong
+            # otherwise.
+            if (
+                isinstance(value, np.ndarray | np.generic)
+                and np.shape(value) == self.tensors[name].shape
+            ):
                 self.values[name] = np.asarray(value, dtype=np.dtype(self.tensors[name].dtype))
 
 
@@ -320,14 +388,17 @@ def _domain(domain: str) -> str:
 
 
 def _fitted(node: Any, schema: Any) -> Any:
-    """The node without the attributes and last inputs that the schema lacks: inference refuses them.
+    """The node without the attributes and last inputs that the schema lacks: inference refuses
+    them.
 
     They change no shape: fused ops are inferred by the schema of the op that they extend.
     """
     known = type(node)()
     known.CopyFrom(node)
     del known.attribute[:]
-    known.attribute.extend(attribute for attribute in node.attribute if attribute.name in schema.attributes)
+    known.attribute.extend(
+        attribute for attribute in node.attribute if attribute.name in schema.attributes
+    )
     del known.input[schema.max_input :]
     return known
 
@@ -347,4 +418,8 @@ def _is_small(tensor: Tensor) -> bool:
 
 
 def _type_name(declared: Any) -> str:
-    return str(declared.WhichOneof("value") or "value of no type").removesuffix("_type").replace("_", " ")
+    return (
+        str(declared.WhichOneof("value") or "value of no type")
+        .removesuffix("_type")
+        .replace("_", " ")
+    )

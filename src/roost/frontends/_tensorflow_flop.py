@@ -1,7 +1,7 @@
 """FLOP and bytes of a TensorFlow op, from the shapes of what it takes and makes.
 
-Counted as for ONNX: a multiplication and an addition are two FLOP, what only moves data has none, and what works on
-each element has one for each that it makes, or a few for each that it takes.
+Counted as for ONNX: a multiplication and an addition are two FLOP, what only moves data has none,
+and what works on each element has one for each that it makes, or a few for each that it takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from roost.frontends.tracing.tensors import Shape, Tensor, einsum_flop, words
 
 @dataclass(frozen=True)
 class Call:
-    """An op with what it takes and makes; what nobody reads is None. A resource is the variable it stands for."""
+    """An op with what it takes and makes; what nobody reads is None. A resource is the variable it
+    stands for."""
 
     op: str
     attributes: Mapping[str, Any]
@@ -31,58 +32,84 @@ class Call:
 
 # Move or make data without computing.
 _MOVES = words(
-    """BatchToSpaceND BroadcastTo Bitcast Cast Concat ConcatV2 ConjugateTranspose Copy DepthToSpace DynamicStitch
-    DynamicPartition Empty Fill Gather GatherNd GatherV2 InvertPermutation LinSpace MatrixBandPart MatrixDiagV3
-    MirrorPad MirrorPadGrad OneHot OnesLike Pack ParallelConcat Pad PadV2 RandomStandardNormal RandomUniform
-    RandomUniformInt Range Rank ReadVariableOp ResourceGather ResourceGatherNd Reverse ReverseSequence ReverseV2 Roll
-    ScatterNd Select SelectV2 Shape ShapeN Size Slice SpaceToBatchND SpaceToDepth SparseToDense Split SplitV
-    StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomNormalV2 StatelessRandomUniformV2
-    StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2 StridedSlice StridedSliceGrad TensorScatterUpdate
+    """BatchToSpaceND BroadcastTo Bitcast Cast Concat ConcatV2 ConjugateTranspose Copy DepthToSpace
+    DynamicStitch
+        DynamicPartition Empty Fill Gather GatherNd GatherV2 InvertPermutation LinSpace
+    MatrixBandPart MatrixDiagV3
+        MirrorPad MirrorPadGrad OneHot OnesLike Pack ParallelConcat Pad PadV2 RandomStandardNormal
+    RandomUniform
+        RandomUniformInt Range Rank ReadVariableOp ResourceGather ResourceGatherNd Reverse
+    ReverseSequence ReverseV2 Roll
+        ScatterNd Select SelectV2 Shape ShapeN Size Slice SpaceToBatchND SpaceToDepth SparseToDense
+    Split SplitV
+        StatelessRandomGetAlg StatelessRandomGetKeyCounter StatelessRandomNormalV2
+    StatelessRandomUniformV2
+        StatelessRandomUniformFullIntV2 StatelessTruncatedNormalV2 StridedSlice StridedSliceGrad
+    TensorScatterUpdate
     TensorStridedSliceUpdate Tile Transpose TruncatedNormal Unpack VariableShape Where ZerosLike
     AssignVariableOp BroadcastArgs BroadcastGradientArgs ConcatOffset""".lower()
 )
 
 # Read as much of their first input as they make.
-_GATHERS = words("Gather GatherNd GatherV2 ResourceGather ResourceGatherNd Slice StridedSlice".lower())
+_GATHERS = words(
+    "Gather GatherNd GatherV2 ResourceGather ResourceGatherNd Slice StridedSlice".lower()
+)
 
 # Look at the shape of what they take, not at what is in it.
 SHAPE_ONLY = words("OnesLike Rank Shape ShapeN Size VariableShape ZerosLike".lower())
 
 _ELEMENTWISE = words(
-    """Abs AccumulateNV2 Acos Acosh Add AddN AddV2 Angle ApproximateEqual Asin Asinh AssignAddVariableOp
-    AssignSubVariableOp Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil CheckNumerics
-    ClipByValue Complex Cos Cosh Cross Dequantize Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1
-    FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel Floor FloorDiv FloorMod Greater
-    GreaterEqual InTopKV2 Inv IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma Log Log1p LogicalAnd
-    LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NextAfter NotEqual Pow QuantizeV2 RealDiv Reciprocal
-    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad ResizeBilinear ResizeBilinearGrad ResizeNearestNeighbor
-    ResizeNearestNeighborGrad ResizeBicubic RightShift LeftShift Rint Round Rsqrt RsqrtGrad Selu SeluGrad Sigmoid
-    SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub
-    Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlogy Xlog1py ResourceScatterAdd ResourceScatterSub
+    """Abs AccumulateNV2 Acos Acosh Add AddN AddV2 Angle ApproximateEqual Asin Asinh
+    AssignAddVariableOp
+        AssignSubVariableOp Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil
+    CheckNumerics
+        ClipByValue Complex Cos Cosh Cross Dequantize Digamma Div DivNoNan Elu EluGrad Equal Erf
+    Erfc Erfinv Exp Expm1
+        FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel Floor
+    FloorDiv FloorMod Greater
+        GreaterEqual InTopKV2 Inv IsFinite IsInf IsNan LeakyRelu LeakyReluGrad Less LessEqual Lgamma
+    Log Log1p LogicalAnd
+        LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NextAfter NotEqual Pow QuantizeV2
+    RealDiv Reciprocal
+        ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad ResizeBilinear ResizeBilinearGrad
+    ResizeNearestNeighbor
+        ResizeNearestNeighborGrad ResizeBicubic RightShift LeftShift Rint Round Rsqrt RsqrtGrad Selu
+    SeluGrad Sigmoid
+        SigmoidGrad Sign Sin Sinh Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square
+    SquaredDifference Sub
+        Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy Xlogy Xlog1py ResourceScatterAdd
+    ResourceScatterSub
     ResourceScatterUpdate TensorScatterAdd TensorScatterSub""".lower()
 )
 
 # FLOP for each element of the first input.
 _PER_INPUT = {
-    "all": 1, "any": 1, "argmax": 1, "argmin": 1, "biasaddgrad": 1, "bincount": 1, "cumprod": 1, "cumsum": 1,
+    "all": 1, "any": 1, "argmax": 1, "argmin": 1, "biasaddgrad": 1, "bincount": 1, "cumprod": 1,
+    "cumsum": 1,
     "densebincount": 1, "euclideannorm": 2, "fusedbatchnormgrad": 10, "fusedbatchnormgradv2": 10,
-    "fusedbatchnormgradv3": 10, "l2loss": 2, "logsoftmax": 5, "lrn": 12, "max": 1, "mean": 1, "min": 1, "prod": 1,
-    "segmentsum": 1, "softmax": 5, "softmaxcrossentropywithlogits": 8, "sparsesoftmaxcrossentropywithlogits": 8,
-    "sum": 1, "topkv2": 4, "unsortedsegmentmax": 1, "unsortedsegmentprod": 1, "unsortedsegmentsum": 1,
+    "fusedbatchnormgradv3": 10, "l2loss": 2, "logsoftmax": 5, "lrn": 12, "max": 1, "mean": 1, "min":
+    1, "prod": 1,
+    "segmentsum": 1, "softmax": 5, "softmaxcrossentropywithlogits": 8,
+    "sparsesoftmaxcrossentropywithlogits": 8,
+    "sum": 1, "topkv2": 4, "unsortedsegmentmax": 1, "unsortedsegmentprod": 1, "unsortedsegmentsum":
+    1,
     "unsortedsegmentmin": 1, "maxpoolgrad": 1, "maxpoolgradv2": 1, "maxpoolgradwithargmax": 1,
 }  # fmt: skip
 
 # FLOP of an optimizer for each element of the variable, which is its first input.
 _UPDATES = {
-    "resourceapplyadadelta": 12, "resourceapplyadagrad": 5, "resourceapplyadagradv2": 5, "resourceapplyadam": 12,
-    "resourceapplyadamax": 10, "resourceapplyadamwithamsgrad": 13, "resourceapplycenteredrmsprop": 12,
+    "resourceapplyadadelta": 12, "resourceapplyadagrad": 5, "resourceapplyadagradv2": 5,
+    "resourceapplyadam": 12,
+    "resourceapplyadamax": 10, "resourceapplyadamwithamsgrad": 13, "resourceapplycenteredrmsprop":
+    12,
     "resourceapplyftrl": 14, "resourceapplyftrlv2": 14, "resourceapplygradientdescent": 2,
     "resourceapplykerasmomentum": 4, "resourceapplymomentum": 4, "resourceapplyrmsprop": 9,
 }  # fmt: skip
 
 
 def flop_of(call: Call) -> tuple[float, str]:
-    """FLOP of an op, and whether they come from a formula, from counting elements, or are unknown and counted too."""
+    """FLOP of an op, and whether they come from a formula, from counting elements, or are unknown
+    and counted too."""
     op = call.op.lower()
     if op in _FORMULAS:
         return float(_FORMULAS[op](call)), "formula"
@@ -115,7 +142,8 @@ def _matmul(call: Call) -> float:
 
 
 def _per_place(shape: Shape) -> int:
-    """What one element made costs: filters are [*kernel, channels taken / groups, channels made]."""
+    """What one element made costs: filters are [*kernel, channels taken / groups, channels
+    made]."""
     return math.prod(shape[:-1])
 
 
@@ -124,7 +152,8 @@ def _conv(call: Call) -> float:
 
 
 def _conv_to_input(call: Call) -> float:
-    """Takes the sizes of what is made, the filter, and the gradient of what the convolution made."""
+    """Takes the sizes of what is made, the filter, and the gradient of what the convolution
+    made."""
     return 2.0 * call.inputs[2].elements * _per_place(call.inputs[1].shape)
 
 
@@ -132,7 +161,9 @@ def _conv_to_filter(call: Call) -> float:
     return 2.0 * call.inputs[2].elements * _per_place(call.made.shape)
 
 
-def _depthwise(filter_of: Callable[[Call], Tensor], made_of: Callable[[Call], Tensor]) -> Callable[[Call], float]:
+def _depthwise(
+    filter_of: Callable[[Call], Tensor], made_of: Callable[[Call], Tensor]
+) -> Callable[[Call], float]:
     # A filter is [height, width, channels taken, times each]: one channel taken for each made.
     return lambda call: 2.0 * made_of(call).elements * math.prod(filter_of(call).shape[:2])
 
@@ -156,7 +187,9 @@ def _einsum(call: Call) -> float:
 
 def _cudnn_rnn(backward: float) -> Callable[[Call], float]:
     # input [steps, batch, size], input_h, input_c, params: every step multiplies by all of them.
-    return lambda call: backward * 2.0 * math.prod(call.inputs[0].shape[:2]) * call.inputs[3].elements
+    return lambda call: (
+        backward * 2.0 * math.prod(call.inputs[0].shape[:2]) * call.inputs[3].elements
+    )
 
 
 _FORMULAS: dict[str, Callable[[Call], float]] = {
@@ -171,8 +204,12 @@ _FORMULAS: dict[str, Callable[[Call], float]] = {
     "conv2dbackpropfilter": _conv_to_filter,
     "conv3dbackpropfilterv2": _conv_to_filter,
     "depthwiseconv2dnative": _depthwise(lambda call: call.inputs[1], lambda call: call.made),
-    "depthwiseconv2dnativebackpropinput": _depthwise(lambda call: call.inputs[1], lambda call: call.inputs[2]),
-    "depthwiseconv2dnativebackpropfilter": _depthwise(lambda call: call.made, lambda call: call.inputs[2]),
+    "depthwiseconv2dnativebackpropinput": _depthwise(
+        lambda call: call.inputs[1], lambda call: call.inputs[2]
+    ),
+    "depthwiseconv2dnativebackpropfilter": _depthwise(
+        lambda call: call.made, lambda call: call.inputs[2]
+    ),
     "maxpool": _pool,
     "avgpool": _pool,
     "maxpool3d": _pool,

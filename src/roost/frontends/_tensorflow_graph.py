@@ -1,7 +1,8 @@
 """A traced TensorFlow graph to a Graph; it must run in a process that has TensorFlow.
 
-Variables are parameters and reading one is free, unless the step has changed it before. What changes a variable is of
-phase update and in one group with it, as TensorFlow demands; so are ops that the model asks to be colocated.
+Variables are parameters and reading one is free, unless the step has changed it before. What
+changes a variable is of phase update and in one group with it, as TensorFlow demands; so are ops
+that the model asks to be colocated.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from roost.frontends.tracing.tensors import BITS, Count, Coverage, Names, Tensor
 
 # Whoever reads what they make reads what they take.
 _VIEWS = words(
-    """EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape Snapshot Squeeze
+    """EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape
+    Snapshot Squeeze
     StopGradient"""
 )
-_READS = frozenset(("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"))
+_READS = frozenset(
+    ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
+)
 # Makes a list of axes from shapes, of a length that TensorFlow does not infer.
 _AXES = frozenset(("BroadcastGradientArgs",))
 _CALL_PARTS = ("PartitionedCall", "StatefulPartitionedCall", "gradient_tape")
@@ -33,7 +37,8 @@ Ref = tuple[str, int]  # an op and the index of one of its outputs
 def describe(
     tf: Any, traced: Traced, given: Mapping[str, Sequence[int]], name: str, where: str
 ) -> tuple[Graph, Coverage]:
-    """The graph of what was traced, with the given shapes of inputs, and how well its costs are known."""
+    """The graph of what was traced, with the given shapes of inputs, and how well its costs are
+    known."""
     description = _Description(tf, traced, infer(tf, traced, given, where), where)
     return description.graph(name), description.count.coverage()
 
@@ -66,7 +71,8 @@ class _Description:
         self.settings: dict[str, bool] = {}  # tensor -> whether it is part of the ops that take it
         self.group_of = _Union()
         self.root: dict[Ref, Ref] = {}  # output of a view -> what it looks into
-        self.written_before: dict[str, str] = {}  # read of a variable -> the op that changed it last
+        # Read of a variable -> the op that changed it last.
+        self.written_before: dict[str, str] = {}
         self._follow_views()
         self.needed = self._needed(inferred.outputs)
 
@@ -76,7 +82,12 @@ class _Description:
                 self._add_parameter(op)
             elif op.type == "Placeholder":
                 tensor = self._tensor(op.outputs[0])
-                self._add(op, "input", [], {"phase": "input", "output_bytes": tensor.bytes, "dtype": tensor.dtype})
+                self._add(
+                    op,
+                    "input",
+                    [],
+                    {"phase": "input", "output_bytes": tensor.bytes, "dtype": tensor.dtype},
+                )
             elif self._is_update(op):
                 self._add_update(op)
             elif op.name in self.written_before:
@@ -92,7 +103,9 @@ class _Description:
         for op in self.ops:
             if op.type in _VIEWS:
                 for index in range(len(op.outputs)):
-                    self.root[op.name, index] = self._source(op.inputs[index if op.type == "IdentityN" else 0])
+                    self.root[op.name, index] = self._source(
+                        op.inputs[index if op.type == "IdentityN" else 0]
+                    )
             elif op.type == "ReadVariableOp":
                 variable = self._source(op.inputs[0])
                 if variable in writer:
@@ -108,7 +121,8 @@ class _Description:
         return self.root.get(ref, ref)
 
     def _is_update(self, op: Any) -> bool:
-        """Whether an op changes a variable: it takes the handle of one, and is none of those that only read."""
+        """Whether an op changes a variable: it takes the handle of one, and is none of those that
+        only read."""
         return op.type not in _READS | _VIEWS and bool(self._targets(op))
 
     def _targets(self, op: Any) -> list[Ref]:
@@ -118,7 +132,9 @@ class _Description:
         """Whether a tensor is the handle of a variable, and not of a table or an iterator."""
         if tensor.dtype != self.tf.resource:
             return False
-        return bool(tensor.graph.get_operation_by_name(self._source(tensor)[0]).type == "VarHandleOp")
+        return bool(
+            tensor.graph.get_operation_by_name(self._source(tensor)[0]).type == "VarHandleOp"
+        )
 
     def _needed(self, outputs: Sequence[str] | None) -> set[Ref]:
         """What the outputs and the changes of variables depend on."""
@@ -136,8 +152,14 @@ class _Description:
 
     def _sinks(self) -> list[Ref]:
         """The outputs of ops that nobody reads anything of."""
-        ends = [op for op in self.ops if op.outputs and not any(tensor.consumers() for tensor in op.outputs)]
-        return [self._source(tensor) for op in ends if op.type != "Placeholder" for tensor in op.outputs]
+        ends = [
+            op
+            for op in self.ops
+            if op.outputs and not any(tensor.consumers() for tensor in op.outputs)
+        ]
+        return [
+            self._source(tensor) for op in ends if op.type != "Placeholder" for tensor in op.outputs
+        ]
 
     def _reads(self, op: Any) -> list[Ref]:
         """What must be there for an op to run."""
@@ -146,7 +168,8 @@ class _Description:
         return [self._source(tensor) for tensor in op.inputs if not self._is_setting(tensor)]
 
     def _is_setting(self, tensor: Any) -> bool:
-        """A few whole numbers or one number that are known beforehand are part of the op that takes them."""
+        """A few whole numbers or one number that are known beforehand are part of the op that takes
+        them."""
         if tensor.name not in self.settings:
             count = tensor.shape.num_elements()
             few = count is not None and count <= _MOST_SETTING_ELEMENTS and tensor.dtype.is_integer
@@ -167,7 +190,8 @@ class _Description:
             return Tensor("bool", (0,))  # a table, a generator: not data that is moved
         if not tensor.shape.is_fully_defined():
             raise InputError(
-                f"{self.where}: the shape of {tensor.name!r} ({tensor.op.type}) does not follow from the shapes of the "
+                f"{self.where}: the shape of {tensor.name!r} ({tensor.op.type}) does not follow "
+                f"from the shapes of the "
                 f"inputs, only {tensor.shape}; trace the model with shapes that are fixed"
             )
         return Tensor(_dtype_name(tensor.dtype), tuple(tensor.shape.as_list()))
@@ -186,7 +210,8 @@ class _Description:
 
     def _add_op(self, op: Any) -> None:
         outputs = tuple(
-            self._tensor(tensor) if (op.name, index) in self.needed else None for index, tensor in enumerate(op.outputs)
+            self._tensor(tensor) if (op.name, index) in self.needed else None
+            for index, tensor in enumerate(op.outputs)
         )
         flop, read, written = self._costs(op, outputs)
         several = sum(tensor is not None for tensor in outputs) > 1
@@ -199,7 +224,9 @@ class _Description:
             "workspace_bytes": written if several else 0,
             "dtype": next((tensor for tensor in made if tensor.is_float), made[0]).dtype,
         }
-        name = self._add(op, op.type.lower(), [self.op_of[ref] for ref in self._reads(op)], settings)
+        name = self._add(
+            op, op.type.lower(), [self.op_of[ref] for ref in self._reads(op)], settings
+        )
         for index, tensor in enumerate(outputs):
             if tensor is not None and several:
                 about = {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
@@ -213,7 +240,9 @@ class _Description:
             flop, source = flop_of(call)
             read, written = bytes_of(call)
         except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
-            raise InputError(f"{self.where}: op {op.name!r} ({op.type}) has odd inputs: {error!r}") from error
+            raise InputError(
+                f"{self.where}: op {op.name!r} ({op.type}) has odd inputs: {error!r}"
+            ) from error
         self.count.add(op.type.lower(), flop, read + written, source)
         return flop, read, written
 
@@ -237,20 +266,26 @@ class _Description:
             self.group_of.join(name, variable)
 
     def _as_data(self, source: str) -> str:
-        """An op of phase update changes every parameter it reads: one that it must not change is read for it."""
+        """An op of phase update changes every parameter it reads: one that it must not change is
+        read for it."""
         row = self.rows[source]
         if row.settings.get("phase") != "parameter":
             return source
         if source not in self.copies:
             size = row.settings["output_bytes"]
-            settings = {"output_bytes": size, "dtype": row.settings["dtype"], "module": row.settings["module"]}
+            settings = {
+                "output_bytes": size,
+                "dtype": row.settings["dtype"],
+                "module": row.settings["module"],
+            }
             name = self.names.unused(f"{source}/read")
             self.rows[name] = _Row(name, "readvariableop", [source], settings)
             self.copies[source] = name
         return self.copies[source]
 
     def _add_read(self, op: Any) -> None:
-        """The new value of a variable: it is there once the op that changes it has run, where the variable lives."""
+        """The new value of a variable: it is there once the op that changes it has run, where the
+        variable lives."""
         if not self._used(op):
             return
         tensor = self._tensor(op.outputs[0])
@@ -260,7 +295,14 @@ class _Description:
         name = self._add(op, "readvariableop", [variable, writer], settings)
         self.group_of.join(name, variable)
 
-    def _add(self, op: Any, kind: str, inputs: list[str], settings: dict[str, Any], output: int | None = None) -> str:
+    def _add(
+        self,
+        op: Any,
+        kind: str,
+        inputs: list[str],
+        settings: dict[str, Any],
+        output: int | None = None,
+    ) -> str:
         """Note an op of ours for one of TensorFlow's, or with `output` for one of its outputs."""
         given = self.given_names.get(op.name, op.name)
         name = self.names.unused(given if output is None else f"{given}/{output}")
@@ -275,7 +317,8 @@ class _Description:
         return name
 
     def _phase(self, op: Any, name: str, inputs: list[str]) -> str:
-        """Backward: what the tape or tf.gradients made, and what depends on it, as the optimizer's arithmetic does."""
+        """Backward: what the tape or tf.gradients made, and what depends on it, as the optimizer's
+        arithmetic does."""
         made_by_tape = "gradient_tape/" in op.name or op.name.startswith("gradients/")
         if made_by_tape or any(source in self.backward for source in inputs):
             self.backward.add(name)
@@ -285,7 +328,8 @@ class _Description:
     def _freeze(self, name: str) -> Graph:
         builder = GraphBuilder(name)
         for target in sorted({target for targets in self.colocated.values() for target in targets}):
-            ref = self.root.get((target, 0), (target, 0))  # what is with a view is with what it looks into
+            # What is with a view is with what it looks into.
+            ref = self.root.get((target, 0), (target, 0))
             if ref in self.op_of:
                 self.group_of.join(f"loc:@{target}", self.op_of[ref])
         groups = self.group_of.shared(self.rows)
@@ -304,11 +348,14 @@ class _Union:
         self._above[self._top(name)] = self._top(other)
 
     def shared(self, names: Iterable[str]) -> dict[str, str]:
-        """The group of every name that is in one with another; a group is called after its first name."""
+        """The group of every name that is in one with another; a group is called after its first
+        name."""
         members: dict[str, list[str]] = {}
         for name in names:
             members.setdefault(self._top(name), []).append(name)
-        return {name: several[0] for several in members.values() if len(several) > 1 for name in several}
+        return {
+            name: several[0] for several in members.values() if len(several) > 1 for name in several
+        }
 
     def _top(self, name: str) -> str:
         while name in self._above and self._above[name] != name:

@@ -1,4 +1,5 @@
-"""TensorFlow functions put in place of the calls to them, on GraphDefs: nothing is run, pruned or folded.
+"""TensorFlow functions put in place of the calls to them, on GraphDefs: nothing is run, pruned or
+folded.
 
 Nodes come out in the order in which they would run, so their control inputs are left out.
 """
@@ -14,9 +15,21 @@ from typing import Any
 from roost.errors import GraphError, UnsupportedOp
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-_LOOPS = frozenset(("While", "StatelessWhile", "For", "Enter", "RefEnter", "NextIteration", "Exit", "LoopCond"))
+_LOOPS = frozenset(
+    ("While", "StatelessWhile", "For", "Enter", "RefEnter", "NextIteration", "Exit", "LoopCond")
+)
 _CHOICES = frozenset(
-    ("If", "StatelessIf", "Case", "StatelessCase", "Switch", "RefSwitch", "Merge", "SymbolicGradient", "RemoteCall")
+    (
+        "If",
+        "StatelessIf",
+        "Case",
+        "StatelessCase",
+        "Switch",
+        "RefSwitch",
+        "Merge",
+        "SymbolicGradient",
+        "RemoteCall",
+    )
 )
 
 
@@ -39,7 +52,8 @@ class _Body:
 
 
 def inline(graph_def: Any, where: str) -> tuple[Inlined, Callable[[str], str]]:
-    """A graph with all calls replaced by what they call, and the way from a tensor, "op:index", to where it is now."""
+    """A graph with all calls replaced by what they call, and the way from a tensor, "op:index", to
+    where it is now."""
     out = Inlined()
     placed = _expand(list(graph_def.node), "", {}, _Bodies(graph_def.library), out, where)
     return out, placed
@@ -71,20 +85,31 @@ class _Bodies:
 
 
 def _expand(
-    nodes: list[Any], path: str, arguments: Mapping[str, str], bodies: _Bodies, out: Inlined, where: str
+    nodes: list[Any],
+    path: str,
+    arguments: Mapping[str, str],
+    bodies: _Bodies,
+    out: Inlined,
+    where: str,
 ) -> Callable[[str], str]:
-    """Add the nodes of a body to `out`; returns the way from its tensors, "op:index", to where they are now."""
+    """Add the nodes of a body to `out`; returns the way from its tensors, "op:index", to where they
+    are now."""
     for node in nodes:  # before they are put in order: loops of old are cycles
         if bodies.called(node) is None:
             _refuse_control_flow(node, where)
-    names = {node.name: _unused(node.name, path, out) for node in nodes if f"{node.name}:0" not in arguments}
+    names = {
+        node.name: _unused(node.name, path, out)
+        for node in nodes
+        if f"{node.name}:0" not in arguments
+    }
     moved = dict(arguments)
 
     def placed(reference: str) -> str:
         name, _, index = reference.partition(":")
         if name not in names and f"{name}:{index or 0}" not in moved:
             raise GraphError(
-                f"{where}: an op takes {reference!r}, which no op makes; the graph is damaged, save it again"
+                f"{where}: an op takes {reference!r}, which no op makes; the graph is damaged, "
+                f"save it again"
             )
         return moved.get(f"{name}:{index or 0}") or f"{names[name]}:{index or 0}"
 
@@ -98,12 +123,15 @@ def _expand(
             continue
         given = {f"{name}:0": source for name, source in zip(body.arguments, inputs, strict=True)}
         inside = _expand(body.nodes, f"{path}{node.name}/", given, bodies, out, where)
-        moved.update({f"{node.name}:{index}": inside(result) for index, result in enumerate(body.results)})
+        moved.update(
+            {f"{node.name}:{index}": inside(result) for index, result in enumerate(body.results)}
+        )
     return placed
 
 
 def _unused(name: str, path: str, out: Inlined) -> str:
-    """The name as it is where it is free, so that people find their layers again; else with the call it is in."""
+    """The name as it is where it is free, so that people find their layers again; else with the
+    call it is in."""
     unused, number = name, 0
     while unused in out.names:
         unused = f"{path}{name}" + (f"_{number}" if number else "")
@@ -132,12 +160,14 @@ def _emit(node: Any, names: Mapping[str, str], inputs: list[str], out: Inlined) 
 def _refuse_control_flow(node: Any, where: str) -> None:
     if node.op in _LOOPS:
         raise UnsupportedOp(
-            f"{where}: op {node.name!r} ({node.op}) is a loop, which a placement cannot follow; unroll it: "
+            f"{where}: op {node.name!r} ({node.op}) is a loop, which a placement cannot follow; "
+            f"unroll it: "
             "build recurrent layers with unroll=True, and write other loops over a Python range"
         )
     if node.op in _CHOICES or node.op in _CALLS:
         raise UnsupportedOp(
-            f"{where}: op {node.name!r} ({node.op}) is control flow, which a placement cannot follow; "
+            f"{where}: op {node.name!r} ({node.op}) is control flow, which a placement cannot "
+            f"follow; "
             "decide in Python, while the model is traced"
         )
 
@@ -163,5 +193,8 @@ def in_order(nodes: list[Any]) -> list[Any]:
                 heapq.heappush(ready, consumer)
     if len(ordered) != len(nodes):
         stuck = next(node.name for node, count in zip(nodes, waiting, strict=True) if count > 0)
-        raise GraphError(f"the ops around {stuck!r} wait for each other; a placement needs a graph without cycles")
+        raise GraphError(
+            f"the ops around {stuck!r} wait for each other; a placement needs a graph without "
+            f"cycles"
+        )
     return ordered

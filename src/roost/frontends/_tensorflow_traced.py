@@ -1,4 +1,5 @@
-"""What TensorFlow traced, made ready to be described: calls inlined, variables in place, all shapes known."""
+"""What TensorFlow traced, made ready to be described: calls inlined, variables in place, all shapes
+known."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Traced:
     inputs: Mapping[str, str]  # placeholder -> name of the input
     outputs: Sequence[str] | None  # "op:index"; None: whatever nobody reads
     variables: Mapping[str, Variable] = field(default_factory=dict)  # placeholder -> variable
-    constants: Mapping[str, str] = field(default_factory=dict)  # placeholder -> name of a tensor that is no variable
+    # Placeholder -> name of a tensor that is no variable.
+    constants: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,17 +49,23 @@ def infer(tf: Any, traced: Traced, given: Mapping[str, Sequence[int]], where: st
     _make_variables(inlined, traced.variables)
     graph = _imported(tf, inlined, traced.graph_def.versions, where)
     ops = [graph.get_operation_by_name(node.name) for node in inlined.nodes]
-    outputs = None if traced.outputs is None else [placed(reference) for reference in traced.outputs]
+    outputs = (
+        None if traced.outputs is None else [placed(reference) for reference in traced.outputs]
+    )
     return Inferred(ops, inlined.colocated, outputs)
 
 
-def _fix_inputs(inlined: Inlined, traced: Traced, given: Mapping[str, Sequence[int]], where: str) -> None:
+def _fix_inputs(
+    inlined: Inlined, traced: Traced, given: Mapping[str, Sequence[int]], where: str
+) -> None:
     nodes = {node.name: node for node in inlined.nodes if node.name in traced.inputs}
     declared = {}
     for op, name in traced.inputs.items():
         shape = nodes[op].attr["shape"].shape
         known = "shape" in nodes[op].attr and not shape.unknown_rank
-        declared[name] = tuple(d.size if d.size >= 0 else None for d in shape.dim) if known else None
+        declared[name] = (
+            tuple(d.size if d.size >= 0 else None for d in shape.dim) if known else None
+        )
     shapes, _ = fixed_shapes(declared, given, where)
     for op, name in traced.inputs.items():
         _set_shape(nodes[op], shapes[name])
@@ -71,7 +79,8 @@ def _set_shape(node: Any, shape: tuple[int, ...]) -> None:
 
 
 def _make_variables(inlined: Inlined, variables: Mapping[str, Variable]) -> None:
-    """Turn the placeholders of variables into variables: inference then knows the shape of what is read from them."""
+    """Turn the placeholders of variables into variables: inference then knows the shape of what is
+    read from them."""
     for node in inlined.nodes:
         if node.name in variables:
             variable = variables[node.name]

@@ -1,6 +1,8 @@
-"""Reads TensorFlow models in a process of its own: `python -m roost.frontends._tensorflow_worker SOURCE OPTIONS OUT`.
+"""Reads TensorFlow models in a process of its own: `python -m roost.frontends._tensorflow_worker
+SOURCE OPTIONS OUT`.
 
-OPTIONS is a JSON object. The graph goes to OUT, and one JSON object to standard output: the coverage, or what is wrong.
+OPTIONS is a JSON object. The graph goes to OUT, and one JSON object to standard output: the
+coverage, or what is wrong.
 """
 
 from __future__ import annotations
@@ -27,10 +29,16 @@ def import_tensorflow() -> Any:
         raise MissingExtra("tensorflow", "tf") from error
 
 
-def read(path: Path, signature: str, inputs: Mapping[str, Sequence[int]], name: str | None) -> tuple[Graph, Coverage]:
+def read(
+    path: Path, signature: str, inputs: Mapping[str, Sequence[int]], name: str | None
+) -> tuple[Graph, Coverage]:
     """The graph of a SavedModel folder or of a frozen GraphDef."""
     tf = import_tensorflow()
-    traced = traced_function(_signature(tf, path, signature), str(path)) if path.is_dir() else _frozen(tf, path)
+    traced = (
+        traced_function(_signature(tf, path, signature), str(path))
+        if path.is_dir()
+        else _frozen(tf, path)
+    )
     return describe(tf, traced, inputs, name or path.stem, str(path))
 
 
@@ -40,7 +48,9 @@ def _signature(tf: Any, path: Path, signature: str) -> Any:
     try:
         loaded = tf.saved_model.load(str(path), options=options)
     except Exception as error:  # a damaged file, an op of a library that is not loaded
-        raise InputError(f"{path}: TensorFlow cannot load this SavedModel: {_first_line(error)}") from error
+        raise InputError(
+            f"{path}: TensorFlow cannot load this SavedModel: {_first_line(error)}"
+        ) from error
     signatures = getattr(loaded, "signatures", {})
     if signature not in signatures:
         raise UnknownName(f"signature of {path}", signature, signatures)
@@ -59,16 +69,21 @@ def _frozen(tf: Any, path: Path) -> Traced:
             "or give the folder of a SavedModel"
         ) from None
     if not graph_def.node:
-        raise InputError(f"{path}: is not a GraphDef, or not a whole one (it has no nodes); save it again")
+        raise InputError(
+            f"{path}: is not a GraphDef, or not a whole one (it has no nodes); save it again"
+        )
     for node in graph_def.node:
         if node.op in ("Variable", "VariableV2"):
             raise InputError(
-                f"{path}: op {node.name!r} is a variable of TensorFlow 1, so this GraphDef is not frozen; "
+                f"{path}: op {node.name!r} is a variable of TensorFlow 1, so this GraphDef is not "
+                f"frozen; "
                 "freeze it, or give the folder of a SavedModel"
             )
     handles = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
     placeholders = [node for node in graph_def.node if node.op == "Placeholder"]
-    inputs = {node.name: node.name for node in placeholders if node.attr["dtype"].type not in handles}
+    inputs = {
+        node.name: node.name for node in placeholders if node.attr["dtype"].type not in handles
+    }
     return Traced(graph_def, inputs, None)
 
 
@@ -83,10 +98,17 @@ def traced_function(function: Any, where: str) -> Traced:
             constants[placeholder] = placeholder
             continue
         if any(size < 0 for size in found.shape):
-            raise InputError(f"{where}: variable {found.name!r} has shape {found.shape}; build it with a fixed shape")
+            raise InputError(
+                f"{where}: variable {found.name!r} has shape {found.shape}; build it with a fixed "
+                f"shape"
+            )
         variables[placeholder] = found
     own = [tensor.op for tensor in function.inputs if tensor.op.name not in captured]
-    inputs = {op.name: _input_name(op) for op in own if op.outputs[0].dtype.name not in ("resource", "variant")}
+    inputs = {
+        op.name: _input_name(op)
+        for op in own
+        if op.outputs[0].dtype.name not in ("resource", "variant")
+    }
     outputs = [tensor.name for tensor in function.outputs]
     return Traced(function.graph.as_graph_def(), inputs, outputs, variables, constants)
 
@@ -94,7 +116,8 @@ def traced_function(function: Any, where: str) -> Traced:
 def _variable(placeholder: str, external: Any, variable: Any | None) -> Variable | None:
     """The variable that a captured tensor is the handle of; None where it is a constant or a table.
 
-    Fused optimizers take handles of variables that the function does not list: their handles know type and shape.
+    Fused optimizers take handles of variables that the function does not list: their handles know
+    type and shape.
     """
     if variable is not None and variable.shape.rank is not None:
         shape = tuple(-1 if size is None else size for size in variable.shape.as_list())
@@ -118,7 +141,9 @@ def _first_line(error: Exception) -> str:
 def main(source: str, options: str, out: str) -> int:
     settings = json.loads(options)
     try:
-        graph, coverage = read(Path(source), settings["signature"], settings["inputs"], settings["name"])
+        graph, coverage = read(
+            Path(source), settings["signature"], settings["inputs"], settings["name"]
+        )
         graph.save(out)
         answer: dict[str, Any] = {"coverage": dataclasses.asdict(coverage)}
     except RoostError as error:

@@ -1,4 +1,5 @@
-"""Hugging Face: a model's `config.json`, built with random weights that take no memory, to a Graph."""
+"""Hugging Face: a model's `config.json`, built with random weights that take no memory, to a
+Graph."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from roost.errors import InputError, MissingExtra, UnsupportedOp
 
 @dataclass(frozen=True)
 class Huggingface:
-    """Reads a `config.json`, or a folder that holds one. Weights, tokenizers and remote code are never touched."""
+    """Reads a `config.json`, or a folder that holds one. Weights, tokenizers and remote code are
+    never touched."""
 
     suffixes = ("config.json",)
 
@@ -28,7 +30,8 @@ class Huggingface:
         length: int = 512,
         name: str | None = None,
     ) -> Graph:
-        """The graph of the language model that a config describes, on `batch` texts of `length` tokens."""
+        """The graph of the language model that a config describes, on `batch` texts of `length`
+        tokens."""
         try:
             import transformers
         except ImportError:
@@ -41,7 +44,10 @@ class Huggingface:
         path = path / "config.json" if path.is_dir() else path
         config = self._config(path, transformers)
         config.use_cache = False
-        if getattr(config, "is_encoder_decoder", False) and getattr(config, "decoder_start_token_id", None) is None:
+        if (
+            getattr(config, "is_encoder_decoder", False)
+            and getattr(config, "decoder_start_token_id", None) is None
+        ):
             config.decoder_start_token_id = 0  # which token it is makes no difference to the graph
         if batch < 1 or length < 1:
             raise InputError(f"batch {batch} and length {length} must be at least 1")
@@ -53,10 +59,14 @@ class Huggingface:
             raise UnsupportedOp(f"{path}: {error}") from None
         except Exception as error:
             raise InputError(f"{path}: transformers cannot build this model: {error}") from error
-        inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens} if train else {"input_ids": tokens}
+        inputs: dict[str, Any] = (
+            {"input_ids": tokens, "labels": tokens} if train else {"input_ids": tokens}
+        )
         if getattr(config, "is_encoder_decoder", False) and not train:
             inputs["decoder_input_ids"] = tokens
-        return capture(model, inputs, train=train, optimizer=optimizer, name=name or config.model_type)
+        return capture(
+            model, inputs, train=train, optimizer=optimizer, name=name or config.model_type
+        )
 
     def _config(self, path: Path, transformers: Any) -> Any:
         try:
@@ -67,13 +77,20 @@ class Huggingface:
         if not isinstance(kind, str):
             raise InputError(f"{path}: model_type is missing; a Hugging Face config has one")
         try:
-            settings = {key: value for key, value in content.items() if key not in ("model_type", "auto_map")}
+            settings = {
+                key: value
+                for key, value in content.items()
+                if key not in ("model_type", "auto_map")
+            }
             return transformers.AutoConfig.for_model(kind, **settings)
         except Exception as error:
             raise InputError(f"{path}: model_type {kind!r}: {str(error)[:200]}") from error
 
     def _model(self, transformers: Any, config: Any) -> Any:
-        named = [getattr(transformers, name, None) for name in getattr(config, "architectures", None) or []]
+        named = [
+            getattr(transformers, name, None)
+            for name in getattr(config, "architectures", None) or []
+        ]
         for architecture in named:
             if architecture is not None and hasattr(architecture, "_from_config"):
                 return architecture._from_config(config)
@@ -86,5 +103,6 @@ class Huggingface:
             if type(config) in family._model_mapping:
                 return family.from_config(config)
         raise UnsupportedOp(
-            f"{config.model_type} is no language model; build it in Python and use roost.capture(model, inputs)"
+            f"{config.model_type} is no language model; build it in Python and use "
+            f"roost.capture(model, inputs)"
         )

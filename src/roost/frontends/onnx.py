@@ -1,9 +1,9 @@
 """ONNX: a `.onnx` file to a Graph.
 
-Only shapes and types are looked at: weights that lie in other files are never opened. Initializers and constants are
-parameters. Views are no ops: whoever reads a view reads the tensor it looks into. An op with several outputs is one op,
-and a free op for each output that is used, in one group with it, so that each goes where it is needed. Nodes that no
-output of the model depends on are left out.
+Only shapes and types are looked at: weights that lie in other files are never opened. Initializers
+and constants are parameters. Views are no ops: whoever reads a view reads the tensor it looks into.
+An op with several outputs is one op, and a free op for each output that is used, in one group with
+it, so that each goes where it is needed. Nodes that no output of the model depends on are left out.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _MOST_SETTING_ELEMENTS = 16
 class Onnx:
     """Reads ONNX models.
 
-    With `fold`, a few whole numbers or one number that follow from constants and shapes (the axes of a slice, the
-    shape that something is expanded to) are part of the op that takes them, as if they were attributes, and what
-    computed them is left out. Without it they are ops and small parameters like any other.
+    With `fold`, a few whole numbers or one number that follow from constants and shapes (the axes
+    of a slice, the shape that something is expanded to) are part of the op that takes them, as if
+    they were attributes, and what computed them is left out. Without it they are ops and small
+    parameters like any other.
     """
 
     fold: bool = True
@@ -44,12 +45,19 @@ class Onnx:
     suffixes = (".onnx",)
 
     def read(
-        self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None, name: str | None = None
+        self,
+        source: str | Path,
+        *,
+        inputs: Mapping[str, Sequence[int]] | None = None,
+        name: str | None = None,
     ) -> Graph:
-        """The graph of a model; `inputs` gives the shapes of those inputs that the file leaves open."""
+        """The graph of a model; `inputs` gives the shapes of those inputs that the file leaves
+        open."""
         return self._describe(Path(source), inputs, name)[0]
 
-    def coverage(self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None) -> Coverage:
+    def coverage(
+        self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None
+    ) -> Coverage:
         """How well the costs of a model's ops are known."""
         return self._describe(Path(source), inputs, None)[1]
 
@@ -61,7 +69,9 @@ class Onnx:
         except ImportError as error:
             raise MissingExtra("onnx", "onnx") from error
         model = _load(onnx, path)
-        description = _Description(Shapes(onnx, model, inputs or {}, str(path)), name or path.stem, self.fold)
+        description = _Description(
+            Shapes(onnx, model, inputs or {}, str(path)), name or path.stem, self.fold
+        )
         description.add_all()
         coverage = description.count.coverage()
         if coverage.unknown_kinds:
@@ -77,14 +87,20 @@ def _load(onnx: Any, path: Path) -> Any:
     try:
         model = onnx.ModelProto.FromString(data)
     except Exception as error:  # DecodeError, from whichever protobuf is installed
-        raise InputError(f"{path}: is not an ONNX model, or not a whole one ({error}); export it again") from None
+        raise InputError(
+            f"{path}: is not an ONNX model, or not a whole one ({error}); export it again"
+        ) from None
     if not model.opset_import or not (model.graph.node or model.graph.output):
-        raise InputError(f"{path}: is not an ONNX model, or not a whole one (no graph and opset); export it again")
+        raise InputError(
+            f"{path}: is not an ONNX model, or not a whole one (no graph and opset); export it "
+            f"again"
+        )
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
             raise InputError(
-                f"{path}: is written in opset {entry.version}; the onnx installed here reads 1 to {newest}: "
+                f"{path}: is written in opset {entry.version}; the onnx installed here reads 1 to "
+                f"{newest}: "
                 "update it (pip install -U onnx), or export the model with an older opset_version"
             )
     if model.functions:
@@ -92,7 +108,9 @@ def _load(onnx: Any, path: Path) -> Any:
             inliner = importlib.import_module("onnx.inliner")
             model = inliner.inline_local_functions(model)
         except Exception as error:  # the C++ side raises several kinds
-            raise InputError(f"{path}: the functions in this model cannot be inlined: {error}") from error
+            raise InputError(
+                f"{path}: the functions in this model cannot be inlined: {error}"
+            ) from error
     return model
 
 
@@ -115,7 +133,11 @@ class _Description:
         sparse = {entry.values.name: entry for entry in self.graph.sparse_initializer}
         for name in (*(tensor.name for tensor in self.graph.initializer), *sparse):
             if name in self.needed:
-                size = _sparse_bytes(sparse[name]) if name in sparse else self.shapes.tensors[name].bytes
+                size = (
+                    _sparse_bytes(sparse[name])
+                    if name in sparse
+                    else self.shapes.tensors[name].bytes
+                )
                 self._add_parameter(name, size)
         for node in self.graph.node:
             if self.needed.isdisjoint(node.output):
@@ -161,7 +183,9 @@ class _Description:
     def _add_input(self, name: str) -> str:
         tensor = self.shapes.tensors[name]
         op = self.names.unused(name)
-        return self.builder.add(op, "input", phase="input", output_bytes=tensor.bytes, dtype=tensor.dtype)
+        return self.builder.add(
+            op, "input", phase="input", output_bytes=tensor.bytes, dtype=tensor.dtype
+        )
 
     def _add_parameter(self, name: str, size: int) -> None:
         op = self.names.unused(name)
@@ -171,13 +195,24 @@ class _Description:
 
     def _add_node(self, node: Any) -> None:
         call = self.shapes.call(node, self.needed)
-        kind = node.op_type.lower() if node.domain in ("", "ai.onnx") else f"{node.domain}.{node.op_type}".lower()
+        kind = (
+            node.op_type.lower()
+            if node.domain in ("", "ai.onnx")
+            else f"{node.domain}.{node.op_type}".lower()
+        )
         flop, read, written, source = self._costs(node, call)
         self.count.add(kind, flop, read + written, source)
         op = self.names.unused(node_name(node))
-        used = {name: tensor for name, tensor in zip(node.output, call.outputs, strict=True) if tensor is not None}
+        used = {
+            name: tensor
+            for name, tensor in zip(node.output, call.outputs, strict=True)
+            if tensor is not None
+        }
         several = len(used) > 1
-        about: dict[str, Any] = {"module": _scope(node) or _module_path(node.name), "group": op if several else None}
+        about: dict[str, Any] = {
+            "module": _scope(node) or _module_path(node.name),
+            "group": op if several else None,
+        }
         self.builder.add(
             op,
             kind,
@@ -198,7 +233,9 @@ class _Description:
 
     def _add_output(self, name: str, op: str, tensor: Tensor, about: dict[str, Any]) -> str:
         unused = self.names.unused(name)
-        return self.builder.add(unused, "output", [op], output_bytes=tensor.bytes, dtype=tensor.dtype, **about)
+        return self.builder.add(
+            unused, "output", [op], output_bytes=tensor.bytes, dtype=tensor.dtype, **about
+        )
 
     def _costs(self, node: Any, call: Call) -> tuple[float, int, int, str]:
         try:
@@ -206,7 +243,9 @@ class _Description:
             return flop, *bytes_of(call), source
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             label = self.shapes.label(node)
-            raise InputError(f"{self.shapes.where}: {label} does not fit what it takes: {error!r}") from error
+            raise InputError(
+                f"{self.shapes.where}: {label} does not fit what it takes: {error!r}"
+            ) from error
 
 
 def _sparse_bytes(sparse: Any) -> int:
@@ -216,13 +255,15 @@ def _sparse_bytes(sparse: Any) -> int:
 
 
 def _dtype(tensors: Any) -> str:
-    """What an op computes in: the type of the first float that it makes, else of the first tensor."""
+    """What an op computes in: the type of the first float that it makes, else of the first
+    tensor."""
     made = list(tensors)
     return str(next((tensor for tensor in made if tensor.is_float), made[0]).dtype)
 
 
 def _scope(node: Any) -> str:
-    """The module of a node that PyTorch exported, which notes "['', 'layer1', 'layer1.0', 'conv2d']"."""
+    """The module of a node that PyTorch exported, which notes "['', 'layer1', 'layer1.0',
+    'conv2d']"."""
     noted = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
     try:
         scopes = ast.literal_eval(noted) if noted else []

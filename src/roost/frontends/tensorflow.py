@@ -1,7 +1,8 @@
 """TensorFlow: a SavedModel folder, a frozen GraphDef, or a tf.function, to a Graph.
 
-Files are read in a process of their own (`_tensorflow_worker.py`), because PyTorch and TensorFlow do not live well in
-one. Variables are parameters; functions are inlined; loops and other control flow are refused.
+Files are read in a process of their own (`_tensorflow_worker.py`), because PyTorch and TensorFlow
+do not live well in one. Variables are parameters; functions are inlined; loops and other control
+flow are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from roost.core.graph import Graph
 from roost.errors import GraphError, InputError, MissingExtra, UnsupportedOp
 from roost.frontends.tracing.tensors import Coverage
 
-_ERRORS: dict[str, type[InputError]] = {error.__name__: error for error in (GraphError, UnsupportedOp)}
+_ERRORS: dict[str, type[InputError]] = {
+    error.__name__: error for error in (GraphError, UnsupportedOp)
+}
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,14 @@ class Tensorflow:
         return _read(source, signature, inputs, None)[1]
 
 
-def capture_function(function: Any, *example_inputs: Any, name: str | None = None, **example_options: Any) -> Graph:
+def capture_function(
+    function: Any, *example_inputs: Any, name: str | None = None, **example_options: Any
+) -> Graph:
     """The graph of one call of a tf.function, or of a Python function that TensorFlow can trace.
 
-    The examples are tensors, arrays or `tf.TensorSpec`s; only shapes and types matter. A training step is a function
-    that takes a batch, computes gradients with a tape and applies them. To be called where TensorFlow is in use:
-    this runs in the caller's process.
+    The examples are tensors, arrays or `tf.TensorSpec`s; only shapes and types matter. A training
+    step is a function that takes a batch, computes gradients with a tape and applies them. To be
+    called where TensorFlow is in use: this runs in the caller's process.
     """
     from roost.frontends import _tensorflow_graph, _tensorflow_worker
 
@@ -69,7 +74,9 @@ def capture_function(function: Any, *example_inputs: Any, name: str | None = Non
     label = name or str(getattr(function, "__name__", "function")).strip("<>")
     try:
         if not hasattr(function, "captured_inputs"):  # not a concrete function yet
-            traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+            traceable = (
+                function if hasattr(function, "get_concrete_function") else tf.function(function)
+            )
             function = traceable.get_concrete_function(*example_inputs, **example_options)
     except Exception as error:
         raise InputError(f"{label}: TensorFlow cannot trace this function: {error}") from error
@@ -83,12 +90,17 @@ def _read(
     path = _model_path(Path(source))
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingExtra("tensorflow", "tf")
-    shapes = {key: list(shape) if isinstance(shape, tuple) else shape for key, shape in (inputs or {}).items()}
+    shapes = {
+        key: list(shape) if isinstance(shape, tuple) else shape
+        for key, shape in (inputs or {}).items()
+    }
     options = json.dumps({"signature": signature, "inputs": shapes, "name": name})
     with tempfile.TemporaryDirectory(prefix="roost-") as folder:
         out = Path(folder) / "graph.json"
         answer = _ask_worker(str(path), options, str(out))
-        return formats.load_as(Graph, out), Coverage(**answer | {"unknown_kinds": tuple(answer["unknown_kinds"])})
+        return formats.load_as(Graph, out), Coverage(
+            **answer | {"unknown_kinds": tuple(answer["unknown_kinds"])}
+        )
 
 
 def _model_path(path: Path) -> Path:
@@ -97,9 +109,14 @@ def _model_path(path: Path) -> Path:
     if not path.exists():
         raise InputError(f"{path}: no such file or folder")
     if path.is_dir() and not (path / "saved_model.pb").is_file():
-        raise InputError(f"{path}: is not a SavedModel, it has no saved_model.pb; make one with model.export(folder)")
+        raise InputError(
+            f"{path}: is not a SavedModel, it has no saved_model.pb; make one with "
+            f"model.export(folder)"
+        )
     if path.is_file() and path.suffix in (".keras", ".h5", ".hdf5"):
-        raise InputError(f"{path}: is a Keras file; load it in Keras and make a SavedModel: model.export(folder)")
+        raise InputError(
+            f"{path}: is a Keras file; load it in Keras and make a SavedModel: model.export(folder)"
+        )
     return path
 
 
@@ -108,14 +125,18 @@ def _ask_worker(source: str, options: str, out: str) -> dict[str, Any]:
     # No GPU is needed to read a model, and none is taken.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-m", "roost.frontends._tensorflow_worker", source, options, out]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | quiet, check=False
+    )
     try:
         answer = json.loads(done.stdout.strip().splitlines()[-1])
         if "error" not in answer:
             return dict(answer["coverage"])
     except (IndexError, KeyError, TypeError, ValueError):
         last = " | ".join(done.stderr.strip().splitlines()[-3:])
-        raise InputError(f"{source}: TensorFlow could not read it (exit {done.returncode}): {last}") from None
+        raise InputError(
+            f"{source}: TensorFlow could not read it (exit {done.returncode}): {last}"
+        ) from None
     if answer["error"] == "MissingExtra":
         raise MissingExtra("tensorflow", "tf")
     raise _ERRORS.get(answer["error"], InputError)(answer["message"])

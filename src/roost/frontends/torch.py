@@ -1,8 +1,8 @@
 """PyTorch: a module and example inputs, a `.pt2` file, or `package.module:callable`, to a Graph.
 
-`capture` traces the model (see `trace.py`) and describes each op. Views are no ops: whoever reads a view reads the
-tensor it looks into. An op with several outputs is one op, and a free op for each output that is used, in one group
-with it, so that each goes where it is needed.
+`capture` traces the model (see `trace.py`) and describes each op. Views are no ops: whoever reads a
+view reads the tensor it looks into. An op with several outputs is one op, and a free op for each
+output that is used, in one group with it, so that each goes where it is needed.
 """
 
 from __future__ import annotations
@@ -41,13 +41,17 @@ def capture(
     loss: Callable[..., Tensor] | None = None,
     name: str | None = None,
 ) -> Graph:
-    """The graph of one step: of inference, or with `train` of forward, loss, backward and the optimizer's update.
+    """The graph of one step: of inference, or with `train` of forward, loss, backward and the
+    optimizer's update.
 
-    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments; only shapes and types matter, and
-    both model and inputs may be on the meta device. For training the model returns its loss, or `loss` makes it of the
-    model's output. Raises UnsupportedOp where the model decides by the values of tensors.
+    `example_inputs` is a tensor, a tuple of arguments or a dict of keyword arguments; only shapes
+    and types matter, and both model and inputs may be on the meta device. For training the model
+    returns its loss, or `loss` makes it of the model's output. Raises UnsupportedOp where the model
+    decides by the values of tensors.
     """
-    return step_of(model, example_inputs, train=train, optimizer=optimizer, loss=loss, name=name).graph
+    return step_of(
+        model, example_inputs, train=train, optimizer=optimizer, loss=loss, name=name
+    ).graph
 
 
 def step_of(
@@ -59,7 +63,8 @@ def step_of(
     loss: Callable[..., Tensor] | None = None,
     name: str | None = None,
 ) -> Described:
-    """As `capture`, with the program that the graph describes: what the runtime and the profiler take."""
+    """As `capture`, with the program that the graph describes: what the runtime and the profiler
+    take."""
     from roost.frontends.tracing import trace
 
     if not isinstance(optimizer, str):
@@ -72,13 +77,18 @@ def step_of(
     if isinstance(example_inputs, Mapping):
         args, kwargs = (), dict(example_inputs)
     else:
-        args = tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        args = (
+            tuple(example_inputs) if isinstance(example_inputs, tuple | list) else (example_inputs,)
+        )
         kwargs = {}
     try:
         program = trace.trace(model, args, kwargs, train=train, loss=loss)
         return described(program, name or type(model).__name__, optimizer if train else None)
-    except (RuntimeError, NotImplementedError) as error:  # sparse gradients, nested tensors: PyTorch says no
-        raise InputError(f"the model cannot be captured: {str(error).strip().splitlines()[0]}") from error
+    # Sparse gradients, nested tensors: PyTorch says no.
+    except (RuntimeError, NotImplementedError) as error:
+        raise InputError(
+            f"the model cannot be captured: {str(error).strip().splitlines()[0]}"
+        ) from error
 
 
 def describe(program: Program, name: str, optimizer: str | None = None) -> tuple[Graph, Coverage]:
@@ -104,7 +114,8 @@ class Described:
     graph: Graph
     coverage: Coverage
     op_of: Mapping[fx.Node, str]  # node -> the op whose output it is, or looks into
-    maker: Mapping[str, fx.Node]  # op -> the node that makes its output; not of updates and of what they keep
+    # Op -> the node that makes its output; not of updates and of what they keep.
+    maker: Mapping[str, fx.Node]
     updates: Mapping[str, Update]  # op -> what it does
     optimizer: str | None
 
@@ -122,7 +133,15 @@ def described(program: Program, name: str, optimizer: str | None = None) -> Desc
         description.add_updates(optimizer)
     description.add_new_values()
     graph, coverage = description.builder.freeze(), description.count.coverage()
-    return Described(program, graph, coverage, description.op_of, description.made_by, description.updates, optimizer)
+    return Described(
+        program,
+        graph,
+        coverage,
+        description.op_of,
+        description.made_by,
+        description.updates,
+        optimizer,
+    )
 
 
 class _Description:
@@ -167,7 +186,11 @@ class _Description:
         made = list(_flop.tensors_in(value))
         if not made:
             return  # an assertion about a tensor: it makes nothing
-        inputs = list(dict.fromkeys(self.op_of[source] for source in node.all_input_nodes if source in self.op_of))
+        inputs = list(
+            dict.fromkeys(
+                self.op_of[source] for source in node.all_input_nodes if source in self.op_of
+            )
+        )
         if all(_storage(tensor) in self.maker for tensor in made):
             self.op_of[node] = self.maker[_storage(made[0])]
             return
@@ -181,7 +204,14 @@ class _Description:
         op = self._unused(node.name)
         if is_getitem(node):
             producer = self.op_of[node.args[0]]
-            self.builder.add(op, "output", [producer], output_bytes=_storage_bytes(value), group=producer, **about)
+            self.builder.add(
+                op,
+                "output",
+                [producer],
+                output_bytes=_storage_bytes(value),
+                group=producer,
+                **about,
+            )
             self._made(node, op)
             return
         self._check_dtypes(node, about["module"])
@@ -208,27 +238,36 @@ class _Description:
             self._made(node, op)
 
     def _check_dtypes(self, node: fx.Node, module: str) -> None:
-        """Fake tensors multiply what real ones refuse to: a half-precision weight with single-precision inputs."""
+        """Fake tensors multiply what real ones refuse to: a half-precision weight with
+        single-precision inputs."""
         from roost.frontends.tracing import flop as _flop
 
         if not _kind(node).endswith(("mm", "convolution")):
             return
-        dtypes = {_dtype(tensor) for tensor in _flop.tensors_in(_flop.arguments(node)) if tensor.is_floating_point()}
+        dtypes = {
+            _dtype(tensor)
+            for tensor in _flop.tensors_in(_flop.arguments(node))
+            if tensor.is_floating_point()
+        }
         if len(dtypes) > 1:
             raise InputError(
-                f"{_kind(node)} in module {module!r} mixes {' and '.join(sorted(dtypes))}; give the model and its "
+                f"{_kind(node)} in module {module!r} mixes {' and '.join(sorted(dtypes))}; give "
+                f"the model and its "
                 "inputs one type"
             )
 
     def add_updates(self, optimizer: str) -> None:
-        """One op for each parameter that has a gradient, at the end, as an optimizer's step does it."""
+        """One op for each parameter that has a gradient, at the end, as an optimizer's step does
+        it."""
         states, flop = OPTIMIZERS[optimizer]
         sizes = dict(zip(self.program.residents, self.program.placeholders, strict=False))
         for name, gradient in self.program.gradients.items():
             value = sizes[name].meta["val"]
             size, module, dtype = _storage_bytes(value), name.rpartition(".")[0], _dtype(value)
             kept = [
-                self.builder.parameter(self._unused(f"{name}:{state}"), size, module=module, dtype=dtype)
+                self.builder.parameter(
+                    self._unused(f"{name}:{state}"), size, module=module, dtype=dtype
+                )
                 for state in states
             ]
             touched = size * (1 + len(kept))
@@ -247,7 +286,8 @@ class _Description:
             )
 
     def add_new_values(self) -> None:
-        """One op for each buffer that the step changes: the new value goes where the buffer lives."""
+        """One op for each buffer that the step changes: the new value goes where the buffer
+        lives."""
         holders = dict(zip(self.program.residents, self.program.placeholders, strict=False))
         for name, node in self.program.new_values.items():
             size = _storage_bytes(holders[name].meta["val"])
@@ -288,7 +328,8 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _storage_bytes(value: Any) -> int:
-    """Bytes held for a tensor: what it looks into, which may be less than its shape says, or more."""
+    """Bytes held for a tensor: what it looks into, which may be less than its shape says, or
+    more."""
     return int(value.untyped_storage().nbytes()) if hasattr(value, "untyped_storage") else 0
 
 
@@ -303,9 +344,11 @@ def _kind(node: fx.Node) -> str:
 
 
 def _module_path(key: str, path: str) -> str:
-    """Paths as `state_dict` writes them, and `layer@3` for the fourth call of a module that is called several times.
+    """Paths as `state_dict` writes them, and `layer@3` for the fourth call of a module that is
+    called several times.
 
-    The export writes some paths as `L['self'].layer`, and has the number of the call in the key alone.
+    The export writes some paths as `L['self'].layer`, and has the number of the call in the key
+    alone.
     """
     path = path.removeprefix("L['self']").removeprefix(".")
     _, _, call = key.rpartition("@")
@@ -319,9 +362,15 @@ class Torch:
     suffixes = (".pt2",)
 
     def read(
-        self, source: str | Path, *, train: bool = False, optimizer: str = "sgd", name: str | None = None
+        self,
+        source: str | Path,
+        *,
+        train: bool = False,
+        optimizer: str = "sgd",
+        name: str | None = None,
     ) -> Graph:
-        """The graph of a `.pt2` file, or of what `package.module:callable` returns: a module and its inputs."""
+        """The graph of a `.pt2` file, or of what `package.module:callable` returns: a module and
+        its inputs."""
         if str(source).endswith(".pt2"):
             return self._read_exported(Path(source), train=train, optimizer=optimizer, name=name)
         model, inputs = load_model(str(source))
@@ -337,7 +386,9 @@ class Torch:
         try:
             exported = torch.export.load(str(path))
         except Exception as error:  # a damaged archive fails in many ways
-            raise InputError(f"{path}: is not a program saved by torch.export.save: {error}") from error
+            raise InputError(
+                f"{path}: is not a program saved by torch.export.save: {error}"
+            ) from error
         program = trace.trace_exported(exported, train=train)
         return describe(program, name or path.stem, optimizer if train else None)[0]
 

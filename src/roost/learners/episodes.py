@@ -1,7 +1,7 @@
 """From rewards to a better policy: returns, a baseline for each step of an episode, and the update.
 
-REINFORCE is one pass over what was tried. With several passes the ratio to the policy that tried it is clipped, as in
-proximal policy optimisation (Schulman et al. 2017).
+REINFORCE is one pass over what was tried. With several passes the ratio to the policy that tried it
+is clipped, as in proximal policy optimisation (Schulman et al. 2017).
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from roost.core.arrays import Array
 
 
 def returns(reward: Array, discount: float, after: Array | None = None) -> Array:
-    """[steps, episodes] rewards to what follows from each step on; `after` [episodes]: what follows the last."""
+    """[steps, episodes] rewards to what follows from each step on; `after` [episodes]: what follows
+    the last."""
     found = np.empty_like(reward)
     total = np.zeros(reward.shape[1]) if after is None else np.array(after, dtype=np.float64)
     for step in reversed(range(len(reward))):
@@ -78,7 +79,8 @@ class Update:
     passes: int = 1  # over what was tried
     clip: float = 0.2  # of the ratio to the policy that tried it; used from the second pass on
     most_norm: float = 1.25  # of the gradient
-    most_kl: float = np.inf  # how far it may go from the policy that tried it; no further pass is made beyond
+    # How far it may go from the policy that tried it; no further pass is made beyond.
+    most_kl: float = np.inf
 
     def apply(
         self,
@@ -88,7 +90,8 @@ class Update:
         tried: Tried,
         entropy_weight: float,
     ) -> dict[str, float]:
-        """Improve a policy; `score` gives log-probabilities [steps, episodes, devices] for each part of the steps."""
+        """Improve a policy; `score` gives log-probabilities [steps, episodes, devices] for each
+        part of the steps."""
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         told = torch.zeros(3)
         norm = 0.0
@@ -119,7 +122,9 @@ class Update:
         if self.passes == 1:
             return taken * tried.advantage
         ratio = (taken - tried.before).exp()
-        return torch.minimum(ratio * tried.advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * tried.advantage)
+        return torch.minimum(
+            ratio * tried.advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * tried.advantage
+        )
 
 
 def _float(array: Array) -> Tensor:

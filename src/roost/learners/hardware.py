@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 def check_name(name: str) -> None:
-    """Raise InputError where this names no device of any machine; whether it is there is told when it is needed."""
+    """Raise InputError where this names no device of any machine; whether it is there is told when
+    it is needed."""
     kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
     if name != "auto" and (kind not in ("cpu", "cuda") or not (number.isdecimal() or name == kind)):
         raise InputError(f"train_on is {name!r}; it must be auto, cpu, cuda or cuda:N")
@@ -26,5 +27,8 @@ def torch_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     kind, _, number = name.partition(":")
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise InputError(f"train_on is {name!r}, but PyTorch sees {torch.cuda.device_count()} GPUs here; try auto")
+        raise InputError(
+            f"train_on is {name!r}, but PyTorch sees {torch.cuda.device_count()} GPUs here; try "
+            f"auto"
+        )
     return torch.device(name)

@@ -16,17 +16,29 @@ _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 def state_arrays(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
     """Weights, and what Adam knows of each of them."""
-    found = {f"weight.{name}": value.detach().cpu().numpy().copy() for name, value in policy.state_dict().items()}
+    found = {
+        f"weight.{name}": value.detach().cpu().numpy().copy()
+        for name, value in policy.state_dict().items()
+    }
     for number, entry in optimizer.state_dict()["state"].items():
-        found |= {f"adam.{number}.{key}": value.detach().cpu().numpy().copy() for key, value in entry.items()}
+        found |= {
+            f"adam.{number}.{key}": value.detach().cpu().numpy().copy()
+            for key, value in entry.items()
+        }
     return found
 
 
-def take_up(policy: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -> None:
+def take_up(
+    policy: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Array]
+) -> None:
     """What `state_arrays` gave; raises InputError where it is of another network."""
     own = policy.state_dict()
-    weights = {name: taken(state, f"weight.{name}", tuple(value.shape)) for name, value in own.items()}
-    policy.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+    weights = {
+        name: taken(state, f"weight.{name}", tuple(value.shape)) for name, value in own.items()
+    }
+    policy.load_state_dict(
+        {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+    )
     take_up_adam(optimizer, state)
 
 
@@ -47,4 +59,6 @@ def take_up_adam(optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -
             if key != "exp_avg" and (found < 0).any():
                 raise InputError(f"tensor 'adam.{number}.{key}' has a number below 0")
             entries.setdefault(number, {})[key] = torch.from_numpy(np.array(found))
-    optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+    optimizer.load_state_dict(
+        {"state": entries, "param_groups": optimizer.state_dict()["param_groups"]}
+    )

@@ -1,13 +1,15 @@
 """PPO with a KL penalty (Schulman et al. 2017), over the stages of a placement (Spotlight 2018).
 
-Each group is a stage with its own ratio of new to old probability; all share the advantage of the placement. Several
-steps are taken on one batch; the weight of the penalty is doubled or halved to keep the divergence near its target.
+Each group is a stage with its own ratio of new to old probability; all share the advantage of the
+placement. Several steps are taken on one batch; the weight of the penalty is doubled or halved to
+keep the divergence near its target.
 
-The papers prove that no update makes things worse where the surrogate less a penalty is raised. For a placement of T
-stages, advantages of at most E and a largest divergence of KL at any stage, the expected reward is at least
-the surrogate less E T (T - 1) KL (`guarantee`): stage t is reached with probabilities that differ by at most
-2 (t - 1) a from the old ones, where a is the total variation and a**2 <= KL / 2, and loses at most 2 a E there.
-That penalty is far too careful to learn with. So an adaptive one is used, and both are told after each update.
+The papers prove that no update makes things worse where the surrogate less a penalty is raised. For
+a placement of T stages, advantages of at most E and a largest divergence of KL at any stage, the
+expected reward is at least the surrogate less E T (T - 1) KL (`guarantee`): stage t is reached with
+probabilities that differ by at most 2 (t - 1) a from the old ones, where a is the total variation
+and a**2 <= KL / 2, and loses at most 2 a E there. That penalty is far too careful to learn with. So
+an adaptive one is used, and both are told after each update.
 """
 
 from __future__ import annotations
@@ -44,8 +46,11 @@ class Ppo:
         self.policy, self.settings, self.penalty = policy, settings, settings.penalty
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate)
 
-    def update(self, actions: Tensor, old: Tensor, advantage: Tensor, left: float = 1.0) -> dict[str, float]:
-        """Learn from actions [batch, stages] drawn with log-probabilities `old` [batch, stages, choices].
+    def update(
+        self, actions: Tensor, old: Tensor, advantage: Tensor, left: float = 1.0
+    ) -> dict[str, float]:
+        """Learn from actions [batch, stages] drawn with log-probabilities `old` [batch, stages,
+        choices].
 
         `advantage` [batch] is of placements; `left` is the share of the budget that is left.
         """
@@ -67,7 +72,10 @@ class Ppo:
             "penalty": self.penalty,
             "surrogate_less_penalty": surrogate - self.penalty * divergence,
             "guaranteed": guarantee(
-                float(gain.sum(dim=1).mean()), float(kl.max()), advantage.abs().max().item(), kl.shape[1]
+                float(gain.sum(dim=1).mean()),
+                float(kl.max()),
+                advantage.abs().max().item(),
+                kl.shape[1],
             ),
             "entropy": float(-(old.exp() * old.clamp(min=-50.0)).sum(dim=-1).mean()),
         }
@@ -77,7 +85,9 @@ class Ppo:
             self.penalty = max(_LEAST_PENALTY, self.penalty / 2)
         return told
 
-    def _gain(self, actions: Tensor, old: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _gain(
+        self, actions: Tensor, old: Tensor, advantage: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Weighed advantages and divergences [batch, stages], and the log-probabilities now."""
         new: Tensor = self.policy.log_probs(actions)  # type: ignore[operator]
         ratio = (new - old).gather(-1, actions.unsqueeze(-1)).squeeze(-1).exp()
@@ -96,5 +106,6 @@ class Ppo:
 
 
 def guarantee(surrogate: float, largest_kl: float, largest_advantage: float, stages: int) -> float:
-    """A lower bound on the expected gain of the new policy, for the surrogate summed over the stages."""
+    """A lower bound on the expected gain of the new policy, for the surrogate summed over the
+    stages."""
     return surrogate - largest_advantage * stages * (stages - 1) * largest_kl

@@ -1,7 +1,8 @@
-"""Updates from recorded decisions: imitation, and a clipped policy gradient (Schulman et al. 2017, arXiv 1707.06347).
+"""Updates from recorded decisions: imitation, and a clipped policy gradient (Schulman et al. 2017,
+arXiv 1707.06347).
 
-Differs in: no value network, the advantage of a schedule is its rank among those of the same problem or its normalised
-gain; so schedules of problems of all sizes weigh the same.
+Differs in: no value network, the advantage of a schedule is its rank among those of the same
+problem or its normalised gain; so schedules of problems of all sizes weigh the same.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from roost.policies.lister_network import Decisions, Policy
 _MOST_NORM = 1.0  # of the gradient
 
 
-def imitate(policy: Policy, optimizer: torch.optim.Optimizer, rows: Decisions, label: Tensor) -> float:
+def imitate(
+    policy: Policy, optimizer: torch.optim.Optimizer, rows: Decisions, label: Tensor
+) -> float:
     """One step towards these labels [rows], -1 where there is none; the loss before it."""
     kept = label >= 0
     if not bool(kept.any()):
@@ -36,7 +39,8 @@ def clipped(
     entropy_bonus: float,
     ratio: tuple[float, float] = (0.8, 1.25),
 ) -> dict[str, float]:
-    """One step on decisions, their log-probabilities when they were made, and their advantages, for each problem."""
+    """One step on decisions, their log-probabilities when they were made, and their advantages, for
+    each problem."""
     loss = torch.zeros(())
     entropies, ratios = [], []
     for rows, before, advantage in batches:
@@ -54,13 +58,17 @@ def clipped(
 
 
 def advantages(cost: Array, best_of: int = 1) -> Array:  # [rolls]
-    """How much better each schedule is than the others of its problem, from costs [rolls], lower is better.
+    """How much better each schedule is than the others of its problem, from costs [rolls], lower is
+    better.
 
-    With `best_of` k above 1: what a schedule adds to the best of k drawn from these, on average, so that variety pays.
+    With `best_of` k above 1: what a schedule adds to the best of k drawn from these, on average, so
+    that variety pays.
     """
     gain = _added_to_best(-cost, best_of) if best_of > 1 else cost.mean() - cost
     spread = gain.std()
-    return np.clip((gain - gain.mean()) / spread, -3.0, 3.0) if spread > 1e-9 else np.zeros(len(cost))
+    return (
+        np.clip((gain - gain.mean()) / spread, -3.0, 3.0) if spread > 1e-9 else np.zeros(len(cost))
+    )
 
 
 def _added_to_best(value: Array, k: int) -> Array:
@@ -69,7 +77,8 @@ def _added_to_best(value: Array, k: int) -> Array:
     k = min(k, count)
     order = np.argsort(value, kind="stable")
     ranked = value[order]
-    # Of the sets with i: i is the highest when all others are below it; else some j above it is the highest.
+    # Of the sets with i: i is the highest when all others are below it; else some j above it is the
+    # highest.
     log_choose = _log_choose(count)
     total = log_choose[count - 1, k - 1]
     found = np.zeros(count)

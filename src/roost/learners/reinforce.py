@@ -1,7 +1,8 @@
 """REINFORCE with a moving-average baseline (Williams 1992), as Mirhoseini et al. 2017 use it.
 
-The reward signal is the square root of the step time, to be made small; a placement that fails counts a constant. The
-baseline begins at the failing signal. After some updates, failing samples teach nothing any more.
+The reward signal is the square root of the step time, to be made small; a placement that fails
+counts a constant. The baseline begins at the failing signal. After some updates, failing samples
+teach nothing any more.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ class Reinforce:
         self.baseline, self.num_updates = failing, 0
         self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate)
 
-    def update(self, actions: Tensor, signal: Array, failed: Array, left: float = 1.0) -> dict[str, float]:
-        """Learn from actions [batch, stages] with signals [batch], the lower the better; `left` as in `Ppo.update`."""
+    def update(
+        self, actions: Tensor, signal: Array, failed: Array, left: float = 1.0
+    ) -> dict[str, float]:
+        """Learn from actions [batch, stages] with signals [batch], the lower the better; `left` as
+        in `Ppo.update`."""
         settings = self.settings
-        used = ~failed if self.num_updates >= settings.drop_failures_after else np.ones(len(signal), dtype=bool)
+        used = (
+            ~failed
+            if self.num_updates >= settings.drop_failures_after
+            else np.ones(len(signal), dtype=bool)
+        )
         told = {"baseline": self.baseline, "failed": float(failed.mean())}
         self.num_updates += 1
         if not used.any():
@@ -57,7 +65,9 @@ class Reinforce:
         loss.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), settings.most_norm)
         self.optimizer.step()
-        self.baseline = settings.decay * self.baseline + (1 - settings.decay) * float(signal[used].mean())
+        self.baseline = settings.decay * self.baseline + (1 - settings.decay) * float(
+            signal[used].mean()
+        )
         return told | {"entropy": float(entropy.detach()), "gradient_norm": float(norm)}
 
     def state(self) -> dict[str, Array]:

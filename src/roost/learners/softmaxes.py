@@ -1,7 +1,8 @@
 """One softmax for each group, independent of all others: PPO and cross-entropy, in closed form.
 
-Gao, Chen, Li 2018, "Post": no network, only a table of logits. Cross-entropy refits the probabilities to the best of
-the last samples and mixes them with equal ones; between refits, some gradient steps on a clipped ratio.
+Gao, Chen, Li 2018, "Post": no network, only a table of logits. Cross-entropy refits the
+probabilities to the best of the last samples and mixes them with equal ones; between refits, some
+gradient steps on a clipped ratio.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ class Softmaxes:
         chosen = (drawn > edges).sum(axis=2)
         return np.asarray(chosen)
 
-    def improve(self, actions: Array, advantage: Array, steps: int, rate: float, clip: float) -> float:
-        """Climb the clipped surrogate of actions [batch, groups] with advantages [batch]; how far it went, in KL."""
+    def improve(
+        self, actions: Array, advantage: Array, steps: int, rate: float, clip: float
+    ) -> float:
+        """Climb the clipped surrogate of actions [batch, groups] with advantages [batch]; how far
+        it went, in KL."""
         old = self.probabilities
         rows = np.arange(actions.shape[1])
         before = old[rows, actions]
@@ -47,7 +51,9 @@ class Softmaxes:
             now = self.probabilities
             ratio = now[rows, actions] / np.maximum(before, 1e-12)
             weight = advantage[:, None] * ratio
-            beyond = (advantage[:, None] > 0) & (ratio > 1 + clip) | (advantage[:, None] < 0) & (ratio < 1 - clip)
+            beyond = (advantage[:, None] > 0) & (ratio > 1 + clip) | (advantage[:, None] < 0) & (
+                ratio < 1 - clip
+            )
             weight = np.where(beyond, 0.0, weight)
             slope = np.einsum("bg,bgc->gc", weight, chosen) - weight.sum(axis=0)[:, None] * now
             self.logits = self.logits + rate * slope / len(actions)
@@ -55,7 +61,8 @@ class Softmaxes:
         return float((old * (np.log(old + 1e-30) - np.log(new + 1e-30))).sum(axis=1).mean())
 
     def refit(self, elite: Array, step: float, mix: float) -> None:
-        """Move the probabilities by a share `step` towards the frequencies among the elite [elite, groups].
+        """Move the probabilities by a share `step` towards the frequencies among the elite [elite,
+        groups].
 
         Then mix them with equal ones, by a share `mix`.
         """

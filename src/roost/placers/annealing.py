@@ -1,8 +1,9 @@
-"""Simulated annealing over devices and orders (Kirkpatrick, Gelatt, Vecchi 1983), from several starts.
+"""Simulated annealing over devices and orders (Kirkpatrick, Gelatt, Vecchi 1983), from several
+starts.
 
-Differs in: sixteen neighbours are simulated at once and one is drawn by a heat bath; moves take units, neighbourhoods,
-module subtrees and windows of consecutive layers, half of them where the step waits; memory is close to hard, by a
-penalty that grows while the search stays beyond it.
+Differs in: sixteen neighbours are simulated at once and one is drawn by a heat bath; moves take
+units, neighbourhoods, module subtrees and windows of consecutive layers, half of them where the
+step waits; memory is close to hard, by a penalty that grows while the search stays beyond it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""The default: every cheap placer first, then the strongest search from the best few of them, for the time given.
+"""The default: every cheap placer first, then the strongest search from the best few of them, for
+the time given.
 
-Never worse than any placer it asked, for all of them are evaluated in the one search and the best is kept.
+Never worse than any placer it asked, for all of them are evaluated in the one search and the best
+is kept.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ _EXACT_SHARE = 0.5  # of the seconds
 
 @dataclass(frozen=True)
 class Auto:
-    """Baselines, then `cpsat` where the graph is small, then annealing until the budget is spent."""
+    """Baselines, then `cpsat` where the graph is small, then annealing until the budget is
+    spent."""
 
     # The most useful first: with little time, not all of them get their turn.
     baselines: tuple[str, ...] = (
-        "single", "rules", "etf", "heft", "expert", "contiguous", "topo", "sct", "metis", "scotch", "mincut",
+        "single", "rules", "etf", "heft", "expert", "contiguous", "topo", "sct", "metis", "scotch",
+        "mincut",
     )  # fmt: skip
     baseline_share: float = 0.4  # of the budget: no baseline begins after it
     heat: Heat = field(default_factory=Heat)
@@ -46,7 +50,9 @@ class Auto:
             found += offloads(problem, evaluate)
         self._ask_exact(problem, evaluate)
         starts = distinct(found if evaluate.best is None else [evaluate.best, *found])
-        Population(problem, evaluate, self.heat, self.threads).run([trial.placement for trial in starts])
+        Population(problem, evaluate, self.heat, self.threads).run(
+            [trial.placement for trial in starts]
+        )
         assert evaluate.best is not None
         return evaluate.best.placement
 
@@ -55,8 +61,16 @@ class Auto:
         found: list[Trial] = []
         seconds, trials = evaluate.seconds_left, evaluate.trials_left
         for name in self.baselines:
-            late = evaluate.seconds_left < (1 - self.baseline_share) * seconds if not isinf(seconds) else False
-            late |= evaluate.trials_left < (1 - self.baseline_share) * trials if not isinf(trials) else False
+            late = (
+                evaluate.seconds_left < (1 - self.baseline_share) * seconds
+                if not isinf(seconds)
+                else False
+            )
+            late |= (
+                evaluate.trials_left < (1 - self.baseline_share) * trials
+                if not isinf(trials)
+                else False
+            )
             if found and late:
                 break
             asked = evaluate.named(name)

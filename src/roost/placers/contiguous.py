@@ -1,17 +1,19 @@
 """Contiguous: the best split of the chain of layers into consecutive parts, by dynamic programming.
 
-After Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, Efficient Algorithms for Device Placement of DNN
-Graph Operators, NeurIPS 2020, and PipeDream (Narayanan et al., SOSP 2019). A part takes its forward and its backward
-ops, parameters and updates. Devices that are alike are counted, not named, so there are few states: the cut, how many
-of each kind are taken, and the kind of the last. Three goals, each within the memory of every device:
-- the sum of the parts and of the transfers between them: without micro-batches, parts run one after another;
-- the same, but work that nothing waits for (gradients of weights, updates) runs beside the backward pass of the parts
-  before, as it does in the order `rank`;
+After Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, Efficient Algorithms for Device
+Placement of DNN Graph Operators, NeurIPS 2020, and PipeDream (Narayanan et al., SOSP 2019). A part
+takes its forward and its backward ops, parameters and updates. Devices that are alike are counted,
+not named, so there are few states: the cut, how many of each kind are taken, and the kind of the
+last. Three goals, each within the memory of every device:
+- the sum of the parts and of the transfers between them: without micro-batches, parts run one after
+  another;
+- the same, but work that nothing waits for (gradients of weights, updates) runs beside the backward
+  pass of the parts before, as it does in the order `rank`;
 - the slowest part, as in a pipeline, which the steps of a recurrent model are.
 
-Differs in: one chain (by layer, then program order) where Tarnawski et al. cut the graph along any of its ideals;
-large graphs are cut at a few hundred places only. Memory is an estimate: the capacity is lowered until the simulation
-agrees.
+Differs in: one chain (by layer, then program order) where Tarnawski et al. cut the graph along any
+of its ideals; large graphs are cut at a few hundred places only. Memory is an estimate: the
+capacity is lowered until the simulation agrees.
 """
 
 from __future__ import annotations
@@ -59,7 +61,11 @@ class Contiguous:
         trials: list[Trial] = []
         for splits in _splits(chain, kinds):
             for unit_device in splits:
-                trials.append(best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device)))))
+                trials.append(
+                    best_or_nearest(
+                        problem, evaluate(in_orders(problem, units.devices(unit_device)))
+                    )
+                )
                 if trials[-1].feasible:
                     trials.append(best_reordered(problem, evaluate, trials[-1]))
                     break
@@ -70,15 +76,24 @@ class Contiguous:
 
 
 def _kinds(units: Units) -> list[list[int]]:
-    """Devices that are alike, the quickest first; so many of them that there are not too many states."""
+    """Devices that are alike, the quickest first; so many of them that there are not too many
+    states."""
     problem = units.problem
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, device in enumerate(problem.cluster.devices):
-        key = (device.kind, device.host, device.memory, device.gap, problem.op_time[:, number].tobytes())
+        key = (
+            device.kind,
+            device.host,
+            device.memory,
+            device.gap,
+            problem.op_time[:, number].tobytes(),
+        )
         alike.setdefault(key, []).append(number)
     seconds = np.where(units.allowed, units.time, 0.0).sum(axis=0)
     found, states = [], 1
-    for kind in sorted(alike.values(), key=lambda kind: (not units.allowed[:, kind[0]].any(), seconds[kind[0]])):
+    for kind in sorted(
+        alike.values(), key=lambda kind: (not units.allowed[:, kind[0]].any(), seconds[kind[0]])
+    ):
         room = min(len(kind), _MOST_STATES // states - 1)
         if room > 0:
             found.append(kind[:room])
@@ -98,13 +113,16 @@ def _splits(chain: Chain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
     latency, rate = _between(cluster.latency, kinds), _between(cluster.seconds_per_byte, kinds)
     counts = np.array([len(kind) for kind in kinds])
     no_cpus = counts * np.isin(firsts, accelerators(chain.units.problem))
-    alone = no_cpus * (np.arange(len(counts)) == np.argmax(no_cpus > 0))  # the quickest kind, without the others
+    # The quickest kind, without the others.
+    alone = no_cpus * (np.arange(len(counts)) == np.argmax(no_cpus > 0))
     penalty = 1.0 + 10.0 * float(everything[-1].max())
 
     def split(pipelined: bool, counts: Array, *seconds: Array) -> Iterator[Array]:
         for scale in _SCALES:
             most = cluster.memory[firsts] * scale
-            parts = cheapest_parts(pipelined, *seconds, held, passing, most, penalty, counts, latency, rate, traffic)
+            parts = cheapest_parts(
+                pipelined, *seconds, held, passing, most, penalty, counts, latency, rate, traffic
+            )
             yield _devices(chain, kinds, parts)
 
     nothing = np.zeros_like(everything)
@@ -117,7 +135,8 @@ def _splits(chain: Chain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
 
 
 def _seconds(chain: Chain, devices: list[int], ops: Array) -> Array:  # [pieces + 1, devices]
-    """Seconds of some ops, added up over all pieces before each; where a unit may not run, the fastest it can."""
+    """Seconds of some ops, added up over all pieces before each; where a unit may not run, the
+    fastest it can."""
     units = chain.units
     total = np.zeros((units.num_units, units.problem.cluster.num_devices))
     np.add.at(total, units.unit[ops], units.problem.op_time[ops])
@@ -130,7 +149,12 @@ def _between(matrix: Array, kinds: list[list[int]]) -> Array:  # [kinds, kinds]
     found = np.zeros((len(kinds), len(kinds)))
     for row, sources in enumerate(kinds):
         for column, targets in enumerate(kinds):
-            links = [matrix[source, target] for source in sources for target in targets if source != target]
+            links = [
+                matrix[source, target]
+                for source in sources
+                for target in targets
+                if source != target
+            ]
             found[row, column] = np.mean(links) if links else 0.0
     return found
 

@@ -1,8 +1,10 @@
-"""Exact for small graphs: a constraint model of devices, ops and links, solved by CP-SAT of OR-tools.
+"""Exact for small graphs: a constraint model of devices, ops and links, solved by CP-SAT of
+OR-tools.
 
-As in *Device Placement Optimization with Reinforcement Learning* (Mirhoseini et al. 2017) exact methods are out of
-reach for whole networks; for up to a hundred groups or so they are not. Differs in: every answer is simulated, so the
-placer knows whether its proof holds for the simulator too. `roost.bounds.exact.solve_exactly` says both.
+As in *Device Placement Optimization with Reinforcement Learning* (Mirhoseini et al. 2017) exact
+methods are out of reach for whole networks; for up to a hundred groups or so they are not. Differs
+in: every answer is simulated, so the placer knows whether its proof holds for the simulator too.
+`roost.bounds.exact.solve_exactly` says both.
 """
 
 from __future__ import annotations
@@ -31,13 +33,17 @@ class Cpsat:
 
     seconds: float = 10.0  # at most
     largest: int = 150  # groups, and ops without one; raises InputError above this
-    workers: int = 2  # where there are more than a few ops; with one the same seed gives the same answer
+    # Where there are more than a few ops; with one the same seed gives the same answer.
+    workers: int = 2
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """Start from the best so far, or from the best device."""
         num_units = Units.of(problem, "nothing").num_units
         if num_units > self.largest:
-            raise InputError(f"{num_units} groups are more than the {self.largest} that cpsat takes; auto takes any")
+            raise InputError(
+                f"{num_units} groups are more than the {self.largest} that cpsat takes; auto "
+                f"takes any"
+            )
         start = evaluate.best
         if start is None:
             start = evaluate([Single().place(problem, evaluate)])[0]

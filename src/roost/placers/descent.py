@@ -1,6 +1,7 @@
 """Strict descent: from the best start downhill until nothing better is found, then from the next.
 
-Differs in: sixteen neighbours are simulated at once and the best of them is taken, as `annealing` with no temperature.
+Differs in: sixteen neighbours are simulated at once and the best of them is taken, as `annealing`
+with no temperature.
 """
 
 from __future__ import annotations

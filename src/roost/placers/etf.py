@@ -1,8 +1,9 @@
 """Earliest task first (Hwang, Chow, Anger, Lee 1989; m-ETF of Baechi, Jeon et al., SoCC 2020).
 
-Of all ready ops and all devices, the pair that can start first is next; of equals the op with the highest upward rank.
-Differs in: what must share a device follows the first of it; only devices with room are asked; the choice takes buses
-to be free, and only the op chosen then queues on them; slower kinds of devices are tried with and without.
+Of all ready ops and all devices, the pair that can start first is next; of equals the op with the
+highest upward rank. Differs in: what must share a device follows the first of it; only devices with
+room are asked; the choice takes buses to be free, and only the op chosen then queues on them;
+slower kinds of devices are tried with and without.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
-"""Expert: the placements that people make by hand, a contiguous split of the layers or a rule for a known model.
+"""Expert: the placements that people make by hand, a contiguous split of the layers or a rule for a
+known model.
 
-The expert baselines of Mirhoseini et al., ICML 2017 (arXiv 1706.04972), as recalled. RNNLM and NMT: one LSTM layer on
-each GPU, embeddings with the first layer, attention and softmax with the last. Inception-V3: contiguous parts with as
-many layers each. NASNet, which Placeto (arXiv 1906.08879) adds: contiguous cells, our reading. Any other model:
-contiguous layers, in proportion to the speed of the devices and within their memory.
+The expert baselines of Mirhoseini et al., ICML 2017 (arXiv 1706.04972), as recalled. RNNLM and NMT:
+one LSTM layer on each GPU, embeddings with the first layer, attention and softmax with the last.
+Inception-V3: contiguous parts with as many layers each. NASNet, which Placeto (arXiv 1906.08879)
+adds: contiguous cells, our reading. Any other model: contiguous layers, in proportion to the speed
+of the devices and within their memory.
 
-Differs in: models are known by the names of their modules. Layers that do not fit where the rule wants them are moved.
+Differs in: models are known by the names of their modules. Layers that do not fit where the rule
+wants them are moved.
 """
 
 from __future__ import annotations
@@ -59,22 +62,28 @@ class Expert:
         if rule == "layers":
             return _by_speed(units, layers, devices, evaluate).placement
         if rule == "recurrent" and not expert_rules.recurrent_layers(problem.graph, layers):
-            raise InputError(f"graph {problem.graph.name!r} has no recurrent layers to split; use another rule")
+            raise InputError(
+                f"graph {problem.graph.name!r} has no recurrent layers to split; use another rule"
+            )
         part = _BY_NAME[rule](problem.graph, layers, len(devices))
         return fitted(units, evaluate, devices[part][layers.of_units(units)], layers).placement
 
 
 def _by_speed(units: Units, layers: Layers, devices: Array, evaluate: Evaluate) -> Trial:
-    """Contiguous layers in proportion to the speed of the devices, less where memory does not allow it."""
+    """Contiguous layers in proportion to the speed of the devices, less where memory does not allow
+    it."""
     layer = layers.of_units(units)
     seconds = np.bincount(layer, mean_seconds(units, devices.tolist()), minlength=layers.num_layers)
     sizes = np.bincount(layer, lasting_bytes(units), minlength=layers.num_layers)
-    spare = np.setdiff1d(np.arange(units.problem.cluster.num_devices), devices)  # take what the others cannot hold
+    # Take what the others cannot hold.
+    spare = np.setdiff1d(np.arange(units.problem.cluster.num_devices), devices)
     share = np.concatenate([speeds(units, devices.tolist()), np.zeros(len(spare))])
     devices = np.concatenate([devices, spare])
     trials: list[Trial] = []
     for scale in _SCALES:
-        part = expert_rules.split_within(seconds, share, sizes, units.problem.cluster.memory[devices] * scale)
+        part = expert_rules.split_within(
+            seconds, share, sizes, units.problem.cluster.memory[devices] * scale
+        )
         trials.append(fitted(units, evaluate, devices[part][layer], layers))
         if trials[-1].feasible:
             break

@@ -1,15 +1,17 @@
-"""A genetic algorithm with biased random keys (Gonçalves, Resende 2011) over devices and orders together.
+"""A genetic algorithm with biased random keys (Gonçalves, Resende 2011) over devices and orders
+together.
 
 REGAL (Paliwal et al. 2020) places graphs with one like it.
 
-Differs in: the first individuals are what other placers find; urgencies are shifts of a known order, not an order from
-nothing; parents exchange whole modules.
+Differs in: the first individuals are what other placers find; urgencies are shifts of a known
+order, not an order from nothing; parents exchange whole modules.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import isinf
 
 import numpy as np
@@ -52,7 +54,7 @@ class Genetic:
             generations = self._generations(problem, evaluate)
             if generations == 0:
                 break
-            state = evaluate.round(lambda before=before, g=generations: self._evolve(world, before, g))  # type: ignore[misc]
+            state = evaluate.round(partial(self._evolve, world, before, generations))
         assert evaluate.best is not None
         return evaluate.best.placement
 
@@ -90,12 +92,16 @@ class Genetic:
     def _evolve(self, world: _World, before: Mapping[str, Array], generations: int) -> Round:
         state = {name: np.array(value) for name, value in before.items()}
         spent = evolution.evolve(
-            world.layout, world.space, state["keys"], state["steps"], state["excesses"], *world.fixed, world.room,
-            generations, self._num_elite, int(self.mutants * self.individuals), self.bias, self.mutation,
+            world.layout, world.space, state["keys"], state["steps"], state["excesses"],
+            *world.fixed, world.room,
+            generations, self._num_elite, int(self.mutants * self.individuals), self.bias,
+            self.mutation,
             state["state"],
         )  # fmt: skip
         best = [world.placement(keys) for keys in state["keys"][:2]]
-        return Round(best, max(1, int(spent)), state, lambda: map(world.placement, state["keys"][2:]))
+        return Round(
+            best, max(1, int(spent)), state, lambda: map(world.placement, state["keys"][2:])
+        )
 
 
 class _World:
@@ -115,7 +121,8 @@ class _World:
         count = len(self.layout.op)
         self.room = (
             np.zeros(self.units.num_units, np.int32), np.zeros(count, np.uint32), np.zeros(count),
-            np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(count, np.int64), np.zeros(count, np.int64),
+            np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(count, np.int64),
+            np.zeros(count, np.int64),
             np.zeros(count), np.zeros(count, np.int64),
         )  # fmt: skip
 
@@ -134,7 +141,19 @@ class _World:
         """The placement that an individual stands for."""
         placed, device, urgency, held, *_ = self.room
         unit_of, home_of, base, spread, _ = self.fixed
-        evolution.decode(self.layout, self.space, keys, unit_of, home_of, base, spread, placed, device, urgency, held)
+        evolution.decode(
+            self.layout,
+            self.space,
+            keys,
+            unit_of,
+            home_of,
+            base,
+            spread,
+            placed,
+            device,
+            urgency,
+            held,
+        )
         priority = np.zeros(self.problem.graph.num_ops)
         priority[self.layout.op] = urgency
         return placement_of(self.problem, self.units.devices(placed), "priority", priority)

@@ -1,8 +1,9 @@
-"""Heterogeneous earliest finish time (Topcuoglu, Hariri, Wu 2002): by upward rank, each op where it ends first.
+"""Heterogeneous earliest finish time (Topcuoglu, Hariri, Wu 2002): by upward rank, each op where it
+ends first.
 
-Differs in: what must share a device goes where its first op ends first; only devices with room are asked; a device
-takes its ops in the order of their ranks, with no insertion into its pauses; transfers queue on buses; slower kinds of
-devices are tried with and without.
+Differs in: what must share a device goes where its first op ends first; only devices with room are
+asked; a device takes its ops in the order of their ranks, with no insertion into its pauses;
+transfers queue on buses; slower kinds of devices are tried with and without.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""METIS: a partition into parts as large as devices are fast, with as few seconds of transfers between them as can be.
+"""METIS: a partition into parts as large as devices are fast, with as few seconds of transfers
+between them as can be.
 
-Karypis and Kumar, SIAM Journal on Scientific Computing 20(1), 1998; multilevel k-way or recursive bisection, as the
-library chooses. Vertices are units, weighed by their seconds; edges weigh the seconds that their tensors take over an
-average link, latency included.
+Karypis and Kumar, SIAM Journal on Scientific Computing 20(1), 1998; multilevel k-way or recursive
+bisection, as the library chooses. Vertices are units, weighed by their seconds; edges weigh the
+seconds that their tensors take over an average link, latency included.
 
-Differs in: METIS knows only shares, no topology and no order; the CPU gets no part where there is anything else. Its
-Python wrapper takes one weight per vertex, so memory is no second constraint: units are moved from devices that
-overflow afterwards.
+Differs in: METIS knows only shares, no topology and no order; the CPU gets no part where there is
+anything else. Its Python wrapper takes one weight per vertex, so memory is no second constraint:
+units are moved from devices that overflow afterwards.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def partition(units: Units, devices: list[int]) -> Array:  # [units] device
         import pymetis
     except ImportError as error:
         raise MissingExtra("pymetis", "partition") from error
-    # METIS prints complaints where a part would be empty: with few vertices for each, or one that outweighs a part.
+    # METIS prints complaints where a part would be empty: with few vertices for each, or one that
+    # outweighs a part.
     parts = max(1, min(len(devices), units.num_units // _FEWEST_UNITS))
     chosen = np.array(devices)[np.sort(np.argsort(-speeds(units, devices), kind="stable")[:parts])]
     if parts == 1:

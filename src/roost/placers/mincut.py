@@ -1,7 +1,8 @@
-"""MinCut: as `scotch`, without the CPU. A baseline of Mirhoseini et al., ICML 2017 (arXiv 1706.04972).
+"""MinCut: as `scotch`, without the CPU. A baseline of Mirhoseini et al., ICML 2017 (arXiv
+1706.04972).
 
-Differs in: as `scotch`. What may only run on the CPU still does, and where the other devices have too little memory
-some units go there too.
+Differs in: as `scotch`. What may only run on the CPU still does, and where the other devices have
+too little memory some units go there too.
 """
 
 from __future__ import annotations

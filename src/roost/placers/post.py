@@ -1,12 +1,13 @@
-"""Post (Gao, Chen, Li 2018): cross-entropy minimisation and proximal policy optimisation over independent softmaxes.
+"""Post (Gao, Chen, Li 2018): cross-entropy minimisation and proximal policy optimisation over
+independent softmaxes.
 
-No network: a table of logits, one row for each group. After every few samples some steps of PPO; after every so many,
-the probabilities are refitted to the fastest tenth and mixed with equal ones.
+No network: a table of logits, one row for each group. After every few samples some steps of PPO;
+after every so many, the probabilities are refitted to the fastest tenth and mixed with equal ones.
 
-Differs in: `paper` has the figures that are known, and guesses for the others (12 samples a step, 60 a refit, mixed by
-a tenth). With hundreds of groups that mix alone moves dozens of them at random in every sample. So the default mixes a
-hundredth, refits to more samples and by half, begins with a prior for fast devices, and spends the end of the budget on
-refining the best placement op by op.
+Differs in: `paper` has the figures that are known, and guesses for the others (12 samples a step,
+60 a refit, mixed by a tenth). With hundreds of groups that mix alone moves dozens of them at random
+in every sample. So the default mixes a hundredth, refits to more samples and by half, begins with a
+prior for fast devices, and spends the end of the budget on refining the best placement op by op.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class Post:
     rate: float = 3.0
     clip: float = 0.2
     speed_prior: float = 1.0
-    heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    # What the logit of the best heuristic's device gets; above 0, that is tried first.
+    heuristic_prior: float = 0.0
     heuristic_first: bool = False  # it is tried first without such a prior too
     refine: float = 0.2  # share of the budget
 
@@ -57,11 +59,20 @@ class Post:
     @classmethod
     def paper(cls) -> Post:
         """Nearest to what is known of the paper."""
-        return cls(batch=12, refit_every=5, refit_step=1.0, mix=0.1, speed_prior=0.0, refine=0.0, order="rank")
+        return cls(
+            batch=12,
+            refit_every=5,
+            refit_step=1.0,
+            mix=0.1,
+            speed_prior=0.0,
+            refine=0.0,
+            order="rank",
+        )
 
     @classmethod
     def heuristic(cls) -> Post:
-        """The best heuristic is tried first, and refined at the end where learning finds nothing better.
+        """The best heuristic is tried first, and refined at the end where learning finds nothing
+        better.
 
         It is no prior, for the reason that `Spotlight.heuristic` has.
         """
@@ -102,7 +113,9 @@ class Post:
                 advantage = standardised(-np.sqrt(found.seconds))
                 told["kl"] = table.improve(choices, advantage, self.steps, self.rate, self.clip)
             assert evaluate.best is not None
-            evaluate.note(told | found.figures() | {"entropy": table.entropy, "best": evaluate.best.step_time})
+            evaluate.note(
+                told | found.figures() | {"entropy": table.entropy, "best": evaluate.best.step_time}
+            )
             if lesson.is_stale():
                 table.logits, samples = prior, []
             evaluate.keep(partial(_state, lesson, table, samples, rng, choices.shape))

@@ -1,9 +1,12 @@
-"""The placement of Inception-V3 on four GPUs that Mirhoseini et al., ICML 2017 (arXiv 1706.04972) published.
+"""The placement of Inception-V3 on four GPUs that Mirhoseini et al., ICML 2017 (arXiv 1706.04972)
+published.
 
-As transcribed by the park project in inception_learned_placement.py. A fixed baseline: for this model only.
+As transcribed by the park project in inception_learned_placement.py. A fixed baseline: for this
+model only.
 
-Differs in: what the table does not name is on the first GPU, as the logits are. Two convolutions side by side and
-their concat are one element there. Parameters, backward and update ops go with their forward op.
+Differs in: what the table does not name is on the first GPU, as the logits are. Two convolutions
+side by side and their concat are one element there. Parameters, backward and update ops go with
+their forward op.
 """
 
 from __future__ import annotations
@@ -53,14 +56,16 @@ BLOCKS = tuple(name for name in PUBLISHED if name.startswith("Mixed_"))
 
 @dataclass(frozen=True)
 class Published:
-    """The published placement of Inception-V3; raises InputError for other models and fewer than four GPUs."""
+    """The published placement of Inception-V3; raises InputError for other models and fewer than
+    four GPUs."""
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """The table, in the order that suits it best."""
         gpus = accelerators(problem)
         if len(gpus) < NUM_GPUS:
             raise InputError(
-                f"the published placement is for {NUM_GPUS} GPUs; cluster {problem.cluster.name!r} has {len(gpus)}"
+                f"the published placement is for {NUM_GPUS} GPUs; cluster "
+                f"{problem.cluster.name!r} has {len(gpus)}"
             )
         units = Units.of(problem)
         wish = np.array(gpus)[published_gpus(problem.graph)[units.leader]]
@@ -69,7 +74,8 @@ class Published:
 
 
 def element(path: str) -> str:
-    """The element of the table that a module path belongs to: `Mixed_5b.b1x1`, or `Conv2d_1a_3x3`."""
+    """The element of the table that a module path belongs to: `Mixed_5b.b1x1`, or
+    `Conv2d_1a_3x3`."""
     parts = path.split(".")
     if parts[0] in BLOCKS:
         return ".".join(parts[:2]) if len(parts) > 1 else ""
@@ -87,7 +93,8 @@ def published_gpus(graph: Graph) -> Array:  # [ops] i4 GPU 0 to 3
         digits = [int(digit) for digit in text.replace(" ", "")]
         if len(elements[block]) != len(digits):
             raise InputError(
-                f"the published placement is for Inception-V3; graph {graph.name!r} has {len(elements[block])} "
+                f"the published placement is for Inception-V3; graph {graph.name!r} has "
+                f"{len(elements[block])} "
                 f"elements in {block!r} where that has {len(digits)}"
             )
         gpu[elements[block]] = digits

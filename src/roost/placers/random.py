@@ -1,7 +1,8 @@
 """Random placements, the best of so many: what any search must beat.
 
-Half of them choose a device for each unit; half cut the chain of layers at random and choose a device for each piece,
-since scattered units mostly measure the links. Each is tried in one order, program and rank in turn.
+Half of them choose a device for each unit; half cut the chain of layers at random and choose a
+device for each piece, since scattered units mostly measure the links. Each is tried in one order,
+program and rank in turn.
 """
 
 from __future__ import annotations
@@ -40,8 +41,14 @@ class Random:
         units = Units.of(problem)
         chain = Layers.of(problem.graph).chain(units)
         best: Trial | None = None
-        for start in count(0, _BATCH) if self.num_samples is None else range(0, self.num_samples, _BATCH):
-            stop = start + _BATCH if self.num_samples is None else min(start + _BATCH, self.num_samples)
+        for start in (
+            count(0, _BATCH) if self.num_samples is None else range(0, self.num_samples, _BATCH)
+        ):
+            stop = (
+                start + _BATCH
+                if self.num_samples is None
+                else min(start + _BATCH, self.num_samples)
+            )
             batch = [_sample(units, chain, evaluate.rng, number) for number in range(start, stop)]
             best = best_or_nearest(problem, [*([best] if best else []), *evaluate(batch)])
         assert best is not None

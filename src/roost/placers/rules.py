@@ -1,9 +1,11 @@
-"""A portfolio of random linear rules for list scheduling, each tried in one compiled loop; the best is kept.
+"""A portfolio of random linear rules for list scheduling, each tried in one compiled loop; the best
+is kept.
 
-No paper: random rules are what a learned list scheduler (such as Paliwal et al. 2020, REGAL) has to beat. A rule gives
-each device a score, which is a weighted sum of some twenty features of the op, the device and what has been placed so
-far; a unit goes to the device with the lowest score where it fits. Most weights of a rule are zero. The first rules are
-not drawn: the earliest finish, the place of the biggest input, the fastest device until it is full.
+No paper: random rules are what a learned list scheduler (such as Paliwal et al. 2020, REGAL) has to
+beat. A rule gives each device a score, which is a weighted sum of some twenty features of the op,
+the device and what has been placed so far; a unit goes to the device with the lowest score where it
+fits. Most weights of a rule are zero. The first rules are not drawn: the earliest finish, the place
+of the biggest input, the fastest device until it is full.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from roost.placers._listing.prepared import (
 )
 from roost.placers._shared.units import Units
 
-# What is drawn for a feature: how often its weight is not zero, and around which value it then is. Seconds are weighed
-# as they are, one of the others like so many ops of mean length.
+# What is drawn for a feature: how often its weight is not zero, and around which value it then is.
+# Seconds are weighed as they are, one of the others like so many ops of mean length.
 _SECONDS = {
     "load": (0.1, 0.03),
     "over_share": (0.15, 0.3),
@@ -55,7 +57,8 @@ SHARES = {
 }
 _SPREAD = 3.0  # each weight is drawn up to so many times more or less
 _COMMON = (1 / 15, 6.0)  # and all weights of a rule together by a factor between these
-_FAST, _FAST_TIGHT = 0.7, 0.25  # how often a rule takes only fast devices; where memory is tight all are needed
+# How often a rule takes only fast devices; where memory is tight all are needed.
+_FAST, _FAST_TIGHT = 0.7, 0.25
 _SUBSET = 0.12  # and how often only some of them
 
 
@@ -69,7 +72,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         if self.num_rules < 1 or self.num_kept < 1:
-            raise InputError(f"num_rules and num_kept are {self.num_rules} and {self.num_kept}; both must be above 0")
+            raise InputError(
+                f"num_rules and num_kept are {self.num_rules} and {self.num_kept}; both must be "
+                f"above 0"
+            )
         if not self.orders or set(self.orders) - {"program", "rank"}:
             raise InputError(f"orders are {self.orders}; they must be program, rank or both")
 
@@ -80,7 +86,9 @@ class Rules:
 
     def several(self, problem: Problem, evaluate: Evaluate) -> list[Placement]:
         """The best placements of the portfolio, the best first, each a trial by now."""
-        rolled = portfolio(problem, evaluate.rng, self.num_rules, self.orders, evaluate.simulations_left)
+        rolled = portfolio(
+            problem, evaluate.rng, self.num_rules, self.orders, evaluate.simulations_left
+        )
         kept = best_placements(rolled, self.num_kept)
         evaluate.round(lambda: Round(kept, simulations=sum(part.simulations for part in rolled)))
         return kept
@@ -93,14 +101,16 @@ def portfolio(
     orders: tuple[str, ...] = ("program", "rank"),
     most_simulations: float = inf,
 ) -> list[Rolled]:
-    """What so many rules, or fewer where there are not enough simulations for them, make of a problem under each order.
+    """What so many rules, or fewer where there are not enough simulations for them, make of a
+    problem under each order.
 
     Where memory is tight three quarters of them are used with early updates.
     """
     units = Units.of(problem)
     found: list[Rolled] = []
     prepared = Prepared.all_of(units, orders)
-    # What does not fit is simulated again: with few simulations there are fewer rules, and in the end fewer attempts.
+    # What does not fit is simulated again: with few simulations there are fewer rules, and in the
+    # end fewer attempts.
     attempts = len(SCALES) if any(under.is_tight for under in prepared) else 1
     num_rules = int(max(1, min(num_rules, most_simulations // attempts)))
     scales = SCALES[: int(max(1, min(attempts, most_simulations // num_rules)))]
@@ -114,8 +124,15 @@ def portfolio(
 
 def best_placements(rolled: list[Rolled], count: int) -> list[Placement]:
     """The best distinct placements of all, the best first."""
-    order = [(part.excess[row], part.step_time[row], n, row) for n, part in enumerate(rolled) for row in part.ranked()]
-    return [rolled[n].under.placement(rolled[n].unit_device[row]) for *_, n, row in sorted(order)[:count]]
+    order = [
+        (part.excess[row], part.step_time[row], n, row)
+        for n, part in enumerate(rolled)
+        for row in part.ranked()
+    ]
+    return [
+        rolled[n].under.placement(rolled[n].unit_device[row])
+        for *_, n, row in sorted(order)[:count]
+    ]
 
 
 def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
@@ -124,7 +141,8 @@ def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
     rules = no_rules(units.problem, count)
     total = total_time(units)
     choices = device_choices(units)
-    several = choices[1:][choices[1:].sum(axis=1) > 1]  # without slower kinds, but not one device alone
+    # Without slower kinds, but not one device alone.
+    several = choices[1:][choices[1:].sum(axis=1) > 1]
     choices = several if len(several) else choices[:1]
     usable = _usable(rng, count, choices, _FAST_TIGHT if under.is_tight else _FAST)
     price = float(total.min()) if under.is_tight else 0.0
@@ -143,7 +161,8 @@ def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
 
 
 def weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -> None:
-    """Draw the weights [rules, features]; `tick` is the mean time of a unit, `price` the middle of that feature."""
+    """Draw the weights [rules, features]; `tick` is the mean time of a unit, `price` the middle of
+    that feature."""
     count = len(weights)
 
     def between(least: float, most: float) -> Array:
@@ -171,7 +190,9 @@ def weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -
 def _name(weights: Array, usable: Array, choices: Array) -> None:
     """Make the first rules those with names; of few rules only half."""
     everything = np.ones_like(choices[0])
-    named: list[tuple[dict[str, float], Array]] = [({"finish": 1.0}, choice) for choice in (everything, choices[-1])]
+    named: list[tuple[dict[str, float], Array]] = [
+        ({"finish": 1.0}, choice) for choice in (everything, choices[-1])
+    ]
     named += [({"finish": 1.0, "in_way": 1.0, "outgoing": 0.5}, choices[-1])]
     named += [({"in_line": 1.0}, choices[-1]), ({"not_home": 1.0, "finish": 1e-6}, choices[-1])]
     for row, (rule, choice) in enumerate(named[: len(weights) // 2]):
@@ -181,13 +202,15 @@ def _name(weights: Array, usable: Array, choices: Array) -> None:
             weights[row, FEATURES.index(feature)] = weight
 
 
-def _usable(rng: np.random.Generator, count: int, choices: Array, share: float) -> Array:  # [rules, devices] bool
+# [rules, devices] bool.
+def _usable(rng: np.random.Generator, count: int, choices: Array, share: float) -> Array:
     """Which devices each rule takes: all, without slower kinds, or some of those."""
     usable = np.ones((count, choices.shape[1]), dtype=bool)
     fast = choices[rng.integers(0, len(choices), count)]
     kind = rng.random(count)
     usable[kind < share] = fast[kind < share]
-    some = rng.random(usable.shape) * fast  # the device with the highest number is always among them
+    # The device with the highest number is always among them.
+    some = rng.random(usable.shape) * fast
     some = fast & (some >= rng.random((count, 1)) * some.max(axis=1, keepdims=True))
     usable[kind < _SUBSET] = some[kind < _SUBSET]
     return usable

@@ -1,13 +1,15 @@
 """Scotch: static mapping of the graph onto the topology of the devices, the CPU among them.
 
-A baseline of Mirhoseini et al., ICML 2017 (arXiv 1706.04972); the library is Pellegrini and Roman, HPCN Europe 1996.
-The graph has the units as vertices, weighed by their seconds, and the bytes between them as edges. The devices are a
-complete graph: a vertex weighs as much as its device is fast, an edge is as long as its link takes for a byte.
+A baseline of Mirhoseini et al., ICML 2017 (arXiv 1706.04972); the library is Pellegrini and Roman,
+HPCN Europe 1996. The graph has the units as vertices, weighed by their seconds, and the bytes
+between them as edges. The devices are a complete graph: a vertex weighs as much as its device is
+fast, an edge is as long as its link takes for a byte.
 
-Differs in: seconds of the cost model where the paper has FLOP; units, with parameters where they are read, where the
-paper has single ops. Scotch knows nothing of memory, of what may run where or of the order of ops: units are moved to
-a device that may run them, and from devices that overflow. It always starts from the same seed, on one thread, which
-also is an order of magnitude faster than many.
+Differs in: seconds of the cost model where the paper has FLOP; units, with parameters where they
+are read, where the paper has single ops. Scotch knows nothing of memory, of what may run where or
+of the order of ops: units are moved to a device that may run them, and from devices that overflow.
+It always starts from the same seed, on one thread, which also is an order of magnitude faster than
+many.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def mapping(units: Units, devices: list[int]) -> Array:  # [units] device
     edge_weight = whole(graph.size, MOST_WEIGHT // int(distance.max()))
     with contextlib.ExitStack() as stack:
         scotch.random_reset()
-        machine = _graph(scotch, stack, *_complete(distance), whole(speeds(units, devices), _FASTEST))
+        machine = _graph(
+            scotch, stack, *_complete(distance), whole(speeds(units, devices), _FASTEST)
+        )
         target = _architecture(scotch, stack, machine, len(devices))
         seconds = whole(mean_seconds(units, devices))
         source = _graph(scotch, stack, graph.start, graph.neighbour, edge_weight, seconds)
@@ -92,7 +96,12 @@ def _library() -> Any:
 
 
 def _graph(
-    scotch: Any, stack: contextlib.ExitStack, start: Array, neighbour: Array, edge_weight: Array, weight: Array
+    scotch: Any,
+    stack: contextlib.ExitStack,
+    start: Array,
+    neighbour: Array,
+    edge_weight: Array,
+    weight: Array,
 ) -> Any:
     graph = stack.enter_context(scotch.Graph())
     graph.build(start, neighbour, weight, edge_weight)

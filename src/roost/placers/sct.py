@@ -1,9 +1,10 @@
 """Small communication times (Hanen, Munier 1995; m-SCT of Baechi, Jeon et al., SoCC 2020).
 
-A linear programme gives each op at most one favourite consumer, which should follow it on its device. Then earliest
-task first, where an op with a favourite input goes to the device of that input, and a device waits for the favourite of
-what it has run last as long as the tensor would need to get elsewhere. Differs in: as in `etf`; the transfers of the
-programme are averaged over the links, its times are those of the fastest device; a graph of many ops is coarsened.
+A linear programme gives each op at most one favourite consumer, which should follow it on its
+device. Then earliest task first, where an op with a favourite input goes to the device of that
+input, and a device waits for the favourite of what it has run last as long as the tensor would need
+to get elsewhere. Differs in: as in `etf`; the transfers of the programme are averaged over the
+links, its times are those of the fastest device; a graph of many ops is coarsened.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class Sct:
 
     def __post_init__(self) -> None:
         if min(self.most_ops, self.num_groups) < 1:
-            raise InputError(f"most_ops and num_groups are {self.most_ops} and {self.num_groups}; both must be above 0")
+            raise InputError(
+                f"most_ops and num_groups are {self.most_ops} and {self.num_groups}; both must be "
+                f"above 0"
+            )
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         if problem.graph.num_ops <= self.most_ops:
@@ -52,7 +56,8 @@ class Sct:
 
 
 def _schedule(problem: Problem, evaluate: Evaluate, expand: Any) -> Placement:
-    """The best schedule of a problem that may stand for another: `expand` makes its placements those of the other."""
+    """The best schedule of a problem that may stand for another: `expand` makes its placements
+    those of the other."""
     units = Units.of(problem)
     prepared = Prepared.all_of(units, ("rank",))[-1]
     favourite, parent = _favourites(units, prepared.layout)
@@ -68,7 +73,8 @@ def _schedule(problem: Problem, evaluate: Evaluate, expand: Any) -> Placement:
 
 
 def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:
-    """[ops] the favourite consumer of each op, and of which op it is the favourite; -1 where there is none."""
+    """[ops] the favourite consumer of each op, and of which op it is the favourite; -1 where there
+    is none."""
     num_ops = len(layout.op)
     source = layout.previous.astype(np.int64)
     target = np.repeat(np.arange(num_ops), layout.num_inputs)
@@ -81,11 +87,13 @@ def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:
 
 
 def _relaxed(units: Units, layout: Layout, source: Array, target: Array) -> Array:
-    """[edges] 0 where the consumer should follow the op, 1 where it need not, by the relaxed programme.
+    """[edges] 0 where the consumer should follow the op, 1 where it need not, by the relaxed
+    programme.
 
-    Variables: the start of each op, that number for each edge, and the end of the step, which is made least. A consumer
-    starts no earlier than its input ends, plus the transfer times that number; of all consumers of an op, and of all
-    inputs of an op, the numbers but one add up to as many.
+    Variables: the start of each op, that number for each edge, and the end of the step, which is
+    made least. A consumer starts no earlier than its input ends, plus the transfer times that
+    number; of all consumers of an op, and of all inputs of an op, the numbers but one add up to as
+    many.
     """
     from scipy import sparse
     from scipy.optimize import linprog
@@ -94,16 +102,27 @@ def _relaxed(units: Units, layout: Layout, source: Array, target: Array) -> Arra
     width, edge, op = num_ops + num_edges + 1, np.arange(num_edges), np.arange(num_ops)
     time = layout.time.reshape(num_ops, -1)[:, int(total_time(units).argmin())]
     apart = ~np.eye(cluster.num_devices, dtype=bool)
-    transfer = cluster.latency[apart].mean() + layout.output[source] * cluster.seconds_per_byte[apart].mean()
-    scale = max(float(time.sum() + transfer.sum()) / max(1, num_ops), 1e-300)  # figures near 1 for the solver
+    transfer = (
+        cluster.latency[apart].mean()
+        + layout.output[source] * cluster.seconds_per_byte[apart].mean()
+    )
+    # Figures near 1 for the solver.
+    scale = max(float(time.sum() + transfer.sum()) / max(1, num_ops), 1e-300)
 
     def rows(count: int, *entries: tuple[Array, Array, Array]) -> Any:
         row, column, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
         return sparse.csr_array((value, (row, column)), shape=(count, width))
 
     one = np.ones(num_edges)
-    waits = rows(num_edges, (edge, source, one), (edge, target, -one), (edge, num_ops + edge, transfer / scale))
-    ends = rows(num_ops, (op, op, np.ones(num_ops)), (op, np.full(num_ops, width - 1), -np.ones(num_ops)))
+    waits = rows(
+        num_edges,
+        (edge, source, one),
+        (edge, target, -one),
+        (edge, num_ops + edge, transfer / scale),
+    )
+    ends = rows(
+        num_ops, (op, op, np.ones(num_ops)), (op, np.full(num_ops, width - 1), -np.ones(num_ops))
+    )
     of_source, of_target = (rows(num_ops, (end, num_ops + edge, -one)) for end in (source, target))
     limits = [
         -time[source] / scale,

@@ -1,16 +1,19 @@
 """Sequence-to-sequence policy with REINFORCE (Mirhoseini et al. 2017): the first learned placer.
 
-An encoder reads the groups, a decoder gives a device to each in turn; after each batch of placements the probability of
-each is raised or lowered by how much better or worse it is than the moving average of what was seen before.
+An encoder reads the groups, a decoder gives a device to each in turn; after each batch of
+placements the probability of each is raised or lowered by how much better or worse it is than the
+moving average of what was seen before.
 
-`paper` is the paper as far as it is known: K samples, the square root of the step time as signal, 100 s for what fails,
-a baseline that begins at that, failing samples dropped after 5,000 updates, additive attention, tanh constant 5 and
-temperature 10, Adam at 0.1, gradients clipped to norm 1 (the figures of the authors' next paper).
+`paper` is the paper as far as it is known: K samples, the square root of the step time as signal,
+100 s for what fails, a baseline that begins at that, failing samples dropped after 5,000 updates,
+additive attention, tanh constant 5 and temperature 10, Adam at 0.1, gradients clipped to norm 1
+(the figures of the authors' next paper).
 
-Differs in: the default differs from `paper` in its rate, in advantages standardised in each batch, in the encoder's
-state fed to the decoder instead of attention, in a prior for fast devices, in telling like devices apart by their first
-use, in an entropy bonus, and in refining the best placement op by op with the end of the budget. What fails counts the
-more, the more memory is missing.
+Differs in: the default differs from `paper` in its rate, in advantages standardised in each batch,
+in the encoder's state fed to the decoder instead of attention, in a prior for fast devices, in
+telling like devices apart by their first use, in an entropy bonus, and in refining the best
+placement op by op with the end of the budget. What fails counts the more, the more memory is
+missing.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ class Seq2seq:
     decay: float = 0.9  # of the baseline
     entropy: float = 0.01
     standardise: bool = True
-    failing_seconds: float | None = None  # what a placement counts that fails; by how much is missing where None
+    # What a placement counts that fails; by how much is missing where None.
+    failing_seconds: float | None = None
     drop_failures_after: int = 5000  # updates
     refine: float = 0.2  # share of the budget
 
@@ -66,11 +70,13 @@ class Seq2seq:
     def paper(cls) -> Seq2seq:
         """Nearest to what is known of the paper."""
         network = Network(
-            hidden=256, attention="additive", aligned=False, temperature=10.0, tanh=5.0, spread=1.0, speed_prior=0.0,
+            hidden=256, attention="additive", aligned=False, temperature=10.0, tanh=5.0, spread=1.0,
+            speed_prior=0.0,
             twins=False,
         )  # fmt: skip
         return cls(
-            network=network, order="rank", batch=8, rate=0.1, entropy=0.0, standardise=False, failing_seconds=100.0,
+            network=network, order="rank", batch=8, rate=0.1, entropy=0.0, standardise=False,
+            failing_seconds=100.0,
             refine=0.0,
         )  # fmt: skip
 
@@ -83,7 +89,9 @@ class Seq2seq:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
         begin = lambda policy: self._begin(policy, lesson)  # noqa: E731
         try:
-            learn(lesson, self.network, self.batch, begin, lambda *given: self._teach(lesson, *given))
+            learn(
+                lesson, self.network, self.batch, begin, lambda *given: self._teach(lesson, *given)
+            )
         except BudgetSpent:
             if evaluate.best is None:
                 raise
@@ -94,12 +102,21 @@ class Seq2seq:
 
         failing = self.failing_seconds if self.failing_seconds is not None else 2 * lesson.worst
         settings = ReinforceSettings(
-            self.rate, self.decay, self.drop_failures_after, self.entropy, standardise=self.standardise
+            self.rate,
+            self.decay,
+            self.drop_failures_after,
+            self.entropy,
+            standardise=self.standardise,
         )
         return Reinforce(policy, settings, float(np.sqrt(failing)))
 
     def _teach(
-        self, lesson: Lesson, learner: Reinforce, actions: Tensor, log_probs: Tensor, found: Outcomes
+        self,
+        lesson: Lesson,
+        learner: Reinforce,
+        actions: Tensor,
+        log_probs: Tensor,
+        found: Outcomes,
     ) -> dict[str, float]:
         seconds = found.seconds
         if self.failing_seconds is not None:

@@ -1,7 +1,9 @@
-"""Everything on one device, whichever is best: the Single-CPU and Single-GPU baselines of Mirhoseini et al. 2017.
+"""Everything on one device, whichever is best: the Single-CPU and Single-GPU baselines of
+Mirhoseini et al. 2017.
 
-What may not run there goes to the fastest device on which it may, as an op without a GPU kernel went to the CPU. Where
-all of it is on one device every order takes as long: priorities of its own are tried where the plain orders do not fit.
+What may not run there goes to the fastest device on which it may, as an op without a GPU kernel
+went to the CPU. Where all of it is on one device every order takes as long: priorities of its own
+are tried where the plain orders do not fit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Single:
         """On every device in turn, devices that cannot differ tried once."""
         units = Units.of(problem)
         first: list[Placement] = []
-        spare: list[tuple[range, list[Placement]]] = []  # for where none of those among the first fits
+        # For where none of those among the first fits.
+        spare: list[tuple[range, list[Placement]]] = []
         for device in _distinct(units):
             placed = units.devices(fastest_allowed(units, np.full(units.num_units, device)))
             orders = in_orders(problem, placed)
@@ -36,7 +39,12 @@ class Single:
                 orders = plain
             first += orders
         trials = evaluate(first)
-        more = [each for own, others in spare if not any(trials[n].feasible for n in own) for each in others]
+        more = [
+            each
+            for own, others in spare
+            if not any(trials[n].feasible for n in own)
+            for each in others
+        ]
         return best_or_nearest(problem, [*trials, *(evaluate(more) if more else ())]).placement
 
 
@@ -45,7 +53,11 @@ def _distinct(units: Units) -> list[int]:
     problem, seen, found = units.problem, set(), []
     for number, device in enumerate(problem.cluster.devices):
         alone = bool(units.allowed[:, number].all())
-        key = (device.memory, device.gap, problem.op_time[:, number].tobytes()) if alone else (number,)
+        key = (
+            (device.memory, device.gap, problem.op_time[:, number].tobytes())
+            if alone
+            else (number,)
+        )
         if key not in seen:
             seen.add(key)
             found.append(number)

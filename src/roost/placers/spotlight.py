@@ -1,13 +1,16 @@
-"""Spotlight (Gao, Chen, Li 2018): placement as a decision of many stages, learned by proximal policy optimisation.
+"""Spotlight (Gao, Chen, Li 2018): placement as a decision of many stages, learned by proximal
+policy optimisation.
 
-Stage i gives a device to group i, knowing those before it. Each update maximises the ratio of new to old probability
-times the advantage, less a penalty on how far the policy moves, which the paper proves not to make things worse; what
-that proof is worth here is told after each update (`learners/ppo.py`).
+Stage i gives a device to group i, knowing those before it. Each update maximises the ratio of new
+to old probability times the advantage, less a penalty on how far the policy moves, which the paper
+proves not to make things worse; what that proof is worth here is told after each update
+(`learners/ppo.py`).
 
-Differs in: the paper's network and figures were not recovered. `paper` takes those of `seq2seq`, ten samples a batch
-and ten steps on each. The default is what learned best here: no attention but the encoder's state of the group at hand,
-advantages standardised in each batch of 8, four steps, a higher rate, no bonus for entropy; like devices told apart by
-their first use, a prior for fast devices, and the end of the budget spent on refining the best placement op by op.
+Differs in: the paper's network and figures were not recovered. `paper` takes those of `seq2seq`,
+ten samples a batch and ten steps on each. The default is what learned best here: no attention but
+the encoder's state of the group at hand, advantages standardised in each batch of 8, four steps, a
+higher rate, no bonus for entropy; like devices told apart by their first use, a prior for fast
+devices, and the end of the budget spent on refining the best placement op by op.
 """
 
 from __future__ import annotations
@@ -56,24 +59,41 @@ class Spotlight:
     @classmethod
     def paper(cls) -> Spotlight:
         """Nearest to what is known of the paper."""
-        network = Network(attention="additive", aligned=False, speed_prior=0.0, twins=False, spread=1.0)
+        network = Network(
+            attention="additive", aligned=False, speed_prior=0.0, twins=False, spread=1.0
+        )
         return cls(
-            network=network, batch=10, rate=1e-3, epochs=10, target_kl=0.02, entropy=0.01, refine=0.0, order="rank"
+            network=network,
+            batch=10,
+            rate=1e-3,
+            epochs=10,
+            target_kl=0.02,
+            entropy=0.01,
+            refine=0.0,
+            order="rank",
         )
 
     @classmethod
     def heuristic(cls) -> Spotlight:
-        """The best heuristic is tried first, and refined at the end where learning finds nothing better.
+        """The best heuristic is tried first, and refined at the end where learning finds nothing
+        better.
 
-        It is no prior: on RNNLM and four devices one kept policies near the heuristic, 15 % above what they learn from
-        nothing, with some seeds even at 1 on the logit (benchmarks/results/learning_tuning_x86_64_2core_202611.md).
+        It is no prior: on RNNLM and four devices one kept policies near the heuristic, 15 % above
+        what they learn from nothing, with some seeds even at 1 on the logit
+        (benchmarks/results/learning_tuning_x86_64_2core_202611.md).
         """
         return cls(network=Network(heuristic_first=True))
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
         try:
-            learn(lesson, self.network, self.batch, self._begin, lambda *given: self._teach(lesson, *given))
+            learn(
+                lesson,
+                self.network,
+                self.batch,
+                self._begin,
+                lambda *given: self._teach(lesson, *given),
+            )
         except BudgetSpent:
             if evaluate.best is None:
                 raise
@@ -82,9 +102,13 @@ class Spotlight:
     def _begin(self, policy: Seq2Seq) -> Ppo:
         from roost.learners.ppo import Ppo, PpoSettings
 
-        return Ppo(policy, PpoSettings(self.rate, self.epochs, self.target_kl, entropy=self.entropy))
+        return Ppo(
+            policy, PpoSettings(self.rate, self.epochs, self.target_kl, entropy=self.entropy)
+        )
 
-    def _teach(self, lesson: Lesson, learner: Ppo, actions: Tensor, old: Tensor, found: Outcomes) -> dict[str, float]:
+    def _teach(
+        self, lesson: Lesson, learner: Ppo, actions: Tensor, old: Tensor, found: Outcomes
+    ) -> dict[str, float]:
         from roost.learners.rewards import standardised
 
         advantage = old.new_tensor(standardised(-np.sqrt(found.seconds)))

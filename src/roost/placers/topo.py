@@ -1,8 +1,10 @@
-"""m-TOPO of Baechi (Jeon et al., SoCC 2020): devices filled one after the other, in topological order.
+"""m-TOPO of Baechi (Jeon et al., SoCC 2020): devices filled one after the other, in topological
+order.
 
-A device is full when it holds an equal share of all that lasts, and as much again as the largest unit. Differs in: what
-lasts is parameters and those outputs that live long; slower kinds of devices are tried with and without; the fastest
-device is filled first; ops of a module, backward ones too, follow its first, as Baechi's co-placement has it.
+A device is full when it holds an equal share of all that lasts, and as much again as the largest
+unit. Differs in: what lasts is parameters and those outputs that live long; slower kinds of devices
+are tried with and without; the fastest device is filled first; ops of a module, backward ones too,
+follow its first, as Baechi's co-placement has it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from roost.placers._listing.prepared import Prepared, device_choices, in_orders,
 from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 
-_FAR_MORE = 1e6  # being with the module counts before being over the share, and that before the place in the line
+# Being with the module counts before being over the share, and that before the place in the line.
+_FAR_MORE = 1e6
 
 
 @dataclass(frozen=True)
@@ -27,7 +30,9 @@ class Topo:
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         units = Units.of(problem)
-        rules = named_rules(units, {"in_line": 1.0, "over_fair": _FAR_MORE, "not_module": _FAR_MORE**2})
+        rules = named_rules(
+            units, {"in_line": 1.0, "over_fair": _FAR_MORE, "not_module": _FAR_MORE**2}
+        )
         choices = device_choices(units)
         found: list[Placement] = []
         for prepared in Prepared.all_of(units, ("program",)):

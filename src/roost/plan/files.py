@@ -1,4 +1,5 @@
-"""`plan.json`: what a plan has decided, with the problem that it was decided for; read back without the model."""
+"""`plan.json`: what a plan has decided, with the problem that it was decided for; read back without
+the model."""
 
 from __future__ import annotations
 
@@ -80,18 +81,27 @@ def plan_from(file: PlanFile) -> Plan:
 def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
     devices = [device.name for device in cluster.devices if device.kind != MEMORY]
     if not block.model:
-        raise InputError("modules.model: is empty; it must be the digest of the model that the plan is for")
-    named: dict[str, Mapping[str, str]] = {"home": block.home, "runs_on": block.runs_on, "main": {"": block.main}}
+        raise InputError(
+            "modules.model: is empty; it must be the digest of the model that the plan is for"
+        )
+    named: dict[str, Mapping[str, str]] = {
+        "home": block.home,
+        "runs_on": block.runs_on,
+        "main": {"": block.main},
+    }
     for field, where in named.items():
         for name, device in where.items():
             if device not in devices:
                 of = f"[{name!r}]" if name else ""
                 raise InputError(
-                    f"modules.{field}{of}: {device!r} is no device of the problem; it has {', '.join(devices)}"
+                    f"modules.{field}{of}: {device!r} is no device of the problem; it has "
+                    f"{', '.join(devices)}"
                 )
     most = cluster.devices[cluster.index_of(block.main)].memory
     if block.window > most:  # or applying the plan would be the first to fail, without memory
-        raise InputError(f"modules.window: is {block.window} bytes; {block.main!r} of the problem has {most}")
+        raise InputError(
+            f"modules.window: is {block.window} bytes; {block.main!r} of the problem has {most}"
+        )
     with _named("modules"):
         return ModulePlacement(
             main=block.main,

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3 TFLOP/s and 55 GB/s.
+# Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3
+# TFLOP/s and 55 GB/s.
 _FEW = 32
 _TOO_MUCH = 2**62  # bytes: more than there are
 
@@ -56,15 +57,16 @@ def place(
 ) -> Plan:
     """Find where the modules of a model should run on this machine, or another.
 
-    `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the example does not show.
-    `kv_tokens` is how long the cache of keys and values grows (sequences times tokens) in models of transformers.
-    `exact`: nothing is computed on the CPU, whose rounding differs, so that the placed model gives every bit of what
-    the GPU gives without it. `costs` are "profiled" here, "estimated" from the figures of the cluster, or given.
-    With `measure` the model is run with the example as was planned, and what that shows goes into another search, a
-    few times; the fastest of what was run is the plan. None: where that can be, on this machine and with costs that
-    were profiled, and where more than one device has a part. `seconds` are those of one search.
-    `progress` is called with how many ops are timed of how many; all else that takes long is told to `logging`, at
-    level INFO. Raises `Infeasible` where nothing fits.
+    `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the
+    example does not show. `kv_tokens` is how long the cache of keys and values grows (sequences
+    times tokens) in models of transformers. `exact`: nothing is computed on the CPU, whose rounding
+    differs, so that the placed model gives every bit of what the GPU gives without it. `costs` are
+    "profiled" here, "estimated" from the figures of the cluster, or given. With `measure` the model
+    is run with the example as was planned, and what that shows goes into another search, a few
+    times; the fastest of what was run is the plan. None: where that can be, on this machine and
+    with costs that were profiled, and where more than one device has a part. `seconds` are those of
+    one search. `progress` is called with how many ops are timed of how many; all else that takes
+    long is told to `logging`, at level INFO. Raises `Infeasible` where nothing fits.
     """
     import torch
 
@@ -88,8 +90,13 @@ def place(
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
     main = main_of(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens)
-    if kv_tokens:  # before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a time
-        own = [sum(one.nbytes for one in module.parameters(recurse=False)) for module in model.modules()]
+    # Before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a
+    # time.
+    if kv_tokens:
+        own = [
+            sum(one.nbytes for one in module.parameters(recurse=False))
+            for module in model.modules()
+        ]
         room[main] += max(own, default=0)
     few, capped = max(_FEW, 2 * _rows(example_inputs)), main in (memory or {})
 
@@ -103,7 +110,9 @@ def place(
         with_less(where, room)
     except Infeasible as error:  # it is known already that nothing fits
         nothing = Costs(np.zeros((step.graph.num_ops, where.num_devices)))
-        raise course(nothing, None).with_what_is_enough(error) if error.device == main else error from None
+        raise (
+            course(nothing, None).with_what_is_enough(error) if error.device == main else error
+        ) from None
     found = _costs(step, where, main, costs, progress)
     Problem(step.graph, where, found)  # which checks costs that were given
     here = cluster is None and costs == "profiled"
@@ -118,7 +127,11 @@ def place(
 
 
 def _costs(
-    step: Any, where: Cluster, main: str, costs: Costs | str, progress: Callable[[int, int], None] | None
+    step: Any,
+    where: Cluster,
+    main: str,
+    costs: Costs | str,
+    progress: Callable[[int, int], None] | None,
 ) -> Costs:
     from roost.cost_models import estimate
     from roost.cost_models.profiled import profile
@@ -127,8 +140,9 @@ def _costs(
         return costs
     if costs == "estimated":
         return estimate(step.graph, where).costs
-    # While weights are on their way, or the CPU computes, the host tells the GPU what comes next: then ops take what
-    # they take on the GPU. Only where nothing has to wait for weights may launching them be what takes long.
+    # While weights are on their way, or the CPU computes, the host tells the GPU what comes next:
+    # then ops take what they take on the GPU. Only where nothing has to wait for weights may
+    # launching them be what takes long.
     weights = int(step.graph.output_bytes[step.graph.is_parameter].sum())
     fits = weights <= where.devices[where.index_of(main)].memory
     with _threads_beside(main):
@@ -141,7 +155,11 @@ def _spaces(step: Described, main: str) -> Array | None:
 
     from roost.cost_models.timing.workspaces import spaces
 
-    return spaces(step, torch.device(main)) if main.startswith("cuda") and torch.cuda.is_available() else None
+    return (
+        spaces(step, torch.device(main))
+        if main.startswith("cuda") and torch.cuda.is_available()
+        else None
+    )
 
 
 def _tried(model: nn.Module, plan: Plan) -> Tried | None:
@@ -154,8 +172,13 @@ def _tried(model: nn.Module, plan: Plan) -> Tried | None:
         return tried(model, plan.modules, plan.example_inputs)
     except torch.OutOfMemoryError:
         return Tried(math.inf, _TOO_MUCH, _TOO_MUCH, 0.0, 0)
-    except Exception as error:  # of any model; the plan may be for other inputs than these, or for another day
-        log.warning("the plan could not be tried: %s: %s", type(error).__name__, str(error).partition("\n")[0])
+    # Of any model; the plan may be for other inputs than these, or for another day.
+    except Exception as error:
+        log.warning(
+            "the plan could not be tried: %s: %s",
+            type(error).__name__,
+            str(error).partition("\n")[0],
+        )
         return None
 
 
@@ -177,15 +200,23 @@ def _threads_beside(main: str) -> Iterator[None]:
 
 def _check_arguments(cluster: object, *sizes: object) -> None:
     if not (cluster is None or isinstance(cluster, str | Cluster)):
-        raise InputError(f"cluster is {cluster!r}; it must be a roost.Cluster, the name of a preset or a file, or None")
+        raise InputError(
+            f"cluster is {cluster!r}; it must be a roost.Cluster, the name of a preset or a file, "
+            f"or None"
+        )
     for given in sizes:
         if given is None:
             continue
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
-            raise InputError(f'sizes are {given!r}; give them by device, as in {{"cuda:0": "6GiB"}}')
+            raise InputError(
+                f'sizes are {given!r}; give them by device, as in {{"cuda:0": "6GiB"}}'
+            )
         for name, size in given.items():
             if isinstance(size, bool) or not isinstance(size, int | float | str):
-                raise InputError(f"the size for device {name!r} is {size!r}; give bytes, or a text such as '6GiB'")
+                raise InputError(
+                    f"the size for device {name!r} is {size!r}; give bytes, or a text such as "
+                    f"'6GiB'"
+                )
             try:
                 parse_bytes(size)
             except InputError as error:
@@ -203,21 +234,35 @@ def _rows(example_inputs: Any) -> int:
 
 
 def kv_bytes(model: nn.Module, tokens: int) -> int:
-    """Bytes that keys and values of so many tokens take in a model of transformers, by its configuration."""
+    """Bytes that keys and values of so many tokens take in a model of transformers, by its
+    configuration."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
         raise InputError(f"kv_tokens is {tokens!r}; it must be a whole number, not negative")
     if tokens == 0:
         return 0
     config: Any = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
-        raise InputError("kv_tokens is for decoders; an encoder and a decoder keep more: use reserve for their bytes")
+        raise InputError(
+            "kv_tokens is for decoders; an encoder and a decoder keep more: use reserve for their "
+            "bytes"
+        )
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
+    layers, heads = (
+        getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads")
+    )
     if not layers or not heads:
-        raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
+        raise InputError(
+            "the model has no configuration that tells how its cache grows; use reserve for its "
+            "bytes"
+        )
     groups = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
-    width = max((one.element_size() for one in model.parameters() if one.is_floating_point()), default=0)
+    width = max(
+        (one.element_size() for one in model.parameters() if one.is_floating_point()), default=0
+    )
     if not size or not width:
-        raise InputError("the model has no configuration that tells how its cache grows; use reserve for its bytes")
+        raise InputError(
+            "the model has no configuration that tells how its cache grows; use reserve for its "
+            "bytes"
+        )
     return int(2 * layers * groups * size * width * tokens)

@@ -36,14 +36,17 @@ def simulated(problem: Problem, placement: Placement, modules: ModulePlacement) 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Where each module of a model runs and where its weights live, and what that is expected to take."""
+    """Where each module of a model runs and where its weights live, and what that is expected to
+    take."""
 
-    problem: Problem  # of the graph as captured; the memory from which weights are streamed is a device in it
+    # Of the graph as captured; the memory from which weights are streamed is a device in it.
+    problem: Problem
     result: Result  # of the search, in which a module is one group
     modules: ModulePlacement
     placement: Placement  # the same, op by op
     timeline: Timeline  # simulated
-    measured: float | None = None  # seconds of a step when it was tried on the model; None where it was not
+    # Seconds of a step when it was tried on the model; None where it was not.
+    measured: float | None = None
     # What it was made from, and a file does not have.
     step: Described | None = None
     example_inputs: Any = None
@@ -72,22 +75,28 @@ class Plan:
 
         return remove(model)
 
-    def verify(self, model: nn.Module, inputs: Any = None, tolerance: float | None = None) -> Verification:
-        """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It is left as it was.
+    def verify(
+        self, model: nn.Module, inputs: Any = None, tolerance: float | None = None
+    ) -> Verification:
+        """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It
+        is left as it was.
 
-        `inputs` are those that the plan was made with where none are given; a plan from a file has none.
+        `inputs` are those that the plan was made with where none are given; a plan from a file has
+        none.
         """
         from roost.runtime.whole.verify import verify_modules
 
         given = self.example_inputs if inputs is None else inputs
         if given is None:
             raise InputError(
-                "a plan from a file has no inputs to call the model with; give some: verify(model, inputs)"
+                "a plan from a file has no inputs to call the model with; give some: "
+                "verify(model, inputs)"
             )
         return verify_modules(model, self.modules, given, tolerance=tolerance)
 
     def device_map(self, model: nn.Module | None = None) -> DeviceMap:
-        """The nearest that accelerate can express, and what that costs: it streams nothing ahead."""
+        """The nearest that accelerate can express, and what that costs: it streams nothing
+        ahead."""
         from roost.report.exports import device_map
 
         if model is not None:
@@ -98,19 +107,22 @@ class Plan:
         return device_map(model, problem, placement)
 
     def on_real_devices(self) -> tuple[Problem, Placement]:
-        """Problem and placement without the device that memory is: as files have them, and exports take them."""
+        """Problem and placement without the device that memory is: as files have them, and exports
+        take them."""
         return without_store(self.problem, self.placement)
 
     def save(self, path: str | Path) -> None:
-        """Write `plan.json`, compressed where the name ends in `.gz`; `roost.load` reads it, for the same model."""
+        """Write `plan.json`, compressed where the name ends in `.gz`; `roost.load` reads it, for
+        the same model."""
         from roost.core import formats
-        from roost.plan import files  # noqa: F401  it tells what is written
+        from roost.plan import files  # noqa: F401  it registers the format
 
         formats.save(self, path)
 
     def __repr__(self) -> str:
         return (
-            f"Plan({self.problem.graph.name!r} on {self.problem.cluster.name!r}: {show_seconds(self.step_time)} a step)"
+            f"Plan({self.problem.graph.name!r} on {self.problem.cluster.name!r}: "
+            f"{show_seconds(self.step_time)} a step)"
         )
 
     def __str__(self) -> str:
@@ -125,12 +137,16 @@ class Plan:
         if not self.modules.streamed and not self.modules.runs_on:
             lines.append(f"one device is best: everything runs on {main}")
         if len(self.modules.streamed) > len(self.modules.on_the_spot):
-            lines.append(f"{'window for weights on their way':36} {show_bytes(self.modules.window):>10} on {main}")
+            lines.append(
+                f"{'window for weights on their way':36} {show_bytes(self.modules.window):>10} on "
+                f"{main}"
+            )
         real = simulated(*self.on_real_devices(), self.modules)
         sizes = zip(real.device_names, real.peak_memory.tolist(), strict=True)
         peak = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes if size)
         bound = ""
-        if self.result.bound and not self.modules.on_the_spot:  # else what was proved is of weights that come so
+        # Else what was proved is of weights that come so.
+        if self.result.bound and not self.modules.on_the_spot:
             bound = f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
         measured = f"{show_seconds(self.measured)} measured, " if self.measured is not None else ""
         lines.append(f"step: {measured}{show_seconds(self.step_time)} expected{bound}")
@@ -141,7 +157,9 @@ class Plan:
         """Bytes of weights by what is done with them."""
         graph, names = self.problem.graph, self.problem.cluster.device_names
         streamed = {name for brought in self.modules.streamed.values() for name in brought}
-        in_calls = {name for module in self.modules.on_the_spot for name in self.modules.streamed[module]}
+        in_calls = {
+            name for module in self.modules.on_the_spot for name in self.modules.streamed[module]
+        }
         found: Counter[str] = Counter()
         for op in np.flatnonzero(graph.is_parameter & (np.diff(graph.consumer_start) > 0)).tolist():
             home = names[self.placement.device[op]]

@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TRIES = 5  # of plans, each after the last has shown something
-_BETTER = 0.98  # what is expected of another plan, over what was measured of the best, for it to be worth a try
+# What is expected of another plan, over what was measured of the best, for it to be worth a try.
+_BETTER = 0.98
 _SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
 
 
-def tuned(course: Course, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]) -> Plan:
-    """Run the plan, correct what was thought by what that shows, search again: the fastest that was run."""
+def tuned(
+    course: Course, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]
+) -> Plan:
+    """Run the plan, correct what was thought by what that shows, search again: the fastest that was
+    run."""
     best: Plan | None = None
     seen: list[ModulePlacement] = []
     least, ended = 0, True  # bytes in use that are too many; whether the run came to its end
@@ -38,15 +42,20 @@ def tuned(course: Course, plan: Plan, known: Correction, tries: Callable[[Plan],
         found = tries(plan)
         if found is None:
             if best is None and course.held(known) < course.held(Correction()):
-                return course.fitting(tries=False)[0]  # no run says that less than by rule is enough
+                # No run says that less than by rule is enough.
+                return course.fitting(tries=False)[0]
             return plan if best is None else best
         log.info(
-            "tried: %s a step, %s expected, %s in use; the CPU took %s in %d calls, %s were streamed",
+            "tried: %s a step, %s expected, %s in use; the CPU took %s in %d calls, %s were "
+            "streamed",
             show_seconds(found.seconds), show_seconds(plan.step_time), show_bytes(found.peak),
-            show_seconds(found.elsewhere_seconds), found.num_elsewhere, show_bytes(plan.streamed_bytes),
+            show_seconds(found.elsewhere_seconds), found.num_elsewhere,
+            show_bytes(plan.streamed_bytes),
         )  # fmt: skip
         least, ended = found.peak, math.isfinite(found.seconds)
-        if found.peak <= course.room and (best is None or best.measured is None or found.seconds < best.measured):
+        if found.peak <= course.room and (
+            best is None or best.measured is None or found.seconds < best.measured
+        ):
             best = replace(plan, measured=found.seconds)
         known = corrected(course, plan, known, found)
         try:
@@ -57,13 +66,15 @@ def tuned(course: Course, plan: Plan, known: Correction, tries: Callable[[Plan],
             break
     if best is None and not ended:  # how much it would have been, nobody knows
         raise Infeasible(
-            f"nothing was found that fits: no plan could be run in the {show_bytes(course.room)} of {course.main!r}; "
+            f"nothing was found that fits: no plan could be run in the {show_bytes(course.room)} "
+            f"of {course.main!r}; "
             "give it more",
             course.main,
         )
     if best is None:
         raise Infeasible(
-            f"nothing was found that fits: on {course.main!r} {show_bytes(least)} were in use where there are "
+            f"nothing was found that fits: on {course.main!r} {show_bytes(least)} were in use "
+            f"where there are "
             f"{show_bytes(course.room)}; give it more",
             course.main,
             least - course.room,
@@ -82,8 +93,12 @@ def corrected(course: Course, plan: Plan, known: Correction, found: Tried) -> Co
     held, too_few = _held_next(course, plan, known, found)
     slower, hop = known.slower, known.hop
     if found.num_elsewhere:
-        cpus = [number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"]
-        there = np.flatnonzero(np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter)
+        cpus = [
+            number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"
+        ]
+        there = np.flatnonzero(
+            np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter
+        )
         thought = float(plan.problem.op_time[there, plan.placement.device[there]].sum())
         ratio = found.elsewhere_seconds / thought if thought > 0 else 1.0
         slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
@@ -96,10 +111,12 @@ def corrected(course: Course, plan: Plan, known: Correction, found: Tried) -> Co
 
 
 def _held_next(course: Course, plan: Plan, known: Correction, found: Tried) -> tuple[int, int]:
-    """How many bytes to leave free, after a run that held some; and with how many it is known to be too few.
+    """How many bytes to leave free, after a run that held some; and with how many it is known to be
+    too few.
 
-    What a run holds beyond the simulated peak is as much as is needed, or more: libraries take much for some ops,
-    and the peak may be at others. So half of what was enough is tried as well, down to what was too few.
+    What a run holds beyond the simulated peak is as much as is needed, or more: libraries take much
+    for some ops, and the peak may be at others. So half of what was enough is tried as well, down
+    to what was too few.
     """
     held, main = course.held(known), course.cluster.index_of(course.main)
     if found.peak > course.room:
@@ -107,7 +124,10 @@ def _held_next(course: Course, plan: Plan, known: Correction, found: Tried) -> t
         return held + more, max(held, known.too_few)
     if course.grows:
         return held, known.too_few
-    # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts too.
+    # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts
+    # too.
     in_use = found.peak if course.capped else found.reserved
     beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + course.margin
-    return max(known.too_few + course.margin, min(beyond, (held + known.too_few) // 2)), known.too_few
+    return max(
+        known.too_few + course.margin, min(beyond, (held + known.too_few) // 2)
+    ), known.too_few

@@ -1,7 +1,8 @@
 """A long short-term memory over many steps, as one function to autograd: no node for each step.
 
-Several times faster than a layer of PyTorch on one core where steps are many and small: the gradient of the weights is
-one product at the end, and every factor that does not depend on later steps is worked out for all steps at once.
+Several times faster than a layer of PyTorch on one core where steps are many and small: the
+gradient of the weights is one product at the end, and every factor that does not depend on later
+steps is worked out for all steps at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from torch import Tensor
 
 
 def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
-    """Hidden states [steps, batch, hidden] for inputs [steps, batch, 4 hidden] and weights [hidden, 4 hidden].
+    """Hidden states [steps, batch, hidden] for inputs [steps, batch, 4 hidden] and weights [hidden,
+    4 hidden].
 
     Inputs are already multiplied by their weights, bias added; gates are new, in, forget, out.
     """
@@ -24,15 +26,19 @@ def recurrence(inputs: Tensor, weight: Tensor) -> Tensor:
 
 
 def _on_gpu(inputs: Tensor, weight: Tensor) -> Tensor:
-    """By the GPU's own kernel for all steps: it wants to multiply inputs itself, and has the gates in another order."""
+    """By the GPU's own kernel for all steps: it wants to multiply inputs itself, and has the gates
+    in another order."""
     size = len(weight)
     order = torch.arange(4 * size, device=weight.device).view(4, size)[[1, 2, 0, 3]].flatten()
     start = inputs.new_zeros(1, inputs.shape[1], size)
     once = torch.eye(4 * size, device=weight.device, dtype=weight.dtype)
     weights = [once, weight.t()[order].contiguous()]
-    with warnings.catch_warnings():  # that these are copied together at each call: they are small, and new each time
+    # That these are copied together at each call: they are small, and new each time.
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="RNN module weights are not part")
-        return torch.lstm(inputs[..., order], (start, start), weights, False, 1, 0.0, True, False, False)[0]
+        return torch.lstm(
+            inputs[..., order], (start, start), weights, False, 1, 0.0, True, False, False
+        )[0]
 
 
 def step(inputs: Tensor, weight: Tensor, hidden: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
@@ -72,7 +78,8 @@ class _Recurrence(torch.autograd.Function):
         given, size = gradients[0], len(weight)
         new, into, forget, out = gates.split(size, dim=-1)
         by_cell = torch.stack(  # slopes of new, in and forget by the cell
-            [into * (1 - new * new), new * into * (1 - into), cell[:-1] * forget * (1 - forget)], dim=-2
+            [into * (1 - new * new), new * into * (1 - into), cell[:-1] * forget * (1 - forget)],
+            dim=-2,
         )
         by_hidden = squashed * out * (1 - out)  # of out by the hidden state
         through = out * (1 - squashed * squashed)  # of the cell by the hidden state

@@ -1,7 +1,8 @@
 """What a policy sees of each group: what it does, how large it is, and which groups it is next to.
 
-As Mirhoseini et al. 2017: kinds of ops, sizes of outputs, neighbours. Differs in: a graph here has bytes instead of
-shapes; sizes are logarithms between 0 and 1, without which nothing is learned; position and time are told too.
+As Mirhoseini et al. 2017: kinds of ops, sizes of outputs, neighbours. Differs in: a graph here has
+bytes instead of shapes; sizes are logarithms between 0 and 1, without which nothing is learned;
+position and time are told too.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def speed_prior(problem: Problem, unit: Array) -> Array:  # [groups, devices] f4
 
 
 def _kinds(problem: Problem, unit: Array, count: int) -> Array:
-    """The share of each kind among the ops of a group: with a weight for each kind this is their mean vector."""
+    """The share of each kind among the ops of a group: with a weight for each kind this is their
+    mean vector."""
     _, kind = np.unique(problem.graph.kinds, return_inverse=True)
     found = np.zeros((count, int(kind.max()) + 1))
     np.add.at(found, (unit, kind), 1.0)
@@ -64,8 +66,12 @@ def _sizes(problem: Problem, unit: Array, count: int) -> Array:
     ]
     apart = unit[graph.input_op] != unit[graph.edge_target]
     found = np.stack([np.bincount(unit, column, count) for column in columns], axis=1)
-    sent = np.bincount(unit[graph.input_op[apart]], graph.output_bytes[graph.input_op[apart]], count)
-    read = np.bincount(unit[graph.edge_target[apart]], graph.output_bytes[graph.input_op[apart]], count)
+    sent = np.bincount(
+        unit[graph.input_op[apart]], graph.output_bytes[graph.input_op[apart]], count
+    )
+    read = np.bincount(
+        unit[graph.edge_target[apart]], graph.output_bytes[graph.input_op[apart]], count
+    )
     return _scaled(np.concatenate([found, sent[:, None], read[:, None]], axis=1))
 
 
@@ -80,9 +86,12 @@ def _largest_outputs(problem: Problem, unit: Array, count: int) -> Array:
 
 
 def _scaled(values: Array) -> Array:
-    """Each column by its largest, and its logarithm over six powers of ten: both between 0 and 1."""
+    """Each column by its largest, and its logarithm over six powers of ten: both between 0 and
+    1."""
     share = values / np.maximum(values.max(axis=0), 1e-30)
-    return np.concatenate([share, np.maximum(0.0, 1.0 + np.log10(np.maximum(share, 1e-30)) / 6.0)], axis=1)
+    return np.concatenate(
+        [share, np.maximum(0.0, 1.0 + np.log10(np.maximum(share, 1e-30)) / 6.0)], axis=1
+    )
 
 
 def _adjacency(problem: Problem, unit: Array, count: int) -> Array:  # [groups, 2 groups]

@@ -1,11 +1,13 @@
-"""Placeto's network (Addanki et al. 2019): embeds a graph by message passing and pooling, then scores devices.
+"""Placeto's network (Addanki et al. 2019): embeds a graph by message passing and pooling, then
+scores devices.
 
-Differs in: a device is scored by features of it, with one network for all devices, where the paper has one output for
-each; messages and pools are means instead of sums, so that numbers stay in range on graphs of any size. Nothing
-depends on how many groups or devices there are, nor on how they are numbered.
+Differs in: a device is scored by features of it, with one network for all devices, where the paper
+has one output for each; messages and pools are means instead of sums, so that numbers stay in range
+on graphs of any size. Nothing depends on how many groups or devices there are, nor on how they are
+numbered.
 
-Features come first in all arrays, and groups or devices last: layers this narrow are several times faster so, and a
-mean over other groups is a product with one matrix.
+Features come first in all arrays, and groups or devices last: layers this narrow are several times
+faster so, and a mean over other groups is a product with one matrix.
 """
 
 from __future__ import annotations
@@ -21,27 +23,36 @@ from roost.core.arrays import Array
 
 @dataclass(frozen=True, eq=False)
 class GraphMaps:
-    """How numbers travel between the groups of a graph: each takes the mean over those it hears from."""
+    """How numbers travel between the groups of a graph: each takes the mean over those it hears
+    from."""
 
-    parents: Tensor  # [groups, groups] of each column those it hears from, as shares that add up to 1
+    # [groups, groups] of each column those it hears from, as shares that add up to 1.
+    parents: Tensor
     children: Tensor  # the same, against the edges
-    reach: Tensor  # [3, groups, groups] of each row its ancestors, descendants, and those that are neither
+    # [3, groups, groups] of each row its ancestors, descendants, and those that are neither.
+    reach: Tensor
 
     @staticmethod
     def of(reach: Array, source: Array, target: Array) -> GraphMaps:
-        """From edges between groups, along which there is no cycle, and from who is reached [groups, groups]."""
+        """From edges between groups, along which there is no cycle, and from who is reached
+        [groups, groups]."""
         heard = np.zeros((len(reach), len(reach)), dtype=np.float32)
         heard[source, target] = 1.0
         parents, children = (way / np.maximum(1.0, way.sum(axis=0)) for way in (heard, heard.T))
-        return GraphMaps(torch.from_numpy(parents), torch.from_numpy(children), torch.from_numpy(pools(reach)))
+        return GraphMaps(
+            torch.from_numpy(parents), torch.from_numpy(children), torch.from_numpy(pools(reach))
+        )
 
     def to(self, device: torch.device) -> GraphMaps:
         return GraphMaps(self.parents.to(device), self.children.to(device), self.reach.to(device))
 
 
 def pools(reach: Array) -> Array:  # [3, groups, groups] f4
-    """Rows that take the mean over ancestors, descendants and parallel groups; reach[u, v]: v comes after u."""
-    sets = np.stack([reach.T, reach, ~(reach | reach.T | np.eye(len(reach), dtype=bool))]).astype(np.float32)
+    """Rows that take the mean over ancestors, descendants and parallel groups; reach[u, v]: v comes
+    after u."""
+    sets = np.stack([reach.T, reach, ~(reach | reach.T | np.eye(len(reach), dtype=bool))]).astype(
+        np.float32
+    )
     return np.asarray(sets / np.maximum(1, sets.sum(axis=2, keepdims=True)))
 
 
@@ -64,7 +75,8 @@ class Shape:
 
 
 class GraphPolicy(nn.Module):
-    """Scores of devices for a group, from features of all groups and of each device for this group."""
+    """Scores of devices for a group, from features of all groups and of each device for this
+    group."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         super().__init__()
@@ -82,12 +94,15 @@ class GraphPolicy(nn.Module):
         _initialise(self, seed)
 
     def embed(self, maps: GraphMaps, groups: Tensor) -> Tensor:
-        """[features, batch, groups] to [2 * width, batch, groups]: messages along the edges, and against them."""
+        """[features, batch, groups] to [2 * width, batch, groups]: messages along the edges, and
+        against them."""
         own = _through(self.first, groups)
         if not self.shape.messages:
             return torch.cat([own, own])
         both = []
-        for way, heard, taken in zip((maps.parents, maps.children), self.heard, self.taken, strict=True):
+        for way, heard, taken in zip(
+            (maps.parents, maps.children), self.heard, self.taken, strict=True
+        ):
             state = own
             anyone = (way.sum(dim=0) > 0).float()  # [groups] whether there is anyone to hear from
             for _ in range(self.shape.rounds):
@@ -97,7 +112,8 @@ class GraphPolicy(nn.Module):
         return torch.cat(both)
 
     def contexts(self, maps: GraphMaps, embedded: Tensor) -> Tensor:
-        """[2 * width, batch, groups] to [hidden, batch, groups]: every group with its three pools, for the head."""
+        """[2 * width, batch, groups] to [hidden, batch, groups]: every group with its three pools,
+        for the head."""
         parts = [embedded]
         if self.shape.pools:
             parts += [
@@ -117,7 +133,8 @@ class GraphPolicy(nn.Module):
         return _linear(self.about, torch.cat(parts))
 
     def log_probs(self, context: Tensor, devices: Tensor, allowed: Tensor) -> Tensor:
-        """[..., devices] from features [features, ..., devices] of devices, and which are allowed [..., devices].
+        """[..., devices] from features [features, ..., devices] of devices, and which are allowed
+        [..., devices].
 
         `context` [hidden, ..., devices] is what describes the group; it is broadcast.
         """
@@ -125,7 +142,9 @@ class GraphPolicy(nn.Module):
         each = (_linear(self.device, devices) + context).relu_()
         mean = (each * usable).sum(dim=-1) / usable.sum(dim=-1)
         of_each, of_all = self.middle.weight[:, :hidden], self.middle.weight[:, hidden:]
-        shared = torch.addmm(self.middle.bias[:, None], of_all, mean.reshape(hidden, -1)).view_as(mean)
+        shared = torch.addmm(self.middle.bias[:, None], of_all, mean.reshape(hidden, -1)).view_as(
+            mean
+        )
         middle = ((of_each @ each.reshape(hidden, -1)).view_as(each) + shared[..., None]).relu_()
         score = _linear(self.score, middle)[0]
         return torch.log_softmax(score.masked_fill(~allowed, -torch.inf), dim=-1)
@@ -133,7 +152,9 @@ class GraphPolicy(nn.Module):
 
 def _linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """[features, ...] to [outputs, ...]."""
-    return torch.addmm(layer.bias[:, None], layer.weight, x.reshape(len(x), -1)).view(-1, *x.shape[1:])
+    return torch.addmm(layer.bias[:, None], layer.weight, x.reshape(len(x), -1)).view(
+        -1, *x.shape[1:]
+    )
 
 
 def _through(layers: nn.Module, x: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
-"""The network of `lister` in PyTorch: the score of each device, from what was seen of it and what is known of the unit.
+"""The network of `lister` in PyTorch: the score of each device, from what was seen of it and what
+is known of the unit.
 
-One hidden layer for each device, their mean as context, a second layer, and a linear rule beside them. The weights are
-shared by all devices, so nothing depends on how many there are or on what they are called.
+One hidden layer for each device, their mean as context, a second layer, and a linear rule beside
+them. The weights are shared by all devices, so nothing depends on how many there are or on what
+they are called.
 """
 
 from __future__ import annotations
@@ -34,13 +36,16 @@ class Policy(torch.nn.Module):
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         super().__init__()
         for name, value in tensors.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.from_numpy(np.array(value, dtype=np.float32))))
+            self.register_parameter(
+                name, torch.nn.Parameter(torch.from_numpy(np.array(value, dtype=np.float32)))
+            )
 
     def arrays(self) -> dict[str, Array]:
         return {name: value.detach().numpy().copy() for name, value in self.named_parameters()}
 
     def forward(self, rows: Decisions) -> Tensor:
-        """[rows, devices] the logarithm of how likely each device is; very low where it is masked."""
+        """[rows, devices] the logarithm of how likely each device is; very low where it is
+        masked."""
         weights = dict(self.named_parameters())
         there = rows.mask.unsqueeze(-1).to(rows.seen.dtype)
         base = rows.known @ weights["known"] + weights["bias"]

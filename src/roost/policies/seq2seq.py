@@ -1,12 +1,14 @@
-"""A sequence of groups in, a sequence of devices out (Mirhoseini et al. 2017): LSTM encoder, LSTM decoder, attention.
+"""A sequence of groups in, a sequence of devices out (Mirhoseini et al. 2017): LSTM encoder, LSTM
+decoder, attention.
 
-The encoder reads the groups in their order, both ways. The decoder gives a device to one group after the other and is
-told which device it gave to the one before.
+The encoder reads the groups in their order, both ways. The decoder gives a device to one group
+after the other and is told which device it gave to the one before.
 
-Differs in: attention is a choice, since at equal trials the decoder learns faster without it when it gets the encoder's
-state of the group it is at (`aligned`). Of devices that can be exchanged, one that nobody uses yet may be taken only
-after those before it (`twins`): otherwise the first hundreds of trials go into agreeing on names. A prior may be added
-to the logits. Attention comes after the recurrent cell, so that a whole batch needs one pass over the groups.
+Differs in: attention is a choice, since at equal trials the decoder learns faster without it when
+it gets the encoder's state of the group it is at (`aligned`). Of devices that can be exchanged, one
+that nobody uses yet may be taken only after those before it (`twins`): otherwise the first hundreds
+of trials go into agreeing on names. A prior may be added to the logits. Attention comes after the
+recurrent cell, so that a whole batch needs one pass over the groups.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _CLOSED = -1e9  # a logit that is never drawn
 
 
 class Seq2Seq(nn.Module):
-    """Logits for one problem: features [groups, features], allowed [groups, devices], prior [groups, devices].
+    """Logits for one problem: features [groups, features], allowed [groups, devices], prior
+    [groups, devices].
 
     `twins` [devices] names for each device the one that must be in use before it, or -1.
     """
@@ -45,17 +48,25 @@ class Seq2Seq(nn.Module):
         self.attention, self.autoregressive, self.aligned = attention, autoregressive, aligned
         self.temperature, self.tanh = temperature, tanh
         self.register_buffer("features", features, persistent=False)
-        self.register_buffer("fixed", torch.where(allowed, prior, torch.tensor(_CLOSED)), persistent=False)
+        self.register_buffer(
+            "fixed", torch.where(allowed, prior, torch.tensor(_CLOSED)), persistent=False
+        )
         before = torch.tensor([self.num_devices if twin < 0 else twin for twin in twins])
         self.register_buffer("before", before, persistent=False)
         self.has_twins = autoregressive and any(twin >= 0 for twin in twins)
         self.encoder = nn.LSTM(features.shape[1], hidden, bidirectional=True)
         self.enter = nn.Linear(2 * hidden, 4 * hidden)
-        self.device = nn.Embedding(self.num_devices + 1, 4 * hidden)  # the last one: nothing given yet
+        # The last one: nothing given yet.
+        self.device = nn.Embedding(self.num_devices + 1, 4 * hidden)
         self.recur = nn.Parameter(torch.empty(hidden, 4 * hidden))
-        self.leave = nn.Linear(hidden * (1 if attention == "none" else 3), self.num_devices, bias=False)
+        self.leave = nn.Linear(
+            hidden * (1 if attention == "none" else 3), self.num_devices, bias=False
+        )
         if attention == "additive":
-            self.query, self.key = nn.Linear(hidden, hidden, bias=False), nn.Linear(2 * hidden, hidden, bias=False)
+            self.query, self.key = (
+                nn.Linear(hidden, hidden, bias=False),
+                nn.Linear(2 * hidden, hidden, bias=False),
+            )
             self.score = nn.Linear(hidden, 1, bias=False)
         elif attention == "dot":
             self.query = nn.Linear(hidden, 2 * hidden, bias=False)
@@ -67,7 +78,8 @@ class Seq2Seq(nn.Module):
     before: Tensor
 
     def _begin(self, spread: float) -> None:
-        """The last layer begins at zero, so that the first placements are drawn from the prior alone; or nearly so."""
+        """The last layer begins at zero, so that the first placements are drawn from the prior
+        alone; or nearly so."""
         for name, weights in self.named_parameters():
             if weights.dim() > 1 and not name.startswith("device"):
                 nn.init.xavier_uniform_(weights)
@@ -84,13 +96,15 @@ class Seq2Seq(nn.Module):
     # ------------------------------------------------------------------ both ways of use
 
     def _encoded(self) -> tuple[Tensor, Tensor]:
-        """The encoder's states [groups, 2 hidden], and what the decoder gets of them [groups, 4 hidden]."""
+        """The encoder's states [groups, 2 hidden], and what the decoder gets of them [groups, 4
+        hidden]."""
         states, _ = self.encoder(self.features)
         given = self.enter(states)
         return states, given if self.aligned else given[-1:].expand_as(given)
 
     def _logits(self, hidden: Tensor, states: Tensor) -> Tensor:
-        """Logits [groups, batch, devices] of hidden states [groups, batch, hidden], before what is fixed."""
+        """Logits [groups, batch, devices] of hidden states [groups, batch, hidden], before what is
+        fixed."""
         if self.attention != "none":
             hidden = torch.cat([hidden, self._attended(hidden, states)], dim=-1)
         logits = self.leave(hidden) / self.temperature
@@ -101,12 +115,16 @@ class Seq2Seq(nn.Module):
             weights = self.query(hidden) @ states.t() / states.shape[-1] ** 0.5
         else:
             key = self.key(states)
-            rows = [self.score(torch.tanh(key + row.unsqueeze(-2))).squeeze(-1) for row in self.query(hidden)]
+            rows = [
+                self.score(torch.tanh(key + row.unsqueeze(-2))).squeeze(-1)
+                for row in self.query(hidden)
+            ]
             weights = torch.stack(rows)  # one group at a time: all at once would not fit in memory
         return torch.softmax(weights, dim=-1) @ states
 
     def log_probs(self, actions: Tensor) -> Tensor:
-        """Logarithms of the probabilities [batch, groups, devices] with which each device was to be drawn.
+        """Logarithms of the probabilities [batch, groups, devices] with which each device was to be
+        drawn.
 
         For actions [batch, groups]: each group's given those of the groups before it.
         """
@@ -133,9 +151,13 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Actions [count, groups] drawn one group after the other, and the log-probabilities of all devices."""
-        drawn_here = torch.empty(self.num_groups, count, self.num_devices).exponential_(generator=generator)
-        noise = -drawn_here.log().to(self.fixed.device)  # drawn by the CPU, so that equal seeds draw the same
+        """Actions [count, groups] drawn one group after the other, and the log-probabilities of all
+        devices."""
+        drawn_here = torch.empty(self.num_groups, count, self.num_devices).exponential_(
+            generator=generator
+        )
+        # Drawn by the CPU, so that equal seeds draw the same.
+        noise = -drawn_here.log().to(self.fixed.device)
         if not self.autoregressive:
             log_probs = self.log_probs(self.before.new_zeros(count, self.num_groups))
             return (log_probs.transpose(0, 1) + noise).argmax(dim=-1).t(), log_probs

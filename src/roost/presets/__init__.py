@@ -20,8 +20,8 @@ def names() -> list[str]:
 def cluster(name_or_path: str | Path) -> Cluster:
     """The cluster of a preset, or in a file; raises UnknownName with the nearest preset.
 
-    `here` is the machine we are on. A name wins over a file of that name in the working directory: write `./cpu` for
-    the file.
+    `here` is the machine we are on. A name wins over a file of that name in the working directory:
+    write `./cpu` for the file.
     """
     if os.fspath(name_or_path) == HERE:
         from roost.presets.probe import probe
@@ -45,4 +45,4 @@ def cluster(name_or_path: str | Path) -> Cluster:
 def _looks_like_a_path(text: str) -> bool:
     if text.endswith((".toml", ".gz")) or "/" in text or os.sep in text:
         return True
-    return os.path.isfile(text)  # noqa: PTH113  Path.is_file raises on a name that is too long
+    return os.path.isfile(text)  # noqa: PTH113  Path.is_file raises on a name too long

@@ -17,8 +17,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 _SECONDS = 0.1  # for each figure
 _LARGEST = 8192  # rows of a matrix
 _SMALL, _LARGE = 4096, 128 * 2**20  # bytes of the transfers that give latency and bandwidth
-_AROUND, _BUSY, _PASSES = 4 * 2**20, 2**30, 6  # bytes of an op of the CPU and of one of a GPU, and how many of these
-_SENT, _SENDS = (2**20, 4 * 2**20, 16 * 2**20), 15  # bytes of what ops make, and how often each is sent
+# Bytes of an op of the CPU and of one of a GPU, and how many of these.
+_AROUND, _BUSY, _PASSES = 4 * 2**20, 2**30, 6
+# Bytes of what ops make, and how often each is sent.
+_SENT, _SENDS = (2**20, 4 * 2**20, 16 * 2**20), 15
 # New memory costs more than the copying where there is much of it: as large as what models send.
 _ACTIVATION = 16 * 2**20
 
@@ -38,13 +40,16 @@ def of_gpu(number: int) -> dict[str, Any]:
     size = min(2**30, machine.gpu_memory(number) // 8)
     found = _device(device, lambda call: cuda_time([call], number, _SECONDS)[0], size, 0.002)
     one = torch.ones(1, device=device)
-    found["launch_overhead"] = cuda_time([lambda: torch.ops.aten.add.Tensor(one, one)], number, _SECONDS)[1]
+    found["launch_overhead"] = cuda_time(
+        [lambda: torch.ops.aten.add.Tensor(one, one)], number, _SECONDS
+    )[1]
     torch.cuda.empty_cache()
     return found
 
 
 def _device(device: torch.device, clock: Clock, size: int, enough: float) -> dict[str, Any]:
-    """A matrix product that takes `enough` seconds is large enough; `size` bytes are copied for the bandwidth."""
+    """A matrix product that takes `enough` seconds is large enough; `size` bytes are copied for the
+    bandwidth."""
     one = torch.ones(1, device=device)
     rates = {dtype: _matmul_rate(getattr(torch, dtype), device, clock, enough) for dtype in DTYPES}
     return {
@@ -61,13 +66,19 @@ def _memory_bandwidth(device: torch.device, clock: Clock, size: int) -> float:
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough: float) -> float:
-    """The best FLOP/s of square products, larger and larger; 0 where the device has none for this type."""
+    """The best FLOP/s of square products, larger and larger; 0 where the device has none for this
+    type."""
     best, size, long = 0.0, 256, 0
-    while size <= _LARGEST and long < 2:  # once is no proof: threads that wait for a core make a small one long
+    # Once is no proof: threads that wait for a core make a small one long.
+    while size <= _LARGEST and long < 2:
         try:
-            one, other = (torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2))
+            one, other = (
+                torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2)
+            )
             # Data of one value alone saves power, and is faster.
-            one += torch.rand((1, size), generator=torch.Generator().manual_seed(0)).to(device, dtype)
+            one += torch.rand((1, size), generator=torch.Generator().manual_seed(0)).to(
+                device, dtype
+            )
             seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or out of memory
             break
@@ -86,9 +97,11 @@ def gpu_to_host(number: int, threads: int, cores: set[int] | None = None) -> dic
 
 
 def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> dict[str, float]:
-    """A way between the host and a GPU; its latency is that of a small tensor which the next op waits for.
+    """A way between the host and a GPU; its latency is that of a small tensor which the next op
+    waits for.
 
-    Where one thread has both devices nobody has to be woken; where two have them, that is not counted.
+    Where one thread has both devices nobody has to be woken; where two have them, that is not
+    counted.
     """
     host = torch.zeros(_LARGE, dtype=torch.uint8, pin_memory=True)
     there = torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
@@ -107,7 +120,9 @@ def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> d
         found = _copies(source, target, lambda: torch.cuda.synchronize(number))
         latency = host_time([cross], _SECONDS)
         found |= {"latency": latency}
-        launching = host_time([_receiving(there.device) if up else _handing(there.device)], _SECONDS)
+        launching = host_time(
+            [_receiving(there.device) if up else _handing(there.device)], _SECONDS
+        )
     with machine.OwnThread(threads, cores) as thread:
         posting = thread(lambda: host_time([_posting()], _SECONDS)) if up else 0.0
         waits = thread(lambda: _wait(there.device, up))
@@ -117,20 +132,27 @@ def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> d
     return found | _ends(up, latency, waits, launching, posting)
 
 
-def _ends(up: bool, latency: float, waits: float, launching: float, posting: float) -> dict[str, float]:
+def _ends(
+    up: bool, latency: float, waits: float, launching: float, posting: float
+) -> dict[str, float]:
     """What of a crossing keeps either end busy, and what is left of it as latency.
 
-    To a GPU one thread posts the tensor and the other launches its copy. To the CPU one thread launches the copy, and
-    what is waited for beyond it is a pool of threads that wakes up.
+    To a GPU one thread posts the tensor and the other launches its copy. To the CPU one thread
+    launches the copy, and what is waited for beyond it is a pool of threads that wakes up.
     """
     if up:
         left = max(latency, waits - posting - launching)
         return {"send_latency": left, "sender_busy": posting, "receiver_busy": launching}
-    return {"send_latency": latency, "sender_busy": launching, "receiver_busy": max(0.0, waits - latency)}
+    return {
+        "send_latency": latency,
+        "sender_busy": launching,
+        "receiver_busy": max(0.0, waits - latency),
+    }
 
 
 def _handing(gpu: torch.device) -> Callable[[], None]:
-    """What the thread of a GPU does to send a small tensor to the host (`Cuda.handed` of the runtime)."""
+    """What the thread of a GPU does to send a small tensor to the host (`Cuda.handed` of the
+    runtime)."""
     tiny, stream = torch.ones(_SMALL // 4, device=gpu), torch.cuda.current_stream(gpu)
 
     def hand() -> None:
@@ -161,10 +183,11 @@ def _posting() -> Callable[[], None]:
 
 
 def _wait(gpu: torch.device, up: bool) -> float:
-    """Seconds that a small tensor which the other side waits for adds to the ops before and after it.
+    """Seconds that a small tensor which the other side waits for adds to the ops before and after
+    it.
 
-    While a GPU computes the threads of a CPU fall asleep, and wake up for the next op; a GPU that waited for the CPU
-    has nothing left to do, and what comes next has to be launched first.
+    While a GPU computes the threads of a CPU fall asleep, and wake up for the next op; a GPU that
+    waited for the CPU has nothing left to do, and what comes next has to be launched first.
     """
     around = torch.ones(_AROUND // 4)
     size = min(_BUSY, machine.gpu_memory(gpu.index) // 8)
@@ -211,14 +234,18 @@ def _wait(gpu: torch.device, up: bool) -> float:
 
 
 def _send(gpu: torch.device, up: bool, size: int) -> float:
-    """Seconds until what was just made on one side can be used on the other, with what the host does for it.
+    """Seconds until what was just made on one side can be used on the other, with what the host
+    does for it.
 
-    What all cores of a CPU have just written is in their caches, and was seen to reach a GPU at 9 GB/s where the same
-    bytes from memory come at 40; and it has to be copied to locked memory before.
+    What all cores of a CPU have just written is in their caches, and was seen to reach a GPU at 9
+    GB/s where the same bytes from memory come at 40; and it has to be copied to locked memory
+    before.
     """
     there = gpu if up else torch.device("cpu")
     source = torch.ones(size // 4, device="cpu" if up else gpu)
-    made, side, main = torch.empty_like(source), torch.cuda.Stream(gpu), torch.cuda.current_stream(gpu)  # type: ignore[no-untyped-call]
+    made = torch.empty_like(source)
+    side = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
+    main = torch.cuda.current_stream(gpu)
 
     def send() -> None:
         ready, arrived = torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -249,7 +276,8 @@ def _send(gpu: torch.device, up: bool, size: int) -> float:
 
 def gpu_to_gpu(source: int, target: int) -> dict[str, float]:
     one, other = (
-        torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number)) for number in (source, target)
+        torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
+        for number in (source, target)
     )
 
     def wait() -> None:
@@ -260,7 +288,8 @@ def gpu_to_gpu(source: int, target: int) -> dict[str, float]:
 
 
 def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[str, float]:
-    """The latency is what one small copy takes from its call to its arrival, as an op that needs it sees it."""
+    """The latency is what one small copy takes from its call to its arrival, as an op that needs it
+    sees it."""
 
     def copy(size: int) -> Callable[[], None]:
         there, here = target[:size], source[:size]
@@ -272,11 +301,15 @@ def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[st
         return call
 
     latency = host_time([copy(_SMALL)], _SECONDS)
-    return {"latency": latency, "bandwidth": _LARGE / max(host_time([copy(_LARGE)], _SECONDS) - latency, 1e-9)}
+    return {
+        "latency": latency,
+        "bandwidth": _LARGE / max(host_time([copy(_LARGE)], _SECONDS) - latency, 1e-9),
+    }
 
 
 def between_threads() -> dict[str, float]:
-    """A way between two devices that are threads: a third thread is given a tensor, and hands over a copy of it."""
+    """A way between two devices that are threads: a third thread is given a tensor, and hands over
+    a copy of it."""
     small, large = (torch.zeros(size, dtype=torch.uint8) for size in (_SMALL, _ACTIVATION))
     with machine.OwnThread(1) as link:
         latency = host_time([lambda: link(small.clone)], _SECONDS)

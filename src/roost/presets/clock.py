@@ -14,11 +14,14 @@ _LONGEST_HOLD = 0.2  # seconds
 _CYCLES = 2e9  # per second, of any GPU, roughly
 
 
-def host_time(calls: Sequence[Call], seconds: float, most: int = _MOST, share: float = 0.25) -> float:
-    """This share of the calls took no longer: in turn, after one that is not counted, until they took so many seconds.
+def host_time(
+    calls: Sequence[Call], seconds: float, most: int = _MOST, share: float = 0.25
+) -> float:
+    """This share of the calls took no longer: in turn, after one that is not counted, until they
+    took so many seconds.
 
-    Not the median, as a rule: whatever else the machine does makes calls longer, never shorter. The output is given
-    back within the time: whoever runs it pays for that too.
+    Not the median, as a rule: whatever else the machine does makes calls longer, never shorter. The
+    output is given back within the time: whoever runs it pays for that too.
     """
     calls[0]()
     times: list[float] = []
@@ -58,7 +61,8 @@ def cuda_time(calls: Sequence[Call], device: int, seconds: float) -> tuple[float
 
 
 def _batch(calls: Sequence[Call], count: int, launching: float) -> float:
-    """Seconds of each of so many calls. The GPU is held back until they are launched, or it would wait for the host."""
+    """Seconds of each of so many calls. The GPU is held back until they are launched, or it would
+    wait for the host."""
     import torch
 
     cuda: Any = torch.cuda  # which has no types for these

@@ -35,7 +35,8 @@ def hardware() -> dict[str, Any]:
 
 
 def _precision() -> list[Any]:
-    """How PyTorch was asked to compute in single precision. It warns of, or refuses, a mix of its old and new ways."""
+    """How PyTorch was asked to compute in single precision. It warns of, or refuses, a mix of its
+    old and new ways."""
     import torch
 
     with warnings.catch_warnings():
@@ -60,19 +61,23 @@ def own_cores() -> list[int]:
 
 
 def shares(count: int, cores: Sequence[int] | None = None) -> list[set[int]]:
-    """Cores, by default those of this process, split evenly over so many devices, at least one for each."""
+    """Cores, by default those of this process, split evenly over so many devices, at least one for
+    each."""
     own = own_cores() if cores is None else cores
     if count >= len(own):
         return [{own[number % len(own)]} for number in range(count)]
-    return [set(own[number * len(own) // count : (number + 1) * len(own) // count]) for number in range(count)]
+    return [
+        set(own[number * len(own) // count : (number + 1) * len(own) // count])
+        for number in range(count)
+    ]
 
 
 def parts(kinds: Sequence[str]) -> list[set[int]]:
     """Cores of each device of a cluster, by their kinds.
 
-    Those of the kind `cpu` share them evenly. Where there are enough, the threads that tell GPUs what to do have one
-    each to themselves, and those that copy one together: beside an op that is split over all cores they would hold up
-    the op, and the op would hold up the GPU.
+    Those of the kind `cpu` share them evenly. Where there are enough, the threads that tell GPUs
+    what to do have one each to themselves, and those that copy one together: beside an op that is
+    split over all cores they would hold up the op, and the op would hold up the GPU.
     """
     own, hosts = own_cores(), [kind == "cpu" for kind in kinds]
     if not any(hosts):
@@ -91,14 +96,18 @@ def cpu_model() -> str:
 
 def cache_bytes() -> int:
     """Of the last-level cache."""
-    found = re.fullmatch(r"(\d+)([KM])", _text("/sys/devices/system/cpu/cpu0/cache/index3/size").strip())
+    found = re.fullmatch(
+        r"(\d+)([KM])", _text("/sys/devices/system/cpu/cpu0/cache/index3/size").strip()
+    )
     return int(found[1]) * {"K": 2**10, "M": 2**20}[found[2]] if found else _SOME_CACHE
 
 
 def available_memory() -> int:
     """Bytes that programs may still take, within what a container allows."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
-    free = int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = (
+        int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )
     group = Path("/sys/fs/cgroup")
     most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if most.isdecimal() and used.isdecimal():
@@ -108,7 +117,8 @@ def available_memory() -> int:
 
 
 def gpu_memory(number: int) -> int:
-    """Bytes that this process may have on a GPU: what is free, and what it holds already. Makes a CUDA context."""
+    """Bytes that this process may have on a GPU: what is free, and what it holds already. Makes a
+    CUDA context."""
     import torch
 
     free, _ = torch.cuda.mem_get_info(number)
@@ -128,22 +138,26 @@ def _text(path: str | Path) -> str:
 
 
 def keep_memory() -> None:
-    """Have the C library keep what is given back, for the tensors to come: of this process, from now on.
+    """Have the C library keep what is given back, for the tensors to come: of this process, from
+    now on.
 
-    Otherwise large ones are taken from the system page by page, and given back, in every step: 5,000 to 30,000 page
-    faults a step on models of 50 ms to a second, a twentieth of its time on one core and more on many.
+    Otherwise large ones are taken from the system page by page, and given back, in every step:
+    5,000 to 30,000 page faults a step on models of 50 ms to a second, a twentieth of its time on
+    one core and more on many.
     """
     with suppress(OSError, AttributeError):  # another library has other ways
         library = ctypes.CDLL("libc.so.6")
-        # Older versions refuse more than 32 MiB. The other settings alone would make it worse: with any of them set,
-        # what counts as large starts at 128 KiB, and no longer grows with what is given back.
+        # Older versions refuse more than 32 MiB. The other settings alone would make it worse: with
+        # any of them set, what counts as large starts at 128 KiB, and no longer grows with what is
+        # given back.
         if any(library.mallopt(_MMAP_THRESHOLD, most) for most in (2**30, 2**25)):
             library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
             library.mallopt(_TOP_PAD, 64 * 2**20)
 
 
 class OwnThread:
-    """A thread with some threads of PyTorch's, and cores where given, that does what it is asked, one by one.
+    """A thread with some threads of PyTorch's, and cores where given, that does what it is asked,
+    one by one.
 
     It is how the runtime has a device of the kind `cpu`, so it is how one is measured.
     """
@@ -171,7 +185,8 @@ class OwnThread:
 
         if cores and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
-        torch.get_num_threads()  # a thread that has never asked would take over at its first op what another has set
+        # A thread that has never asked would take over at its first op what another has set.
+        torch.get_num_threads()
         torch.set_num_threads(threads)
         with torch.no_grad():
             while (work := self._work.get()) is not None:
@@ -189,11 +204,15 @@ class OwnThread:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         import torch
 
         self._work.put(None)
-        if error is None or isinstance(error, Exception):  # with Ctrl-C nobody waits for what it is at
+        # With Ctrl-C nobody waits for what it is at.
+        if error is None or isinstance(error, Exception):
             self._thread.join()
         torch.set_num_threads(self._before)  # what one thread sets is what new threads begin with

@@ -1,4 +1,5 @@
-"""Machines that nobody has: a cluster with other speeds, for learning what holds on more than one machine."""
+"""Machines that nobody has: a cluster with other speeds, for learning what holds on more than one
+machine."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _BYTES_POWER, _HOST_POWER = 0.75, 0.5
 
 
 def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
-    """A machine with as many devices of the same kinds, but of other speeds, and some of them slower than the rest."""
+    """A machine with as many devices of the same kinds, but of other speeds, and some of them
+    slower than the rest."""
 
     def drawn(bounds: tuple[float, float]) -> float:
         return float(np.exp(rng.uniform(*np.log(bounds))))
@@ -46,7 +48,13 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
         )
         for link in cluster.links
     ]
-    return replace(cluster, name=f"{cluster.name}_made_up", devices=tuple(devices), links=tuple(links), description="")
+    return replace(
+        cluster,
+        name=f"{cluster.name}_made_up",
+        devices=tuple(devices),
+        links=tuple(links),
+        description="",
+    )
 
 
 def _scaled(device: Device, speed: float, memory: float, overhead: float) -> Device:

@@ -1,4 +1,5 @@
-"""What was measured on this machine, kept in a folder for the next time. A damaged file is as good as none."""
+"""What was measured on this machine, kept in a folder for the next time. A damaged file is as good
+as none."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def read(what: str, key: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_own(path: Path) -> None:
-    """Only plain files of ours are read and replaced: no links to elsewhere, and no pipes that would be waited for."""
+    """Only plain files of ours are read and replaced: no links to elsewhere, and no pipes that
+    would be waited for."""
     state = path.lstat()
     if not stat.S_ISREG(state.st_mode) or (hasattr(os, "getuid") and state.st_uid != os.getuid()):
         raise InputError(f"{path} is no plain file of this user; remove it")
@@ -77,4 +79,8 @@ def write(what: str, key: dict[str, Any], found: dict[str, Any]) -> None:
             _check_own(path)
         files.write_bytes(path, json.dumps({"key": key, "found": found}, indent=1).encode())
     except (InputError, OSError, RuntimeError) as error:
-        _warn("", "what was measured cannot be kept: %s; XDG_CACHE_HOME can name another folder", error)
+        _warn(
+            "",
+            "what was measured cannot be kept: %s; XDG_CACHE_HOME can name another folder",
+            error,
+        )

@@ -1,4 +1,5 @@
-"""The machine we are on as a cluster: its devices found, their figures and links measured, once for its hardware."""
+"""The machine we are on as a cluster: its devices found, their figures and links measured, once for
+its hardware."""
 
 from __future__ import annotations
 
@@ -10,17 +11,17 @@ from typing import Any
 from roost.core.cluster import MOST_DEVICES, Cluster, Device, Link
 from roost.core.units import parse_bytes, show_bytes
 from roost.errors import InputError, UnknownName
-from roost.presets import machine
-from roost.presets import measurement_cache
+from roost.presets import machine, measurement_cache
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 8  # another number where figures are taken in another way: what was kept before is no use then
+# Another number where figures are taken in another way: what was kept before is no use then.
+_METHOD = 8
 _ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
 peak: measured here, square matrix products in each type, with the settings that PyTorch has
-memory_bandwidth: measured here, a copy inside the device with bytes read and bytes written both counted
+memory_bandwidth: measured here, a copy inside the device, bytes read and written both counted
 launch_overhead: measured here, what the host takes for a tiny op
 """
 _LINK_FIGURES = """
@@ -34,16 +35,21 @@ bus: assumed, each direction is separate
 """
 
 
-def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, refresh: bool = False) -> Cluster:
+def probe(
+    memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, refresh: bool = False
+) -> Cluster:
     """The cluster of this machine: `cpu`, and `cuda:0` and so on where there are any.
 
-    `memory` caps what devices have, as in {"cuda:0": "6GiB"}. With `virtual` the devices are so many threads instead,
-    `cpu:0` and so on, which share the cores and the memory evenly. What is measured, in under a minute, is kept for
-    this hardware, driver and PyTorch; `refresh` measures it anew. Raises UnknownName for a device that is not here,
-    and InputError for a cap above what there is.
+    `memory` caps what devices have, as in {"cuda:0": "6GiB"}. With `virtual` the devices are so
+    many threads instead, `cpu:0` and so on, which share the cores and the memory evenly. What is
+    measured, in under a minute, is kept for this hardware, driver and PyTorch; `refresh` measures
+    it anew. Raises UnknownName for a device that is not here, and InputError for a cap above what
+    there is.
     """
     if not isinstance(virtual, int) or not 0 <= virtual <= MOST_DEVICES:
-        raise InputError(f"virtual is {virtual!r}; it must be a number of devices, at most {MOST_DEVICES}")
+        raise InputError(
+            f"virtual is {virtual!r}; it must be a number of devices, at most {MOST_DEVICES}"
+        )
     names = _names(virtual)
     caps = _caps(memory or {}, names)
     key = machine.hardware() | {"virtual": virtual, "method": _METHOD}
@@ -55,8 +61,13 @@ def probe(memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, re
     room = {name: _memory(name, virtual) for name in names}
     for name, cap in caps.items():
         if cap > room[name]:
-            raise InputError(f"memory of {name!r} is {show_bytes(cap)}; only {show_bytes(room[name])} can be had")
-    devices = tuple(_device(name, figures["devices"][name], caps.get(name, room[name]), name in caps) for name in names)
+            raise InputError(
+                f"memory of {name!r} is {show_bytes(cap)}; only {show_bytes(room[name])} can be had"
+            )
+    devices = tuple(
+        _device(name, figures["devices"][name], caps.get(name, room[name]), name in caps)
+        for name in names
+    )
     links = tuple(_link(*row) for row in figures["links"])
     return Cluster("here", devices, links, _description(key))
 
@@ -68,7 +79,8 @@ def measured(virtual: int) -> dict[str, Any]:
     if virtual:
         cores = machine.shares(virtual)
         found = {
-            len(share): _figures.of_cpu(len(share), share) for share in {len(each): each for each in cores}.values()
+            len(share): _figures.of_cpu(len(share), share)
+            for share in {len(each): each for each in cores}.values()
         }
         link = _figures.between_threads() if virtual > 1 else None
         return {
@@ -78,7 +90,8 @@ def measured(virtual: int) -> dict[str, Any]:
     import torch
 
     own = machine.parts(["cpu", *["cuda"] * machine.num_gpus()])[0]
-    host = min(len(own), torch.get_num_threads()), own if machine.num_gpus() else None  # threads, and their cores
+    # Threads, and their cores.
+    host = min(len(own), torch.get_num_threads()), own if machine.num_gpus() else None
     devices = {"cpu": _figures.of_cpu(*host)}
     links: list[list[Any]] = []
     for number in range(machine.num_gpus()):
@@ -97,7 +110,10 @@ def measured(virtual: int) -> dict[str, Any]:
 
 
 def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
-    more = (found.get(name, 0.0) for name in ("send_bandwidth", "send_latency", "sender_busy", "receiver_busy"))
+    more = (
+        found.get(name, 0.0)
+        for name in ("send_bandwidth", "send_latency", "sender_busy", "receiver_busy")
+    )
     return [source, target, found["bandwidth"], found["latency"], way, *more]
 
 
@@ -115,7 +131,8 @@ def _caps(memory: Mapping[str, int | str], names: list[str]) -> dict[str, int]:
 
 
 def _memory(name: str, virtual: int) -> int:
-    """What a device can have, rounded down: a program that differs by a page is not another problem."""
+    """What a device can have, rounded down: a program that differs by a page is not another
+    problem."""
     if name.startswith("cuda:"):
         room = machine.gpu_memory(int(name.removeprefix("cuda:")))
     else:
@@ -125,7 +142,13 @@ def _memory(name: str, virtual: int) -> int:
 
 def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) -> Device:
     kind = name.partition(":")[0]
-    found = "as asked for" if capped else "what this process can have" if kind == "cuda" else "what is available"
+    found = (
+        "as asked for"
+        if capped
+        else "what this process can have"
+        if kind == "cuda"
+        else "what is available"
+    )
     return Device(
         name,
         kind,
@@ -149,9 +172,15 @@ def _link(
     receiver_busy: float,
 ) -> Link:
     sends = "measured here, 1, 4 and 16 MiB that were just made, with what the host does for it"
-    waits = "measured here, what it adds to an op on either side that the other side goes on after it, less busy ends"
+    waits = (
+        "measured here, what it adds to an op on either side that the other side goes on after "
+        "it, less busy ends"
+    )
     sender = "measured here, what the thread that sends 4 KiB takes for it"
-    receiver = "measured here, what the thread that receives 4 KiB takes for it, or the threads of a CPU to wake up"
+    receiver = (
+        "measured here, what the thread that receives 4 KiB takes for it, or the threads of a "
+        "CPU to wake up"
+    )
     figures = _LINK_FIGURES.format(
         way=way,
         sends=sends if send_bandwidth else "assumed, no less than bandwidth",
@@ -186,11 +215,18 @@ def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
             value
             for name in names
             for value in (
-                devices[name]["memory_bandwidth"], devices[name]["launch_overhead"], *devices[name]["peak"].values()
+                devices[name]["memory_bandwidth"], devices[name]["launch_overhead"],
+                *devices[name]["peak"].values(),
             )
         ]  # fmt: skip
-        numbers += [number for _, _, bandwidth, latency, *_ in figures["links"] for number in (bandwidth, latency)]
-        if not all(isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers):
+        numbers += [
+            number
+            for _, _, bandwidth, latency, *_ in figures["links"]
+            for number in (bandwidth, latency)
+        ]
+        if not all(
+            isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers
+        ):
             return False
         made = tuple(_device(name, devices[name], 1, False) for name in names)
         return all(made_of.peak for made_of in made) and bool(

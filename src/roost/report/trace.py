@@ -1,17 +1,20 @@
-"""Timeline -> `trace.json.gz`, for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event format.
+"""Timeline -> `trace.json.gz`, for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace
+Event format.
 
-A process `devices` with a thread for each device, a process `links` with a thread for each directed pair in use, a
-process `memory` with a counter for each device, and an arrow from the op that made a tensor to its transfer and on to
-the op that takes it there. Three traps in how Perfetto reads this:
+A process `devices` with a thread for each device, a process `links` with a thread for each directed
+pair in use, a process `memory` with a counter for each device, and an arrow from the op that made a
+tensor to its transfer and on to the op that takes it there. Three traps in how Perfetto reads this:
 
-- It rounds the start and the duration of a slice to nanoseconds apart from each other, and drops a slice that then
-  overlaps the one before. So both ends are rounded here, and the duration is what lies between them; the exact seconds
-  are in the arguments of the slice.
-- An arrow is bound to whatever slice was last opened on its thread. So it leaves one nanosecond before its slice ends,
-  and events come in the order slices, arrows, which breaks ties.
-- A thread's name goes to the thread with that number, whatever its process. So no two threads share a number.
+- It rounds the start and the duration of a slice to nanoseconds apart from each other, and drops a
+  slice that then overlaps the one before. So both ends are rounded here, and the duration is what
+  lies between them; the exact seconds are in the arguments of the slice.
+- An arrow is bound to whatever slice was last opened on its thread. So it leaves one nanosecond
+  before its slice ends, and events come in the order slices, arrows, which breaks ties.
+- A thread's name goes to the thread with that number, whatever its process. So no two threads share
+  a number.
 
-What takes no time (parameters, above all) is not drawn: there is nothing to see, and a model has thousands.
+What takes no time (parameters, above all) is not drawn: there is nothing to see, and a model has
+thousands.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ from roost.core.graph import UPDATE, Graph
 from roost.core.timeline import HOME, TRANSFER_KINDS, MemoryTrack, Timeline, Transfers
 from roost.errors import InputError
 
-DEVICES, LINKS, MEMORY = 1, 2, 3  # processes; a counter belongs to no thread, so it carries its process's number
+# Processes; a counter belongs to no thread, so it carries its process's number.
+DEVICES, LINKS, MEMORY = 1, 2, 3
 _FIRST_DEVICE, _FIRST_LINK = 100, 1000  # threads: 100 + device, 1000 + source * devices + target
 
 
@@ -99,11 +103,13 @@ class _Drawn:
 
 
 def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None) -> None:
-    """Write a full timeline as a trace, compressed where the name ends in `.gz`; the same bytes each time.
+    """Write a full timeline as a trace, compressed where the name ends in `.gz`; the same bytes
+    each time.
 
-    With the graph, slices tell the kind of op and the bytes sent, and an arrow from a transfer (`taken`) ends at the
-    first op that takes the tensor. Without it nobody knows which op that is: the arrow (`arrived`) ends at the first op
-    that starts on that device once the tensor is there. Raises InputError unless the timeline is full.
+    With the graph, slices tell the kind of op and the bytes sent, and an arrow from a transfer
+    (`taken`) ends at the first op that takes the tensor. Without it nobody knows which op that is:
+    the arrow (`arrived`) ends at the first op that starts on that device once the tensor is there.
+    Raises InputError unless the timeline is full.
     """
     files.write_bytes(Path(path), encode(timeline, graph))
 
@@ -111,7 +117,13 @@ def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None
 def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     """The bytes of a trace, an event a line."""
     device, moves, track = timeline.device, timeline.transfers, timeline.memory
-    if device is None or timeline.start is None or timeline.finish is None or moves is None or track is None:
+    if (
+        device is None
+        or timeline.start is None
+        or timeline.finish is None
+        or moves is None
+        or track is None
+    ):
         raise InputError("a trace needs the full timeline: simulate(problem, placement, full=True)")
     if graph is not None and graph.op_names != timeline.op_names:
         raise InputError(f"the timeline is not of graph {graph.name!r}: its ops are others")
@@ -120,7 +132,10 @@ def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     link = _FIRST_LINK + moves.source.astype(np.int64) * num_devices + moves.target
     sent = _Drawn(LINKS, link, moves.start, moves.finish)
     events = [
-        *_labels(timeline.device_names, sorted({sent.tid[row] for row in np.flatnonzero(sent.shown).tolist()})),
+        *_labels(
+            timeline.device_names,
+            sorted({sent.tid[row] for row in np.flatnonzero(sent.shown).tolist()}),
+        ),
         *_op_slices(timeline.op_names, ops, graph),
         *_transfer_slices(timeline.op_names, moves, sent, graph),
         *_counters(timeline.device_names, track),
@@ -129,7 +144,13 @@ def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     encoder = msgspec.json.Encoder()
     lines = b",\n".join(map(encoder.encode, events))
     about = encoder.encode({"from": f"roost, {timeline.source}", "step_time": timeline.step_time})
-    return b'{"traceEvents": [\n' + lines + b'\n],\n"displayTimeUnit": "ms",\n"otherData": ' + about + b"}\n"
+    return (
+        b'{"traceEvents": [\n'
+        + lines
+        + b'\n],\n"displayTimeUnit": "ms",\n"otherData": '
+        + about
+        + b"}\n"
+    )
 
 
 def _labels(device_names: tuple[str, ...], links: list[int]) -> Iterator[_Label]:
@@ -152,14 +173,20 @@ def _op_slices(names: tuple[str, ...], ops: _Drawn, graph: Graph | None) -> Iter
         yield _Slice(names[op], "op", ops.pid, ops.tid[op], ops.ts[op], ops.dur[op], arguments)
 
 
-def _transfer_slices(names: tuple[str, ...], moves: Transfers, sent: _Drawn, graph: Graph | None) -> Iterator[_Slice]:
+def _transfer_slices(
+    names: tuple[str, ...], moves: Transfers, sent: _Drawn, graph: Graph | None
+) -> Iterator[_Slice]:
     tensor, kind = moves.tensor.tolist(), moves.kind.tolist()
     size = None if graph is None else graph.output_bytes[moves.tensor].tolist()
     for row in np.flatnonzero(sent.shown).tolist():
         what = TRANSFER_KINDS[kind[row]]
-        arguments = _Arguments(*sent.seconds[row], kind=what, bytes=None if size is None else size[row])
+        arguments = _Arguments(
+            *sent.seconds[row], kind=what, bytes=None if size is None else size[row]
+        )
         name = f"{what} {names[tensor[row]]}"
-        yield _Slice(name, "transfer", sent.pid, sent.tid[row], sent.ts[row], sent.dur[row], arguments)
+        yield _Slice(
+            name, "transfer", sent.pid, sent.tid[row], sent.ts[row], sent.dur[row], arguments
+        )
 
 
 def _counters(device_names: tuple[str, ...], track: MemoryTrack) -> Iterator[_Counter]:
@@ -186,8 +213,10 @@ def _arrows(
             yield _ArrowEnd(arrived, number, ops.pid, ops.tid[op], ops.ts[op])
 
 
-def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -> list[int]:  # [transfers] op, or -1
-    """The op that made what is sent: the tensor's own op, or the update that made a parameter's new value."""
+# [transfers] op, or -1.
+def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -> list[int]:
+    """The op that made what is sent: the tensor's own op, or the update that made a parameter's new
+    value."""
     made: list[int] = moves.tensor.tolist()
     for row in np.flatnonzero(moves.kind == HOME).tolist():
         made[row] = -1
@@ -199,14 +228,17 @@ def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -
     return made
 
 
-def _takers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph) -> list[int]:  # [transfers] op, or -1
+# [transfers] op, or -1.
+def _takers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph) -> list[int]:
     """The first drawn op that takes the tensor where it was sent."""
     on, start, shown = device.tolist(), ops.start.tolist(), ops.shown.tolist()
     consumer_start, consumer_op = graph.consumer_start.tolist(), graph.consumer_op.tolist()
     columns = (moves.tensor, moves.target, moves.kind, moves.finish)
     found = []
     for tensor, target, kind, finish in zip(*(column.tolist() for column in columns), strict=True):
-        takers = [] if kind == HOME else consumer_op[consumer_start[tensor] : consumer_start[tensor + 1]]
+        takers = (
+            [] if kind == HOME else consumer_op[consumer_start[tensor] : consumer_start[tensor + 1]]
+        )
         there = [op for op in takers if on[op] == target and start[op] >= finish and shown[op]]
         found.append(min(there, key=start.__getitem__, default=-1))
     return found

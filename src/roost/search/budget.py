@@ -1,4 +1,5 @@
-"""The budget of a search: trials and seconds, counted by whoever evaluates and never by the placer."""
+"""The budget of a search: trials and seconds, counted by whoever evaluates and never by the
+placer."""
 
 from __future__ import annotations
 
@@ -32,18 +33,22 @@ class Budget:
                 setattr(self, name, inf)
         if self.trials < 1 or self.seconds <= 0:
             given = f"{self.trials:g} trials" if self.trials < 1 else f"{self.seconds:g} seconds"
-            raise InputError(f"a budget of {given} evaluates nothing; give at least one trial and some time")
+            raise InputError(
+                f"a budget of {given} evaluates nothing; give at least one trial and some time"
+            )
         if self.trials < inf and self.trials != int(self.trials):
             raise InputError(f"trials is {self.trials!r}; it must be a whole number")
         self._began = self.clock()
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent, those of an earlier part of the search included as far as it was gone through again."""
+        """Seconds spent, those of an earlier part of the search included as far as it was gone
+        through again."""
         return self.spent_before + self.clock() - self._began
 
     def catch_up(self, elapsed: float) -> None:
-        """Something was taken from a journal that was found after so many seconds: these are spent."""
+        """Something was taken from a journal that was found after so many seconds: these are
+        spent."""
         self.spent_before += max(0.0, elapsed - self.elapsed)
 
     @property

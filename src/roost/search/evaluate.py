@@ -1,4 +1,5 @@
-"""What a placer calls to learn what placements cost. It counts the budget, keeps the best, and writes the journal."""
+"""What a placer calls to learn what placements cost. It counts the budget, keeps the best, and
+writes the journal."""
 
 from __future__ import annotations
 
@@ -22,9 +23,11 @@ from roost.search.budget import Budget
 if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads and writes files
     from roost.search.journal import Journal, Past
 
-_SLICE_SECONDS = 0.2  # a long batch is evaluated in parts about this long, so that no budget is overrun by much
+# A long batch is evaluated in parts about this long, so that no budget is overrun by much.
+_SLICE_SECONDS = 0.2
 _KEEP_SECONDS = 5.0  # between two states that are kept
-_CLOSE = 3e-9  # a step this near to the bound is as short as can be: bounds are a little below what is proved
+# A step this near to the bound is as short as can be: bounds are a little below what is proved.
+_CLOSE = 3e-9
 _REPEATS = 1000  # in a row, of placements that were run before: then nothing new comes any more
 _OTHERS = 4  # proposals of a round that are run, where its best were run before
 _ROUND_REPEATS = 50  # that a round of a compiled loop stands for, which takes a second or more
@@ -33,8 +36,8 @@ _ROUND_REPEATS = 50  # that a round of a compiled loop stands for, which takes a
 class Source(Protocol):
     """Where trials come from: the simulator, or devices.
 
-    One that runs placements has `simulated = False`; it may have `open()`, called before the budget begins, and
-    `remember(trials)`, called with those that a journal has.
+    One that runs placements has `simulated = False`; it may have `open()`, called before the budget
+    begins, and `remember(trials)`, called with those that a journal has.
     """
 
     @property
@@ -57,7 +60,8 @@ class Progress:
 
 
 class Stopped(RoostError):
-    """Whoever watches the search asked it to end, or it reached its bound, or nothing new is proposed any more.
+    """Whoever watches the search asked it to end, or it reached its bound, or nothing new is
+    proposed any more.
 
     No `BudgetSpent`: a placer may catch that, where only the part is spent that it gave to another.
     """
@@ -105,7 +109,8 @@ class Search:
                 self.best_of[trial.placer] = trial
 
     def count(self, digests: Sequence[str], simulations: int) -> int:
-        """What of the budget these take: of placements that are run, each once, whoever asks for it again."""
+        """What of the budget these take: of placements that are run, each once, whoever asks for it
+        again."""
         if self.is_simulated:
             return simulations
         new = set(digests) - self._run
@@ -123,7 +128,8 @@ class Search:
             raise Stopped("exhausted")
 
     def take_rest(self) -> None:
-        """Take what the journal has and no placer asked for again, as far as the budget goes: nothing found is lost.
+        """Take what the journal has and no placer asked for again, as far as the budget goes:
+        nothing found is lost.
 
         With seconds a placer need not go the same way twice.
         """
@@ -133,14 +139,24 @@ class Search:
                 self.take(past.trials, self.count(past.digests, past.simulations))
 
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Tell whoever watches, and end the search where that is wished for, or nothing better can come."""
+        """Tell whoever watches, and end the search where that is wished for, or nothing better can
+        come."""
         assert self.best is not None
         seconds = self.budget.elapsed
         for trial in trials if self.on_trial is not None else ():
             assert self.on_trial is not None
-            if self.on_trial(Progress(trial, self.best, self.bound, self.budget.num_trials, seconds)) is True:
+            if (
+                self.on_trial(
+                    Progress(trial, self.best, self.bound, self.budget.num_trials, seconds)
+                )
+                is True
+            ):
                 raise Stopped("stopped")
-        if self.bound is not None and self.best.feasible and self.best.step_time <= self.bound.step_time * (1 + _CLOSE):
+        if (
+            self.bound is not None
+            and self.best.feasible
+            and self.best.step_time <= self.bound.step_time * (1 + _CLOSE)
+        ):
             raise Stopped("optimal")
         self.check_new()
 
@@ -148,17 +164,23 @@ class Search:
 class Evaluation:
     """The `evaluate` of one placer in a search."""
 
-    def __init__(self, search: Search, placer: str, trials: float = inf, seconds: float = inf) -> None:
+    def __init__(
+        self, search: Search, placer: str, trials: float = inf, seconds: float = inf
+    ) -> None:
         self._search, self._placer = search, placer
         self._most_trials = search.budget.num_trials + min(trials, search.budget.trials_left)
         self._until = search.budget.elapsed + min(seconds, search.budget.seconds_left)
         # By the class, however it was named: Python and the command line draw the same.
-        self.rng = np.random.default_rng([search.seed, zlib.crc32(catalog.file_name(placer).encode())])
+        self.rng = np.random.default_rng(
+            [search.seed, zlib.crc32(catalog.file_name(placer).encode())]
+        )
         self._asked = 0  # placements, by this placer
         self._kept_at = search.budget.elapsed
 
     def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluation:
-        return Evaluation(self._search, placer, min(trials, self.trials_left), min(seconds, self.seconds_left))
+        return Evaluation(
+            self._search, placer, min(trials, self.trials_left), min(seconds, self.seconds_left)
+        )
 
     @property
     def best(self) -> Trial | None:
@@ -170,7 +192,8 @@ class Evaluation:
 
     @property
     def _is_late(self) -> bool:
-        """Whether the seconds are over. Not before there is a trial: too late is a better answer than none."""
+        """Whether the seconds are over. Not before there is a trial: too late is a better answer
+        than none."""
         return self.seconds_left <= 0 and self._search.best is not None
 
     @property
@@ -186,18 +209,29 @@ class Evaluation:
 
     def note(self, figures: Mapping[str, float]) -> None:
         if self._search.on_note is not None:
-            where = {"trials": float(self._search.budget.num_trials), "seconds": self._search.budget.elapsed}
+            where = {
+                "trials": float(self._search.budget.num_trials),
+                "seconds": self._search.budget.elapsed,
+            }
             self._search.on_note({**where, **figures})
 
     def keep(self, state: Callable[[], Mapping[str, Array]]) -> None:
         search, now = self._search, self._search.budget.elapsed
-        if search.journal is None or search.journal.is_replaying or now < self._kept_at + _KEEP_SECONDS:
+        if (
+            search.journal is None
+            or search.journal.is_replaying
+            or now < self._kept_at + _KEEP_SECONDS
+        ):
             return
         search.journal.keep(self._placer, self._asked, state())
         self._kept_at = now
 
     def kept(self) -> Mapping[str, Array] | None:
-        found = None if self._search.journal is None else self._search.journal.kept(self._placer, self.trials_left)
+        found = (
+            None
+            if self._search.journal is None
+            else self._search.journal.kept(self._placer, self.trials_left)
+        )
         if found is None:
             return None
         self._asked = len(found.trials)
@@ -226,11 +260,18 @@ class Evaluation:
                 first += 1
                 yield known.trials
                 continue
-            size = max(1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6))))
+            size = max(
+                1, min(len(placements), int(_SLICE_SECONDS / max(search.source.seconds_each, 1e-6)))
+            )
             size = int(min(size, self.trials_left))
-            if self.seconds_left <= 0 or (search.journal is not None and search.journal.is_replaying):
+            if self.seconds_left <= 0 or (
+                search.journal is not None and search.journal.is_replaying
+            ):
                 size = 1  # the one that every search has, or the next may be known
-            part = [replace(t, placer=self._placer) for t in search.source.trials(placements[first : first + size])]
+            part = [
+                replace(t, placer=self._placer)
+                for t in search.source.trials(placements[first : first + size])
+            ]
             self._take(part)
             self._asked += size
             first += size
@@ -250,7 +291,9 @@ class Evaluation:
 
     def round(self, run: Callable[[], Round], what: str = "") -> Mapping[str, Array]:
         search = self._search
-        known = search.journal.take_round(self._placer, what) if search.journal is not None else None
+        known = (
+            search.journal.take_round(self._placer, what) if search.journal is not None else None
+        )
         if known is not None:
             if known.simulations > self.simulations_left or self.trials_left < 1:
                 raise BudgetSpent("the next round of the journal is longer than what is left")
@@ -270,7 +313,8 @@ class Evaluation:
         return done.state
 
     def _proposed(self, done: Round) -> list[Placement]:
-        """What of a round is to be run: a loop may find the same as before, while others are worth a trial too."""
+        """What of a round is to be run: a loop may find the same as before, while others are worth
+        a trial too."""
         new = self._search.new(done.placements) or self._search.new(done.others())[:_OTHERS]
         most = len(new) if isinf(self.trials_left) else int(self.trials_left)
         return new[:most] or list(done.placements[:1])

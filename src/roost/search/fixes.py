@@ -25,14 +25,17 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
     names = problem.cluster.device_names
     count = "1 trial" if result.num_trials == 1 else f"{result.num_trials:,} trials"
     found = f"nothing fits: {problem.graph.name!r} on {problem.cluster.name!r} in {count}"
-    lacks = " and ".join(f"{show_bytes(missing[d])} more on {names[d]}" for d in np.flatnonzero(missing).tolist())
+    lacks = " and ".join(
+        f"{show_bytes(missing[d])} more on {names[d]}" for d in np.flatnonzero(missing).tolist()
+    )
     message = proof or found
     if lacks:  # a measured try may fail for another reason
         message += f". The best try needs {lacks}"
     roomy = roomiest(problem, result)
     share = None if roomy is None else roomy[0]
     if share is not None:
-        message += f", or activations of {share:.0%} of these: a batch of {share:.2g} times this size surely fits"
+        message += f", or activations of {share:.0%} of these"
+        message += f": a batch of {share:.2g} times this size surely fits"
     error = Infeasible(message, names[worst], int(missing[worst]))
     error.result = result
     error.activation_share = share
@@ -45,10 +48,11 @@ def missing_bytes(problem: Problem, trial: Trial) -> Array:  # [devices]
 
 
 def roomiest(problem: Problem, result: Result) -> tuple[float, Placement] | None:
-    """The largest share of the activations that fits, and where: of the best try, the baselines, and each device alone.
+    """The largest share of the activations that fits, and where: of the best try, the baselines,
+    and each device alone.
 
-    The try that lacks least may be the one that needs the smallest batch: a little is missing, on a device that is full
-    of parameters.
+    The try that lacks least may be the one that needs the smallest batch: a little is missing, on a
+    device that is full of parameters.
     """
     tried = [result.best, *result.baselines.values(), *_alone(problem)]
     shares = [(activation_share(problem, trial), trial.placement) for trial in tried]
@@ -65,17 +69,24 @@ def _alone(problem: Problem) -> Iterator[Trial]:
 
 
 def shrunk(problem: Problem, share: float) -> Problem:
-    """The problem with so much smaller activations, about as with a smaller batch: gradients of parameters stay."""
+    """The problem with so much smaller activations, about as with a smaller batch: gradients of
+    parameters stay."""
     graph = problem.graph
     fixed = graph.is_parameter.copy()
     fixed[graph.input_op[graph.phase[graph.edge_target] == UPDATE]] = True
-    size, space = (np.ceil(each * share).astype(np.int64) for each in (graph.output_bytes, graph.workspace_bytes))
-    smaller = replace(graph, output_bytes=np.where(fixed, graph.output_bytes, size), workspace_bytes=space)
+    size, space = (
+        np.ceil(each * share).astype(np.int64)
+        for each in (graph.output_bytes, graph.workspace_bytes)
+    )
+    smaller = replace(
+        graph, output_bytes=np.where(fixed, graph.output_bytes, size), workspace_bytes=space
+    )
     return Problem(smaller, problem.cluster, problem.costs)
 
 
 def activation_share(problem: Problem, trial: Trial) -> float | None:
-    """To what share activations must shrink for the placement to fit; None where that would not be enough.
+    """To what share activations must shrink for the placement to fit; None where that would not be
+    enough.
 
     Activations grow with the batch, and what is resident does not.
     """

@@ -1,9 +1,10 @@
-"""`trials.jsonl`: every finished trial of a search, one line each, so that a search that was killed can go on.
+"""`trials.jsonl`: every finished trial of a search, one line each, so that a search that was killed
+can go on.
 
-The first line says what is searched and how. A trial is a line with what was found; its placement is written where it
-was the best so far, and its digest always. A round of a compiled loop is a line with the loop's state. Going on means
-running the placer again with the same seed: it asks for the same placements, and what the journal has is not evaluated
-again.
+The first line says what is searched and how. A trial is a line with what was found; its placement
+is written where it was the best so far, and its digest always. A round of a compiled loop is a line
+with the loop's state. Going on means running the placer again with the same seed: it asks for the
+same placements, and what the journal has is not evaluated again.
 """
 
 from __future__ import annotations
@@ -45,8 +46,16 @@ log = logging.getLogger(__name__)
 _CODE = ("core", "transforms", "simulator", "bounds", "policies", "learners", "placers", "search")
 # What reading a file of arrays may raise that is damaged, or is something else.
 _UNREADABLE = (
-    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    EOFError,
+    MemoryError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _STATE_TYPES = ("bool", "int8", "int32", "int64", "uint64", "float64")
 
 
@@ -127,8 +136,10 @@ class Journal:
 
     path: Path
     problem: Problem
-    trials: dict[str, deque[TrialLine]] = field(default_factory=dict)  # by digest, those not asked for yet
-    rounds: dict[tuple[str, str], deque[RoundLine]] = field(default_factory=dict)  # by placer and what, likewise
+    # By digest, those not asked for yet.
+    trials: dict[str, deque[TrialLine]] = field(default_factory=dict)
+    # By placer and what, likewise.
+    rounds: dict[tuple[str, str], deque[RoundLine]] = field(default_factory=dict)
     _file: BinaryIO | None = None
     _head: str = ""  # digest
     _lines: list[TrialLine] = field(default_factory=list)  # those it had, in their order
@@ -141,7 +152,11 @@ class Journal:
     def take_trial(self, placement: Placement) -> Past | None:
         """What a placement was found to cost before, once for each time it was evaluated."""
         line = _take(self.trials, placement.digest)
-        return None if line is None else Past([_trial_from(line, placement)], 1, line.elapsed, (line.digest,))
+        return (
+            None
+            if line is None
+            else Past([_trial_from(line, placement)], 1, line.elapsed, (line.digest,))
+        )
 
     def take_round(self, placer: str, what: str = "") -> Past | None:
         """The next round of a placer that is of this kind."""
@@ -150,14 +165,23 @@ class Journal:
             return None
         state = _state_from(self.path, line)
         digests = tuple(trial.digest for trial in line.trials)
-        return Past([self._recall(trial) for trial in line.trials], line.simulations, line.elapsed, digests, state)
+        return Past(
+            [self._recall(trial) for trial in line.trials],
+            line.simulations,
+            line.elapsed,
+            digests,
+            state,
+        )
 
     def take_rest(self) -> list[Past]:
-        """All that was not asked for, in the order in which it was found; of trials those with their placements."""
+        """All that was not asked for, in the order in which it was found; of trials those with
+        their placements."""
         parts: list[deque[Any]] = [*self.trials.values(), *self.rounds.values()]
         self.trials, self.rounds = {}, {}
         rest: list[Past] = []
-        for line in sorted((line for lines in parts for line in lines), key=lambda line: line.elapsed):
+        for line in sorted(
+            (line for lines in parts for line in lines), key=lambda line: line.elapsed
+        ):
             trials = line.trials if isinstance(line, RoundLine) else [line]
             count = line.simulations if isinstance(line, RoundLine) else 1
             found = [self._recall(trial) for trial in trials if trial.placement is not None]
@@ -171,7 +195,9 @@ class Journal:
         try:
             placement = self.problem.check(rows.placement_from(line.placement))
         except InputError as error:
-            raise InputError(f"{self.path}: trial {line.digest}: {error}; begin a new file") from None
+            raise InputError(
+                f"{self.path}: trial {line.digest}: {error}; begin a new file"
+            ) from None
         return _trial_from(line, placement)
 
     def add_trials(self, trials: Sequence[Trial], elapsed: float, best: Trial | None) -> None:
@@ -183,7 +209,9 @@ class Journal:
             lines.append(_trial_line(trial, elapsed, with_placement=better))
         self.write(lines)
 
-    def add_round(self, placer: str, what: str, done: Round, trials: Sequence[Trial], elapsed: float) -> None:
+    def add_round(
+        self, placer: str, what: str, done: Round, trials: Sequence[Trial], elapsed: float
+    ) -> None:
         """Write a round with its trials, placements and all."""
         state = _state_rows(done.state)
         lines = [_trial_line(trial, elapsed, with_placement=True) for trial in trials]
@@ -209,13 +237,17 @@ class Journal:
     def kept(self, placer: str, most: float) -> Kept | None:
         """What `keep` wrote last, and those trials, which it then has no more.
 
-        A state that cannot be read, or belongs to something else, is left alone: going through the trials of the
-        journal leads to the same.
+        A state that cannot be read, or belongs to something else, is left alone: going through the
+        trials of the journal leads to the same.
         """
         try:
             if is_special(self._beside(placer)):
-                raise ValueError("it is no plain file")  # a pipe that nobody writes to would be waited for
-            with self._beside(placer).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+                # A pipe that nobody writes to would be waited for.
+                raise ValueError("it is no plain file")
+            with (
+                self._beside(placer).open("rb") as opened,
+                np.load(opened, allow_pickle=False) as file,
+            ):
                 found = {name: file[name] for name in file.files}
             if str(found.pop("digest")) != state_digest(found):
                 raise ValueError("it is not as it was written")
@@ -233,7 +265,12 @@ class Journal:
             if not self.trials[line.digest]:
                 del self.trials[line.digest]
         past = [
-            Past([] if line.placement is None else [self._recall(line)], 1, line.elapsed, (line.digest,))
+            Past(
+                [] if line.placement is None else [self._recall(line)],
+                1,
+                line.elapsed,
+                (line.digest,),
+            )
             for line in own
         ]
         return Kept(past, {name.removeprefix("state."): value for name, value in found.items()})
@@ -254,7 +291,9 @@ class Journal:
                 self._file.truncate(end)
                 raise
         except OSError as error:
-            raise InputError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+            raise InputError(
+                f"{self.path}: cannot be written: {error.strerror or error}"
+            ) from error
 
     def close(self) -> None:
         if self._file is not None:
@@ -283,7 +322,9 @@ def _write_all(file: BinaryIO, data: bytes) -> None:
         left = left[file.write(left) :]
 
 
-def open_journal(path: str | Path, problem: Problem, placer: str, settings: str, seed: int) -> Journal:
+def open_journal(
+    path: str | Path, problem: Problem, placer: str, settings: str, seed: int
+) -> Journal:
     """A new journal, or one that goes on; it must be of the same search."""
     path = Path(path)
     head = HeadLine(
@@ -307,7 +348,9 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         journal.close()
-        raise InputError(f"{path}: another search is writing to it; wait for it, or name another file") from None
+        raise InputError(
+            f"{path}: another search is writing to it; wait for it, or name another file"
+        ) from None
     except (OSError, ValueError) as error:
         journal.close()
         reason = getattr(error, "strerror", None) or error
@@ -321,7 +364,8 @@ def open_journal(path: str | Path, problem: Problem, placer: str, settings: str,
 
 
 def _read(journal: Journal, head: HeadLine) -> None:
-    """Take over what is there. A last line that was cut off is dropped; any other bad line is an error."""
+    """Take over what is there. A last line that was cut off is dropped; any other bad line is an
+    error."""
     file = journal._file
     assert file is not None
     file.seek(0)
@@ -339,7 +383,9 @@ def _read(journal: Journal, head: HeadLine) -> None:
         try:
             line = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"{journal.path}: line {number}: {error}; mend it, or begin a new file") from None
+            raise InputError(
+                f"{journal.path}: line {number}: {error}; mend it, or begin a new file"
+            ) from None
         if number == 1:
             _check_head(journal.path, line, head)
         elif isinstance(line, TrialLine):
@@ -351,7 +397,9 @@ def _read(journal: Journal, head: HeadLine) -> None:
                 _check_trial(journal, trial, number)
             journal.rounds.setdefault((line.placer, line.what), deque()).append(line)
         else:
-            raise InputError(f"{journal.path}: line {number}: is a second head; mend it, or begin a new file")
+            raise InputError(
+                f"{journal.path}: line {number}: is a second head; mend it, or begin a new file"
+            )
     file.truncate(whole)  # only now: the file of something else is left as it is
 
 
@@ -359,29 +407,48 @@ def _check_trial(journal: Journal, line: TrialLine, number: int) -> None:
     cluster = journal.problem.cluster
     if len(line.peak_memory) != cluster.num_devices:
         raise InputError(
-            f"{journal.path}: line {number}: peak_memory: has {len(line.peak_memory)} entries, cluster "
+            f"{journal.path}: line {number}: peak_memory: has {len(line.peak_memory)} entries, "
+            f"cluster "
             f"{cluster.name!r} {cluster.num_devices} devices; mend it, or begin a new file"
         )
 
 
 def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
     if not isinstance(found, HeadLine):
-        raise InputError(f"{path}: line 1: is no head; this is not a journal of trials: name another file")
-    for name in ("version", "problem", "placer", "settings", "seed", "roost", "code", "numpy", "numba"):
+        raise InputError(
+            f"{path}: line 1: is no head; this is not a journal of trials: name another file"
+        )
+    for name in (
+        "version",
+        "problem",
+        "placer",
+        "settings",
+        "seed",
+        "roost",
+        "code",
+        "numpy",
+        "numba",
+    ):
         was, now = getattr(found, name), getattr(wanted, name)
         if was != now:
             told = f"this search has {now!r}, the file {was!r}"
             if name == "settings":
                 told = f"this search has other ones, the file {_other(was, now)}"
             of = f"it holds a search of {found.graph!r} on {found.cluster!r}"
-            raise InputError(f"{path}: {name}: {told}; {of}: begin a new file, in another folder, or remove it")
+            raise InputError(
+                f"{path}: {name}: {told}; {of}: begin a new file, in another folder, or remove it"
+            )
 
 
 @cache
 def _code() -> str:
     """Digest of our own sources: a version may stay the same while these change."""
     files = sorted(path for folder in _CODE for path in (catalog.ROOT / folder).rglob("*.py"))
-    return digest(part for path in files for part in (path.relative_to(catalog.ROOT).as_posix(), path.read_bytes()))
+    return digest(
+        part
+        for path in files
+        for part in (path.relative_to(catalog.ROOT).as_posix(), path.read_bytes())
+    )
 
 
 def _trial_line(trial: Trial, elapsed: float, with_placement: bool) -> TrialLine:
@@ -425,16 +492,22 @@ def _state_rows(state: Mapping[str, Array]) -> dict[str, ArrayRow]:
 
 
 def _state_digest(state: Mapping[str, ArrayRow]) -> str:
-    return digest(part for name, row in state.items() for part in (name, row.dtype, row.shape, row.data))
+    return digest(
+        part for name, row in state.items() for part in (name, row.dtype, row.shape, row.data)
+    )
 
 
 def _state_from(path: Path, line: RoundLine) -> dict[str, Any]:
     found = {}
     if _state_digest(line.state) != line.digest:
-        raise InputError(f"{path}: state: a round of {line.placer!r} is not as it was written; begin a new file")
+        raise InputError(
+            f"{path}: state: a round of {line.placer!r} is not as it was written; begin a new file"
+        )
     for name, row in line.state.items():
         if row.dtype not in _STATE_TYPES:
-            raise InputError(f"{path}: state.{name}.dtype: {row.dtype!r} is none of {', '.join(_STATE_TYPES)}")
+            raise InputError(
+                f"{path}: state.{name}.dtype: {row.dtype!r} is none of {', '.join(_STATE_TYPES)}"
+            )
         try:
             flat = np.frombuffer(base64.b64decode(row.data, validate=True), dtype=row.dtype)
             found[name] = flat.reshape(row.shape).copy()
@@ -444,6 +517,7 @@ def _state_from(path: Path, line: RoundLine) -> dict[str, Any]:
 
 
 def _other(was: str, now: str) -> str:
-    """The settings that differ between two texts of a placer: `order='rank', batch=8`, as the first has them."""
+    """The settings that differ between two texts of a placer: `order='rank', batch=8`, as the first
+    has them."""
     theirs, ours = (re.findall(r"\w+=[^=]*(?=, \w+=|\)+$)", text) for text in (was, now))
     return ", ".join(part.rstrip(")") for part in theirs if part not in ours) or was[:100]

@@ -1,7 +1,8 @@
-"""Placements -> trials on this machine, by simulating: in this process, or in a pool of them where that pays.
+"""Placements -> trials on this machine, by simulating: in this process, or in a pool of them where
+that pays.
 
-Batches under one order are compiled loops already. Under an order of its own a placement must first be laid out, in
-Python, and that is what the pool is for.
+Batches under one order are compiled loops already. Under an order of its own a placement must first
+be laid out, in Python, and that is what the pool is for.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from roost.simulator.compiled import Simulator
 
 log = logging.getLogger(__name__)
 
-# A pool is started when a batch would take this long by itself, and a process gets at least so much at a time.
+# A pool is started when a batch would take this long by itself, and a process gets at least so much
+# at a time.
 _START_SECONDS = 4.0
 _CHUNK_SECONDS = 0.05
 
@@ -45,7 +47,8 @@ class Simulating:
         began = time.perf_counter()
         by_order: dict[Any, list[int]] = {}
         alone: list[int] = []
-        checked = [self.problem.check(placement) for placement in placements]  # devices as this cluster counts them
+        # Devices as this cluster counts them.
+        checked = [self.problem.check(placement) for placement in placements]
         for number, placement in enumerate(checked):
             if placement.order == "priority" or len(placements) == 1:
                 alone.append(number)
@@ -57,18 +60,25 @@ class Simulating:
         for numbers in by_order.values():
             first = checked[numbers[0]]
             devices = np.stack([checked[n].device for n in numbers])
-            outcome = simulator.evaluate(devices, first.order, first.prefetch_bytes, threads=self.workers)
+            outcome = simulator.evaluate(
+                devices, first.order, first.prefetch_bytes, threads=self.workers
+            )
             for row, number in enumerate(numbers):
                 found[number] = (float(outcome.step_time[row]), outcome.peak_memory[row])
         for number, cost in zip(alone, self._alone([checked[n] for n in alone]), strict=True):
             found[number] = cost
         seconds = (time.perf_counter() - began) / max(1, len(placements))
         self.seconds_each = seconds
-        return [self._trial(placement, *found[number], seconds) for number, placement in enumerate(placements)]
+        return [
+            self._trial(placement, *found[number], seconds)
+            for number, placement in enumerate(placements)
+        ]
 
     def _trial(self, placement: Placement, step_time: float, peak: Any, seconds: float) -> Trial:
         missing = int(np.maximum(peak - self.capacity, 0).sum())
-        return Trial(placement, step_time, np.array(peak), missing == 0, seconds, missing_bytes=missing)
+        return Trial(
+            placement, step_time, np.array(peak), missing == 0, seconds, missing_bytes=missing
+        )
 
     def _alone(self, placements: Sequence[Placement]) -> list[tuple[float, Any]]:
         """Placements that share no layout, one by one."""
@@ -77,16 +87,26 @@ class Simulating:
         for number, placement in enumerate(placements):
             left = len(placements) - number
             each = (time.perf_counter() - began) / max(1, number)
-            if number > 2 and self.workers > 1 and (self._pool is not None or each * left > _START_SECONDS):
+            if (
+                number > 2
+                and self.workers > 1
+                and (self._pool is not None or each * left > _START_SECONDS)
+            ):
                 size = max(1, int(_CHUNK_SECONDS / max(each, 1e-9)))
-                if left > 2 * size and (rest := self._in_processes(placements[number:], size)) is not None:
+                if (
+                    left > 2 * size
+                    and (rest := self._in_processes(placements[number:], size)) is not None
+                ):
                     return found + rest
             timeline = Simulator.of(self.problem).simulate(placement)
             found.append((timeline.step_time, timeline.peak_memory))
         return found
 
-    def _in_processes(self, placements: Sequence[Placement], size: int) -> list[tuple[float, Any]] | None:
-        """By the pool, so many at a time; None where its processes do not live, and then they are not asked again."""
+    def _in_processes(
+        self, placements: Sequence[Placement], size: int
+    ) -> list[tuple[float, Any]] | None:
+        """By the pool, so many at a time; None where its processes do not live, and then they are
+        not asked again."""
         try:
             return list(self._processes().map(_simulate, placements, chunksize=size))
         except BrokenProcessPool as error:
@@ -112,7 +132,8 @@ _received: list[Problem] = []  # in a process of the pool, the problem
 
 
 def _receive(problem: Problem) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that searches ends them
+    # Ctrl-C reaches all processes; the one that searches ends them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _received[:] = [problem]
 
 

@@ -42,22 +42,35 @@ def solve(
     on_note: Callable[[Mapping[str, float]], object] | None = None,
     source: Source | None = None,
 ) -> Result:
-    """Search for the best placement until the trials or the seconds are spent (ten seconds where neither is given).
+    """Search for the best placement until the trials or the seconds are spent (ten seconds where
+    neither is given).
 
-    Equal seeds give equal results for equal numbers of trials; seconds only decide where the search stops. `journal`
-    names a file that gets every trial, and from which a search that was killed goes on. `on_trial` is called with a
-    `Progress` for each trial that a placer asks for, after the batch that it is in, and for the best of each round of
-    a compiled loop; where it returns True the search ends. `on_note` is called with what a learned placer says of its
-    learning. `source` says what placements cost, and is closed in the end: the simulator where it is left out, or a
-    `roost.search.measured.Measuring` that runs them. Ctrl-C ends the search with the best so far. Raises `Infeasible`,
-    with the result of the search as its `result`, where nothing is found that fits; at once, and without a result,
-    where that is proved.
+    Equal seeds give equal results for equal numbers of trials; seconds only decide where the search
+    stops. `journal` names a file that gets every trial, and from which a search that was killed
+    goes on. `on_trial` is called with a `Progress` for each trial that a placer asks for, after the
+    batch that it is in, and for the best of each round of a compiled loop; where it returns True
+    the search ends. `on_note` is called with what a learned placer says of its learning. `source`
+    says what placements cost, and is closed in the end: the simulator where it is left out, or a
+    `roost.search.measured.Measuring` that runs them. Ctrl-C ends the search with the best so far.
+    Raises `Infeasible`, with the result of the search as its `result`, where nothing is found that
+    fits; at once, and without a result, where that is proved.
     """
     check(problem)
     proof = nothing_fits(problem)
     if proof is not None:
         raise proof
-    result = search(problem, placer, seconds, trials, seed, on_trial, journal, workers, source=source, on_note=on_note)
+    result = search(
+        problem,
+        placer,
+        seconds,
+        trials,
+        seed,
+        on_trial,
+        journal,
+        workers,
+        source=source,
+        on_note=on_note,
+    )
     if not result.best.feasible:
         raise nothing_found(problem, result, none_ran(result))
     return result
@@ -77,7 +90,8 @@ def search(
     prove: bool = True,
     on_note: Callable[[Mapping[str, float]], object] | None = None,
 ) -> Result:
-    """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is worked out."""
+    """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is
+    worked out."""
     check(problem)
     name, chosen = _placer(placer)
     seed = _seed(seed)
@@ -89,14 +103,16 @@ def search(
     budget, fresh = (Budget(*given), True) if budget is None else (budget, False)
     opened = None
     if journal is not None:
-        from roost.search.journal import open_journal  # only who writes files needs what writes them
+        # Only who writes files needs what writes them.
+        from roost.search.journal import open_journal
 
         how = "" if getattr(source, "simulated", True) else ", measured"
         opened = open_journal(journal, problem, name, _settings(chosen) + how, seed)
     try:
         if callable(start := getattr(source, "open", None)):
             start()
-            budget = Budget(*given) if fresh else budget  # a process with a model takes seconds that nobody gave for it
+            # A process with a model takes seconds that nobody gave for it.
+            budget = Budget(*given) if fresh else budget
         state = Search(problem, source, budget, seed, opened, on_trial, on_note)
         ended = _run(state, name, chosen, prove)
         if ended != "stopped":
@@ -131,7 +147,10 @@ def none_ran(result: Result) -> str:
 def check(problem: Problem) -> None:
     """Raise where no placement can be, however much memory there is."""
     if not isinstance(problem, Problem):
-        raise InputError(f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a graph")
+        raise InputError(
+            f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a "
+            f"graph"
+        )
     graph = problem.graph
     members = np.flatnonzero(graph.group >= 0)
     may = np.ones((graph.num_groups, problem.cluster.num_devices), dtype=bool)
@@ -142,9 +161,12 @@ def check(problem: Problem) -> None:
         kinds: dict[tuple[str, ...], str] = {}
         for op in np.flatnonzero(graph.group == group).tolist():
             kinds.setdefault(graph.allowed[op], graph.op_names[op])
-        said = ", ".join(f"{name!r} on {' or '.join(choice)}" for choice, name in kinds.items() if choice)
+        said = ", ".join(
+            f"{name!r} on {' or '.join(choice)}" for choice, name in kinds.items() if choice
+        )
         raise InputError(
-            f"group {graph.group_names[group]!r} has no device of cluster {problem.cluster.name!r} on which all of it "
+            f"group {graph.group_names[group]!r} has no device of cluster "
+            f"{problem.cluster.name!r} on which all of it "
             f"may run: {said} only; part them, or allow more kinds"
         )
 
@@ -165,7 +187,8 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
     except BudgetSpent:
         if state.best is None:
             raise InputError(
-                f"the budget was spent before {name!r} had evaluated one placement; give it more seconds"
+                f"the budget was spent before {name!r} had evaluated one placement; give it more "
+                f"seconds"
             ) from None
         return "budget"
     except KeyboardInterrupt:
@@ -185,11 +208,14 @@ def _placer(placer: str | Placer) -> tuple[str, Placer]:
 
 
 def _settings(placer: Placer) -> str:
-    """Its settings as text; of weights what is in the file: under the same name it may be another one."""
+    """Its settings as text; of weights what is in the file: under the same name it may be another
+    one."""
     text, weights = repr(placer), getattr(placer, "weights", None)
     if not isinstance(weights, str | Path) or not Path(weights).is_file():
         return text
-    return text.replace(f"weights={weights!r}", f"weights={digest([files.read_plain(Path(weights))])!r}")
+    return text.replace(
+        f"weights={weights!r}", f"weights={digest([files.read_plain(Path(weights))])!r}"
+    )
 
 
 def named_placer(name: str) -> Placer:
@@ -200,7 +226,9 @@ def named_placer(name: str) -> Placer:
     try:
         chosen: Placer = found()
     except TypeError as error:
-        raise InputError(f"the placer {name!r} cannot be made without settings: {error}; give them defaults") from None
+        raise InputError(
+            f"the placer {name!r} cannot be made without settings: {error}; give them defaults"
+        ) from None
     return chosen
 
 

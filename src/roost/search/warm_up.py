@@ -1,4 +1,5 @@
-"""What a placer needs once in a process, compiled loops and imports, is fetched before its budget begins."""
+"""What a placer needs once in a process, compiled loops and imports, is fetched before its budget
+begins."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ _warm: set[object] = set()  # types of placers
 
 
 def warm_up(placer: Placer, prove: bool = False, busy: bool = False) -> None:
-    """Run a placer, and those that it asks, on a problem of three ops; and a proof, where one is asked for.
+    """Run a placer, and those that it asks, on a problem of three ops; and a proof, where one is
+    asked for.
 
     For clusters whose crossings keep both ends `busy` the loops are compiled by themselves.
     """
@@ -49,7 +51,8 @@ def _is_cold(what: object, busy: bool) -> bool:
 
 
 def _run(placer: Placer, problem: Problem) -> None:
-    """The clock stands still while anything is compiled, or the first loop would leave no time for the others."""
+    """The clock stands still while anything is compiled, or the first loop would leave no time for
+    the others."""
     from numba.core.event import TimingListener, install_listener
 
     with install_listener("numba:compile", TimingListener()) as compiling:  # type: ignore[no-untyped-call]
@@ -62,7 +65,8 @@ def _run(placer: Placer, problem: Problem) -> None:
 
 
 def small_problem(busy: bool = False) -> Problem:
-    """Weights that do not fit beside the ops that read them: so that what fetches them is compiled too."""
+    """Weights that do not fit beside the ops that read them: so that what fetches them is compiled
+    too."""
     builder = GraphBuilder("warm-up")
     last: list[str] = []
     for number in range(3):
@@ -73,4 +77,6 @@ def small_problem(busy: bool = False) -> Problem:
     link = Link("*", "*", 1000.0, sender_busy=0.01 * busy, receiver_busy=0.01 * busy)
     cluster = Cluster("warm-up", devices, (link,))
     graph = builder.freeze()
-    return Problem(graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]])))
+    return Problem(
+        graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]]))
+    )

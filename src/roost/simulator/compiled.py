@@ -1,7 +1,8 @@
 """The simulator, compiled: equal to `reference.py`, and about a hundred times as fast.
 
-`Simulator(problem)` holds what does not change from one placement to the next. One placement: `simulate`. A batch of
-unrelated ones: `evaluate`. A batch of neighbours of one: `neighbours`. All release the GIL.
+`Simulator(problem)` holds what does not change from one placement to the next. One placement:
+`simulate`. A batch of unrelated ones: `evaluate`. A batch of neighbours of one: `neighbours`. All
+release the GIL.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
 from roost.core.timeline import SEND, Timeline, Transfers
 from roost.errors import InputError
-from roost.simulator import compiling  # before anything is compiled
-from roost.simulator import memory
-from roost.simulator.kernels import batch
-from roost.simulator.kernels import lanes
+from roost.simulator import (
+    memory,
+)
+from roost.simulator.kernels import batch, lanes
 from roost.simulator.kernels.base import Busy, Layout
 from roost.simulator.kernels.fetches import fetches_anything
 from roost.simulator.order import dispatch_order
@@ -71,7 +72,10 @@ class Simulator:
     def of(problem: Problem) -> Simulator:
         """The simulator of a problem, made once and kept with it."""
         if not isinstance(problem, Problem):
-            raise InputError(f"a problem is needed, not {type(problem).__name__}; roost.estimate makes one of a graph")
+            raise InputError(
+                f"a problem is needed, not {type(problem).__name__}; roost.estimate makes one of "
+                f"a graph"
+            )
         kept = vars(problem).get("_simulator")
         if kept is None:
             kept = vars(problem)["_simulator"] = Simulator(problem)
@@ -93,7 +97,8 @@ class Simulator:
     def simulate(self, placement: Placement, full: bool = False) -> Timeline:
         """One placement: its step time and peaks, and the full timeline where it is asked for."""
         placement = self.problem.check(placement)
-        outcome = self._run(placement.device[None].copy(), placement, memory=True)  # not read-only: one machine code
+        # Not read-only: one machine code.
+        outcome = self._run(placement.device[None].copy(), placement, memory=True)
         detail = self._full(placement) if full else {}
         return Timeline(
             step_time=float(outcome.step_time[0]),
@@ -113,14 +118,20 @@ class Simulator:
         memory: bool = True,
         threads: int = 1,
     ) -> Outcomes:
-        """A batch of unrelated placements: `devices` [batch, ops], under one order and one set of windows."""
+        """A batch of unrelated placements: `devices` [batch, ops], under one order and one set of
+        windows."""
         if order not in ORDERS or order == "priority":
             raise InputError(f"order {order!r} must be one of program, rank, fifo")
         devices = self._checked(devices)
-        example = Placement(np.zeros(self.problem.graph.num_ops, np.int32), order, prefetch_bytes=prefetch_bytes)
-        if np.ndim(example.prefetch_bytes) and np.shape(example.prefetch_bytes) != (self.problem.cluster.num_devices,):
+        example = Placement(
+            np.zeros(self.problem.graph.num_ops, np.int32), order, prefetch_bytes=prefetch_bytes
+        )
+        if np.ndim(example.prefetch_bytes) and np.shape(example.prefetch_bytes) != (
+            self.problem.cluster.num_devices,
+        ):
             raise InputError(
-                f"prefetch_bytes must have one entry for each of {self.problem.cluster.num_devices} devices"
+                f"prefetch_bytes must have one entry for each of "
+                f"{self.problem.cluster.num_devices} devices"
             )
         return self._run(devices, example, bool(memory), threads)
 
@@ -131,10 +142,11 @@ class Simulator:
         move_op: Array,
         move_device: Array,
     ) -> Outcomes:
-        """Neighbours of a placement: number i differs from it in moves move_start[i] to move_start[i + 1].
+        """Neighbours of a placement: number i differs from it in moves move_start[i] to
+        move_start[i + 1].
 
-        A move puts one op on another device. Neighbours are simulated many at a time where that is exact, which is
-        several times as fast as `evaluate`.
+        A move puts one op on another device. Neighbours are simulated many at a time where that is
+        exact, which is several times as fast as `evaluate`.
         """
         placement = self.problem.check(placement)
         moves = self._checked_moves(placement, move_start, move_op, move_device)
@@ -172,7 +184,8 @@ class Simulator:
         return Outcomes(step_time, peak, num_transfers, cluster.memory)
 
     def _lanes_for(self, layout: Layout, most_moves: int) -> Any:
-        """Lanes for this layout, kept from call to call: they are large, and fresh memory is slow. One to a thread."""
+        """Lanes for this layout, kept from call to call: they are large, and fresh memory is slow.
+        One to a thread."""
         kept = vars(self._lanes).get("kept")
         if kept is None or kept[0] is not layout or kept[1] < most_moves:
             kept = self._lanes.kept = (layout, most_moves, lanes.new_lanes(layout, most_moves))
@@ -199,9 +212,14 @@ class Simulator:
             or start[-1] != len(op)
             or (start[1:] < start[:-1]).any()  # not np.diff, which wraps around
         ):
-            raise InputError("move_start must go up from 0 to the number of moves, with one more entry than neighbours")
+            raise InputError(
+                "move_start must go up from 0 to the number of moves, with one more entry than "
+                "neighbours"
+            )
         if op.shape != device.shape or op.ndim != 1:
-            raise InputError(f"move_op and move_device must match, not {list(op.shape)} and {list(device.shape)}")
+            raise InputError(
+                f"move_op and move_device must match, not {list(op.shape)} and {list(device.shape)}"
+            )
         wrong = batch.first_wrong_neighbour(
             placement.device,
             start,
@@ -215,13 +233,20 @@ class Simulator:
         )
         if wrong >= 0:
             picked = slice(start[wrong], start[wrong + 1])
-            nowhere = device[picked][(device[picked] < 0) | (device[picked] >= self.problem.cluster.num_devices)]
+            nowhere = device[picked][
+                (device[picked] < 0) | (device[picked] >= self.problem.cluster.num_devices)
+            ]
             if len(nowhere):
                 last = self.problem.cluster.num_devices - 1
-                raise InputError(f"neighbour {wrong} moves to device {nowhere[0]}; devices are 0 to {last}")
+                raise InputError(
+                    f"neighbour {wrong} moves to device {nowhere[0]}; devices are 0 to {last}"
+                )
             bad = op[picked][(op[picked] < 0) | (op[picked] >= self.problem.graph.num_ops)]
             if len(bad):
-                raise InputError(f"neighbour {wrong} moves op {bad[0]}; ops are 0 to {self.problem.graph.num_ops - 1}")
+                raise InputError(
+                    f"neighbour {wrong} moves op {bad[0]}; ops are 0 to "
+                    f"{self.problem.graph.num_ops - 1}"
+                )
             changed = placement.device.copy()
             changed[op[picked]] = device[picked]
             self.problem.check(Placement(changed))
@@ -230,18 +255,24 @@ class Simulator:
 
     def _checked(self, devices: Array) -> Array:
         """A batch of devices that the kernels can trust."""
-        devices = exact(devices, np.int32, "devices")  # a copy: nobody may change it after the check
+        # A copy: nobody may change it after the check.
+        devices = exact(devices, np.int32, "devices")
         num_ops = self.problem.graph.num_ops
         if devices.ndim != 2 or devices.shape[1] != num_ops:
             raise InputError(f"devices must be [batch, {num_ops}], not {list(devices.shape)}")
-        wrong = batch.first_wrong(devices, self._allowed, self._leader, self.problem.cluster.num_devices)
+        wrong = batch.first_wrong(
+            devices, self._allowed, self._leader, self.problem.cluster.num_devices
+        )
         if wrong >= 0:
             self.problem.check(Placement(devices[wrong]))
             raise AssertionError("what the kernel refuses, the problem refuses too")
         return devices
 
     def _window(self, placement: Placement) -> Array:
-        return np.array(np.broadcast_to(placement.prefetch_bytes, self.problem.cluster.num_devices), dtype=np.int64)
+        return np.array(
+            np.broadcast_to(placement.prefetch_bytes, self.problem.cluster.num_devices),
+            dtype=np.int64,
+        )
 
     def _run(self, devices: Array, example: Placement, memory: bool, threads: int = 1) -> Outcomes:
         count, cluster = len(devices), self.problem.cluster
@@ -276,7 +307,9 @@ class Simulator:
         fifo = placement.order == "fifo"
         placed = placement.device.astype(np.uint32)
         device, home = placed[layout.op], placed[layout.parameter_op]
-        _, count, begins, ends, moves, window = batch.run_full(layout, device, home, self._window(placement), fifo)
+        _, count, begins, ends, moves, window = batch.run_full(
+            layout, device, home, self._window(placement), fifo
+        )
         start, finish = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
         start[layout.op], finish[layout.op] = begins, ends
         kind = moves.kind[:count].astype(np.int32)
@@ -294,7 +327,9 @@ class Simulator:
         )
         account = memory.in_time_order if fifo else memory.in_dispatch_order
         order = layout.op.tolist()
-        track, _ = account(self.problem, placement, order, window.tolist(), start, finish, transfers)
+        track, _ = account(
+            self.problem, placement, order, window.tolist(), start, finish, transfers
+        )
         return {
             "device": placement.device,
             "start": start,
@@ -305,7 +340,8 @@ class Simulator:
 
 
 def simulate(problem: Problem, placement: Placement, full: bool = False) -> Timeline:
-    """Predict one step of a placement: its time and peak memory, and with `full` everything that happens in it."""
+    """Predict one step of a placement: its time and peak memory, and with `full` everything that
+    happens in it."""
     return Simulator.of(problem).simulate(placement, full)
 
 
@@ -318,11 +354,17 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
     number[parameters] = np.arange(len(parameters))
     source, target = graph.input_op, graph.edge_target
     read = graph.is_parameter[source]
-    use_start, use = _grouped(number[target[read]], number[source[read]], len(order), keep_order=True)
+    use_start, use = _grouped(
+        number[target[read]], number[source[read]], len(order), keep_order=True
+    )
     user_start, user = _grouped(number[source[read]], number[target[read]], len(parameters))
     source, target = number[source[~read]], number[target[~read]]
     next_start, following = _grouped(source, target, len(order))
-    ends = Busy(cluster.sender_busy.ravel(), cluster.receiver_busy.ravel()) if cluster.keeps_busy else None
+    ends = (
+        Busy(cluster.sender_busy.ravel(), cluster.receiver_busy.ravel())
+        if cluster.keeps_busy
+        else None
+    )
     previous_start, previous = _grouped(target, source, len(order))
     return Layout(
         num_devices=cluster.num_devices,
@@ -356,7 +398,8 @@ def _layout(problem: Problem, placement: Placement) -> Layout:
 
 
 def _grouped(key: Array, value: Array, count: int, keep_order: bool = False) -> tuple[Array, Array]:
-    """Values by key, as starts and one flat array; ascending within a key, or in the order given."""
+    """Values by key, as starts and one flat array; ascending within a key, or in the order
+    given."""
     start = np.zeros(count + 1, dtype=np.uint32)
     np.cumsum(np.bincount(key, minlength=count), out=start[1:], dtype=np.uint32)
     # One number for both, for numbers are sorted several times faster than pairs are.

@@ -1,4 +1,5 @@
-"""Says that loops are being compiled, once: on the first run on a machine that takes a minute or two."""
+"""Says that loops are being compiled, once: on the first run on a machine that takes a minute or
+two."""
 
 from __future__ import annotations
 

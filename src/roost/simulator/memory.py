@@ -1,13 +1,14 @@
 """What a step holds in memory, device by device.
 
-Always there: the parameters that live on the device, and the window for those it fetches. Then each output, from the
-start of its op until its last consumer there has finished and it has been sent; each received copy, from its sending
-until its last consumer has finished; and the workspace of the running op. An output that nobody consumes is given back
-when its op has finished.
+Always there: the parameters that live on the device, and the window for those it fetches. Then each
+output, from the start of its op until its last consumer there has finished and it has been sent;
+each received copy, from its sending until its last consumer has finished; and the workspace of the
+running op. An output that nobody consumes is given back when its op has finished.
 
-With a fixed order (`program`, `rank`, `priority`) this is accounted in dispatch order, as one process with a
-stream-ordered allocator sees it: memory is taken and given back when ops are dispatched, whatever the clocks say.
-With `fifo` there is no such order, and it is accounted in time; a span holds from its start up to its end.
+With a fixed order (`program`, `rank`, `priority`) this is accounted in dispatch order, as one
+process with a stream-ordered allocator sees it: memory is taken and given back when ops are
+dispatched, whatever the clocks say. With `fifo` there is no such order, and it is accounted in
+time; a span holds from its start up to its end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ def in_dispatch_order(
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step with a fixed order, and its peak on each device."""
     graph, device = problem.graph, placement.device.tolist()
-    output, workspace, consumers = graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), graph.consumer_lists()
+    output, workspace, consumers = (
+        graph.output_bytes.tolist(),
+        graph.workspace_bytes.tolist(),
+        graph.consumer_lists(),
+    )
     starts, finishes = start.tolist(), finish.tolist()
     copies_count = problem.cluster.copies_in_memory
     position = {op: number for number, op in enumerate(order)}
@@ -81,7 +86,11 @@ def in_time_order(
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step whose order is found as it runs, and its peak on each device."""
     graph, device = problem.graph, placement.device.tolist()
-    output, workspace, consumers = graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), graph.consumer_lists()
+    output, workspace, consumers = (
+        graph.output_bytes.tolist(),
+        graph.workspace_bytes.tolist(),
+        graph.consumer_lists(),
+    )
     starts, finishes = start.tolist(), finish.tolist()
     held = always_held(problem, placement, window)
     until = {(op, device[op]): finishes[op] for op in order}
@@ -97,10 +106,16 @@ def in_time_order(
             if problem.cluster.copies_in_memory:
                 spans.append((target, begins, until[op, target], output[op]))
     spans.extend((device[op], starts[op], until[op, device[op]], output[op]) for op in order)
-    spans = [span for span in spans if span[1] < span[2]]  # what starts and ends at once is never held
-    events = [(time, sign * size, d) for d, begins, ends, size in spans for time, sign in ((begins, 1), (ends, -1))]
+    # What starts and ends at once is never held.
+    spans = [span for span in spans if span[1] < span[2]]
+    events = [
+        (time, sign * size, d)
+        for d, begins, ends, size in spans
+        for time, sign in ((begins, 1), (ends, -1))
+    ]
     track = [(d, 0.0, held[d]) for d in range(len(held))]
-    for time, size, d in sorted(events, key=lambda event: (event[0], event[1] > 0)):  # given back before taken
+    # Given back before taken.
+    for time, size, d in sorted(events, key=lambda event: (event[0], event[1] > 0)):
         held[d] += size
         track.append((d, time, held[d]))
     return _packed(track, len(held))

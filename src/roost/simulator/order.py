@@ -14,8 +14,8 @@ from roost.simulator.kernels import ranks
 def dispatch_order(problem: Problem, placement: Placement) -> Array:
     """Ops in the order they are dispatched, inputs before consumers, parameters left out.
 
-    With `fifo` the devices choose by themselves as ops become ready; program order then decides ties, and the
-    order in which parameters are fetched.
+    With `fifo` the devices choose by themselves as ops become ready; program order then decides
+    ties, and the order in which parameters are fetched.
     """
     graph = problem.graph
     if placement.order == "priority":
@@ -31,16 +31,24 @@ def dispatch_order(problem: Problem, placement: Placement) -> Array:
 def by_priority(graph: Graph, priority: Array) -> Array:
     """Ops by priority, highest first, then program order.
 
-    An op is as urgent as the most urgent that must come after it: what waits for its output, and an update of a
-    parameter that it reads, if it comes before that in program order. It would read the new value otherwise.
+    An op is as urgent as the most urgent that must come after it: what waits for its output, and an
+    update of a parameter that it reads, if it comes before that in program order. It would read the
+    new value otherwise.
     """
     urgency = np.array(priority, dtype=np.float64)
-    ranks.inherit(graph.input_start, graph.input_op, graph.is_parameter, np.equal(graph.phase, UPDATE), urgency)
+    ranks.inherit(
+        graph.input_start,
+        graph.input_op,
+        graph.is_parameter,
+        np.equal(graph.phase, UPDATE),
+        urgency,
+    )
     return np.argsort(-urgency, kind="stable")
 
 
 def upward_rank(problem: Problem) -> Array:  # [ops] seconds
-    """The longest path from each op to the end of the step, with times and transfers averaged over the devices.
+    """The longest path from each op to the end of the step, with times and transfers averaged over
+    the devices.
 
     The rank of HEFT (Topcuoglu, Hariri, Wu 2002). Parameters wait for nothing and have rank 0.
     """
@@ -49,7 +57,10 @@ def upward_rank(problem: Problem) -> Array:  # [ops] seconds
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     transfer = np.zeros(graph.num_ops)
     if cluster.num_devices > 1:
-        transfer += cluster.latency[apart].mean() + graph.output_bytes * cluster.seconds_per_byte[apart].mean()
+        transfer += (
+            cluster.latency[apart].mean()
+            + graph.output_bytes * cluster.seconds_per_byte[apart].mean()
+        )
     rank = np.zeros(graph.num_ops)
     ranks.longest(graph.input_start, graph.input_op, graph.is_parameter, time, transfer, rank)
     return rank

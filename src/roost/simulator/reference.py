@@ -1,30 +1,31 @@
 """The definition of what a placement does: plain Python, no tricks. `compiled.py` must equal it.
 
-1. A device runs one op at a time, in its order. With `fifo` it takes whichever op became ready first. After an op that
-   took any time it rests for its gap.
-2. A tensor needed on another device is sent there once, when it is produced. A bus carries one transfer at a time, in
-   the order of issue, and rests for its gap after each. Transfers overlap compute. With broadcast one transfer, as
-   long as to the farthest device, serves every device. What an op has made goes with the `send_bandwidth` of its link
-   where that has one, and with its `send_latency` where others read it; parameters are fetched, and their new values go
-   home, with its `latency`.
-   What crosses keeps both ends busy. After an op, and after the rest that its gap asks for, its device is busy for the
-   `sender_busy` of the link to each device that its output is sent to, then of that to each home that it sends a new
-   value to; the transfers do not wait for that. For each tensor that a device receives, the first op there that
-   reads it, in dispatch order, takes the `receiver_busy` of the link longer, and so does the first that uses a copy
-   which was fetched. A device that others fetch from, or send new values home to, is not busy with that.
-3. A parameter needed on a device where it does not live is fetched for each use, in dispatch order, into a window of
-   `prefetch_bytes` on that device (or of the most that one op needs, if that is more). When the window is full the
-   copy used longest ago, counted in dispatch order, makes room, once the ops that used it have finished; a copy still
-   there is used again. An update sends the new value of each parameter it reads home; what it sends from is not
-   counted as memory. Nothing else orders the uses of a parameter: where one must follow an update, the graph has an
-   edge.
-4. Memory: see `memory.py`.
-5. At the start fetches are issued, in dispatch order. Then everything is issued when an op finishes: its sends in
-   the order of the devices, then what goes home, then what its device fetches next. Ops that finish at the same time
-   do so in dispatch order, or with `fifo` in the order they were begun; ops that become ready at the same time are
-   begun in dispatch order, after all that finish then. Times are seconds, added in the order written here, what an op
-   receives in the dispatch order of what made it, and then what is fetched for it; such sums are made first, and
-   added as one. The step ends with the last op or transfer; a rest after it does not count.
+1. A device runs one op at a time, in its order. With `fifo` it takes whichever op became ready
+first. After an op that took any time it rests for its gap. 2. A tensor needed on another device is
+sent there once, when it is produced. A bus carries one transfer at a time, in the order of issue,
+and rests for its gap after each. Transfers overlap compute. With broadcast one transfer, as long as
+to the farthest device, serves every device. What an op has made goes with the `send_bandwidth` of
+its link where that has one, and with its `send_latency` where others read it; parameters are
+fetched, and their new values go home, with its `latency`. What crosses keeps both ends busy. After
+an op, and after the rest that its gap asks for, its device is busy for the `sender_busy` of the
+link to each device that its output is sent to, then of that to each home that it sends a new value
+to; the transfers do not wait for that. For each tensor that a device receives, the first op there
+that reads it, in dispatch order, takes the `receiver_busy` of the link longer, and so does the
+first that uses a copy which was fetched. A device that others fetch from, or send new values home
+to, is not busy with that. 3. A parameter needed on a device where it does not live is fetched for
+each use, in dispatch order, into a window of `prefetch_bytes` on that device (or of the most that
+one op needs, if that is more). When the window is full the copy used longest ago, counted in
+dispatch order, makes room, once the ops that used it have finished; a copy still there is used
+again. An update sends the new value of each parameter it reads home; what it sends from is not
+counted as memory. Nothing else orders the uses of a parameter: where one must follow an update, the
+graph has an edge. 4. Memory: see `memory.py`. 5. At the start fetches are issued, in dispatch
+order. Then everything is issued when an op finishes: its sends in the order of the devices, then
+what goes home, then what its device fetches next. Ops that finish at the same time do so in
+dispatch order, or with `fifo` in the order they were begun; ops that become ready at the same time
+are begun in dispatch order, after all that finish then. Times are seconds, added in the order
+written here, what an op receives in the dispatch order of what made it, and then what is fetched
+for it; such sums are made first, and added as one. The step ends with the last op or transfer; a
+rest after it does not count.
 """
 
 from __future__ import annotations
@@ -51,15 +52,21 @@ class Copy:
 
     parameter: int
     users: list[int] = field(default_factory=list)
-    replaces: list[Copy] = field(default_factory=list)  # their users must have finished before this is fetched
+    # Their users must have finished before this is fetched.
+    replaces: list[Copy] = field(default_factory=list)
 
 
-def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tuple[list[list[Copy]], list[int]]:
-    """The copies each device fetches, in the order it asks for them, and the bytes of its window."""
+def plan_fetches(
+    problem: Problem, placement: Placement, order: list[int]
+) -> tuple[list[list[Copy]], list[int]]:
+    """The copies each device fetches, in the order it asks for them, and the bytes of its
+    window."""
     graph, device = problem.graph, placement.device.tolist()
     size, num_devices = graph.output_bytes.tolist(), problem.cluster.num_devices
     inputs, is_parameter = graph.input_lists(), graph.is_parameter.tolist()
-    needs = [(op, [p for p in inputs[op] if is_parameter[p] and device[p] != device[op]]) for op in order]
+    needs = [
+        (op, [p for p in inputs[op] if is_parameter[p] and device[p] != device[op]]) for op in order
+    ]
     window = [0] * num_devices
     prefetch = np.broadcast_to(placement.prefetch_bytes, num_devices).tolist()
     for op, parameters in needs:
@@ -67,7 +74,8 @@ def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tu
             d = device[op]
             window[d] = max(window[d], prefetch[d], sum(size[p] for p in parameters))
     room = list(window)
-    held: list[OrderedDict[int, Copy]] = [OrderedDict() for _ in range(num_devices)]  # used longest ago first
+    # Used longest ago first.
+    held: list[OrderedDict[int, Copy]] = [OrderedDict() for _ in range(num_devices)]
     copies: list[list[Copy]] = [[] for _ in range(num_devices)]
     for op, parameters in needs:
         d = device[op]
@@ -90,17 +98,23 @@ def plan_fetches(problem: Problem, placement: Placement, order: list[int]) -> tu
 def crossings(
     problem: Problem, placement: Placement, order: list[int], copies: list[list[Copy]]
 ) -> tuple[list[float], list[float]]:
-    """[ops] seconds that each op takes longer for what it receives, and that its device is busy after it."""
+    """[ops] seconds that each op takes longer for what it receives, and that its device is busy
+    after it."""
     graph, device = problem.graph, placement.device.tolist()
     inputs, consumers = graph.input_lists(), graph.consumer_lists()
     is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
-    sender_busy, receiver_busy = problem.cluster.sender_busy.tolist(), problem.cluster.receiver_busy.tolist()
+    sender_busy, receiver_busy = (
+        problem.cluster.sender_busy.tolist(),
+        problem.cluster.receiver_busy.tolist(),
+    )
     position = {op: number for number, op in enumerate(order)}
     longer, after = [0.0] * graph.num_ops, [0.0] * graph.num_ops
     for op in order:
         d = device[op]
         for target in sorted({device[consumer] for consumer in consumers[op]} - {d}):
-            first = min((one for one in consumers[op] if device[one] == target), key=position.__getitem__)
+            first = min(
+                (one for one in consumers[op] if device[one] == target), key=position.__getitem__
+            )
             longer[first] += receiver_busy[d][target]
             after[op] += sender_busy[d][target]
         if is_update[op]:
@@ -123,8 +137,15 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
     output_bytes, op_time = graph.output_bytes.tolist(), problem.op_time.tolist()
     latency, seconds_per_byte = cluster.latency.tolist(), cluster.seconds_per_byte.tolist()
-    sent_latency, sent_seconds_per_byte = cluster.sent_latency.tolist(), cluster.sent_seconds_per_byte.tolist()
-    bus, bus_gap, device_gap = cluster.bus.tolist(), cluster.bus_gap.tolist(), cluster.device_gap.tolist()
+    sent_latency, sent_seconds_per_byte = (
+        cluster.sent_latency.tolist(),
+        cluster.sent_seconds_per_byte.tolist(),
+    )
+    bus, bus_gap, device_gap = (
+        cluster.bus.tolist(),
+        cluster.bus_gap.tolist(),
+        cluster.device_gap.tolist(),
+    )
 
     order = dispatch_order(problem, placement).tolist()
     position = {op: number for number, op in enumerate(order)}
@@ -137,7 +158,9 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     fifo = placement.order == "fifo"
 
     ready = [0.0] * graph.num_ops
-    waiting = [sum(not is_parameter[source] for source in inputs[op]) for op in range(graph.num_ops)]
+    waiting = [
+        sum(not is_parameter[source] for source in inputs[op]) for op in range(graph.num_ops)
+    ]
     for copy in (copy for row in copies for copy in row):
         for op in copy.users:
             waiting[op] += 1
@@ -183,7 +206,9 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         before = (sent_latency if kind == SEND else latency)[source]
         takes = max(before[target] + size * per_byte[target] for target in targets)
         bus_free[line] = begins + takes + bus_gap[line]
-        transfers.extend((tensor, source, target, kind, begins, begins + takes) for target in targets)
+        transfers.extend(
+            (tensor, source, target, kind, begins, begins + takes) for target in targets
+        )
         return float(begins + takes)
 
     def fetch_ahead(d: int, now: float, only_for: int | None = None) -> None:
@@ -215,7 +240,9 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
         d = device[op]
         targets = sorted({device[consumer] for consumer in consumers[op]} - {d})
         arrives = {d: now}
-        for group in [targets] if cluster.broadcast and targets else [[target] for target in targets]:
+        for group in (
+            [targets] if cluster.broadcast and targets else [[target] for target in targets]
+        ):
             arrives |= dict.fromkeys(group, transfer(op, d, group, SEND, now))
         for consumer in consumers[op]:
             provide(consumer, arrives[device[consumer]])
@@ -225,9 +252,13 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
                     transfer(source, d, [device[source]], HOME, now)
         fetch_ahead(d, now)
 
-    assert all(finished[op] for op in order), "every op runs: waits only ever point back in the dispatch order"
+    assert all(finished[op] for op in order), (
+        "every op runs: waits only ever point back in the dispatch order"
+    )
     moves = [np.array(column) for column in zip(*transfers, strict=True)] or [np.zeros(0)] * 6
-    found = Transfers(*(column.astype(np.int32) for column in moves[:4]), *(c.astype(float) for c in moves[4:]))
+    found = Transfers(
+        *(column.astype(np.int32) for column in moves[:4]), *(c.astype(float) for c in moves[4:])
+    )
     starts, finishes = np.array(start), np.array(finish)
     account = memory.in_time_order if fifo else memory.in_dispatch_order
     track, peak = account(problem, placement, order, window, starts, finishes, found)

@@ -1,4 +1,5 @@
-"""Every placement of a tiny problem, in every order: the truth that bounds and exact placers are held against."""
+"""Every placement of a tiny problem, in every order: the truth that bounds and exact placers are
+held against."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Optimum:
 
 
 def exhaustive(problem: Problem) -> Optimum:
-    """Try all placements, all dispatch orders and `fifo`, and windows as large as any choice of the parameters."""
+    """Try all placements, all dispatch orders and `fifo`, and windows as large as any choice of the
+    parameters."""
     devices = all_devices(problem)
     best, unlimited, found, count = np.inf, np.inf, None, 0
     for order in _orders(problem.graph):
@@ -45,12 +47,16 @@ def exhaustive(problem: Problem) -> Optimum:
     return Optimum(best, unlimited, found, count)
 
 
-def _run(problem: Problem, layout: object, devices: Array, window: int, fifo: bool) -> tuple[Array, Array]:
+def _run(
+    problem: Problem, layout: object, devices: Array, window: int, fifo: bool
+) -> tuple[Array, Array]:
     count, cluster = len(devices), problem.cluster
     step_time, moves = np.zeros(count), np.zeros(count, np.int64)
     peak = np.zeros((count, cluster.num_devices), np.int64)
     windows = np.full(cluster.num_devices, window, dtype=np.int64)
-    run_batch(layout, devices, windows, fifo, cluster.has_shared_buses, True, step_time, peak, moves)
+    run_batch(
+        layout, devices, windows, fifo, cluster.has_shared_buses, True, step_time, peak, moves
+    )
     return step_time, np.asarray((peak <= cluster.memory).all(axis=1))
 
 
@@ -89,7 +95,8 @@ def _sequences(graph: Graph, done: list[int], seen: set[int]) -> Iterator[list[i
 
 
 def _windows(graph: Graph) -> list[int]:
-    """What any of the parameters take together: no other window behaves otherwise. Few, where these are many."""
+    """What any of the parameters take together: no other window behaves otherwise. Few, where these
+    are many."""
     sums = {0}
     for size in graph.output_bytes[graph.is_parameter].tolist():
         sums |= {one + size for one in sums}
@@ -98,13 +105,13 @@ def _windows(graph: Graph) -> list[int]:
 
 
 def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = False) -> Problem:
-    """A random problem of 2 to `most_ops` ops on 1 to 3 devices, with everything that may go wrong in a bound.
+    """A random problem of 2 to `most_ops` ops on 1 to 3 devices, with everything that may go wrong
+    in a bound.
 
-    Shared buses, broadcast, gaps, slow sends, ends that are kept busy, remote parameters, updates, groups, allowed
-    kinds, ties, zeros, little memory.
-    `plain` leaves out shared buses, broadcast, busy ends and parameters: what an exact solver can schedule without a
-    gap.
-    `crowded` has a slow device with much memory, fast ones with little, and many parameters.
+    Shared buses, broadcast, gaps, slow sends, ends that are kept busy, remote parameters, updates,
+    groups, allowed kinds, ties, zeros, little memory. `plain` leaves out shared buses, broadcast,
+    busy ends and parameters: what an exact solver can schedule without a gap. `crowded` has a slow
+    device with much memory, fast ones with little, and many parameters.
     """
     rng = np.random.default_rng(seed)
     whole = rng.random() < 0.5
@@ -122,8 +129,16 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
     grouped = rng.random() < 0.3
     for op in range(int(rng.integers(2, most_ops + 1))):
         group = f"g{rng.integers(2)}" if grouped and rng.random() < 0.6 else None
-        allowed = ["cpu", "cuda"][: int(rng.integers(1, 3))] if rng.random() < 0.1 and group is None else []
-        settings: dict[str, Any] = {"group": group, "allowed": allowed, "output_bytes": int(figure(40))}
+        allowed = (
+            ["cpu", "cuda"][: int(rng.integers(1, 3))]
+            if rng.random() < 0.1 and group is None
+            else []
+        )
+        settings: dict[str, Any] = {
+            "group": group,
+            "allowed": allowed,
+            "output_bytes": int(figure(40)),
+        }
         if not plain and rng.random() < (0.45 if crowded else 0.3):
             parameters.append(builder.parameter(f"p{op}", **settings))
             continue
@@ -131,12 +146,19 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
         inputs += [str(n) for n in rng.permutation(parameters)[: rng.poisson(1.0)]]
         phase = "update" if inputs and rng.random() < 0.25 else "forward"
         workspace = int(figure(30, 0.7))
-        names.append(builder.add(f"op{op}", "op", inputs, phase=phase, workspace_bytes=workspace, **settings))
+        names.append(
+            builder.add(f"op{op}", "op", inputs, phase=phase, workspace_bytes=workspace, **settings)
+        )
     graph = builder.freeze()
     gaps = rng.random() < 0.3
     memory = int(rng.choice([30, 60] if crowded else [60, 100, 1000]))
     devices = tuple(
-        Device(f"d{d}", "cpu" if d == 0 else "cuda", memory * int(rng.integers(1, 3)), gap=figure(3) * gaps)
+        Device(
+            f"d{d}",
+            "cpu" if d == 0 else "cuda",
+            memory * int(rng.integers(1, 3)),
+            gap=figure(3) * gaps,
+        )
         for d in range(num_devices)
     )
     broadcast = bool(not plain and rng.random() < 0.25)
@@ -145,13 +167,30 @@ def tiny(seed: int, most_ops: int = 6, plain: bool = False, crowded: bool = Fals
         shared = str(rng.choice([shared, "{source}", "{target}", "one"]))
     links = [Link("*", "*", 2.0 + figure(20), figure(3), bus=shared, gap=figure(3) * gaps)]
     if num_devices > 1 and rng.random() < 0.4:
-        links.append(Link("d0", "*", 2.0 + figure(9), figure(2), bus=shared, both_ways=bool(rng.random() < 0.5)))
-    cluster = Cluster("tiny", devices, tuple(links), broadcast=broadcast, copies_in_memory=bool(rng.random() < 0.8))
+        links.append(
+            Link(
+                "d0",
+                "*",
+                2.0 + figure(9),
+                figure(2),
+                bus=shared,
+                both_ways=bool(rng.random() < 0.5),
+            )
+        )
+    cluster = Cluster(
+        "tiny",
+        devices,
+        tuple(links),
+        broadcast=broadcast,
+        copies_in_memory=bool(rng.random() < 0.8),
+    )
     times = np.array([[figure(8) for _ in devices] for _ in range(graph.num_ops)])
     if rng.random() < 0.5:
         times[:] = times[:, :1]
     if crowded:
-        devices = tuple(replace(device, memory=1000 if d == 0 else memory) for d, device in enumerate(devices))
+        devices = tuple(
+            replace(device, memory=1000 if d == 0 else memory) for d, device in enumerate(devices)
+        )
         cluster = replace(cluster, devices=devices)
         times[:, 0] *= 4
     times[graph.is_parameter] = 0.0

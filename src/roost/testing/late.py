@@ -161,4 +161,6 @@ def _capture(
 
 def _nonsense(like: Tensor) -> Tensor:
     """Memory that gives wrong numbers to whoever reads it too early."""
-    return torch.empty_like(like, device="cpu").fill_(float("nan") if like.is_floating_point() else 1)
+    return torch.empty_like(like, device="cpu").fill_(
+        float("nan") if like.is_floating_point() else 1
+    )

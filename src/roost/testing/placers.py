@@ -1,4 +1,5 @@
-"""The contract of a placer, for whoever writes one: `check_placer("their_pkg.module:Class")` tries it all."""
+"""The contract of a placer, for whoever writes one: `check_placer("their_pkg.module:Class")` tries
+it all."""
 
 from __future__ import annotations
 
@@ -36,20 +37,30 @@ def tiny_problem(name: str) -> Problem:
     return _PROBLEMS[name]()
 
 
-def check_placer(placer: str | Placer, problems: Iterable[str] | None = None, searches: bool = False) -> None:
+def check_placer(
+    placer: str | Placer, problems: Iterable[str] | None = None, searches: bool = False
+) -> None:
     """Raise AssertionError where a placer breaks the contract on one of the tiny problems.
 
-    Every placement it tries is valid, groups and allowed kinds included; the same seed gives the same answer; no budget
-    is exceeded; the best trial costs what the simulator says. `searches`: what can fit is made to fit.
+    Every placement it tries is valid, groups and allowed kinds included; the same seed gives the
+    same answer; no budget is exceeded; the best trial costs what the simulator says. `searches`:
+    what can fit is made to fit.
     """
     for name in tiny_problems() if problems is None else problems:
         problem = tiny_problem(name)
-        results = [_checked(placer, problem, trials, f"{name}, {trials} trials") for trials in BUDGETS]
-        first, again = _said(results[-1]), _said(_checked(placer, problem, BUDGETS[-1], f"{name}, again"))
+        results = [
+            _checked(placer, problem, trials, f"{name}, {trials} trials") for trials in BUDGETS
+        ]
+        first, again = (
+            _said(results[-1]),
+            _said(_checked(placer, problem, BUDGETS[-1], f"{name}, again")),
+        )
         assert first == again, f"{name}: the same seed gave {first} and {again}"
         if searches and FITTING[name]:
             best = _checked(placer, problem, _ENOUGH, name).best
-            assert best.feasible, f"{name}: something fits, and the best found lacks {best.missing_bytes} bytes"
+            assert best.feasible, (
+                f"{name}: something fits, and the best found lacks {best.missing_bytes} bytes"
+            )
 
 
 def _checked(placer: str | Placer, problem: Problem, trials: int, where: str) -> Result:
@@ -78,12 +89,20 @@ def _check_placement(problem: Problem, placement: Placement, where: str) -> None
     """Written out beside `Problem.check`, which says the same: one of the two might be wrong."""
     graph, cluster = problem.graph, problem.cluster
     problem.check(placement)
-    assert placement.graph == graph.digest, f"{where}: the placement does not say which graph it is for"
-    assert placement.devices == cluster.device_names, f"{where}: the placement does not name the devices"
+    assert placement.graph == graph.digest, (
+        f"{where}: the placement does not say which graph it is for"
+    )
+    assert placement.devices == cluster.device_names, (
+        f"{where}: the placement does not name the devices"
+    )
     together: dict[int, int] = {}
-    for op, (device, group) in enumerate(zip(placement.device.tolist(), graph.group.tolist(), strict=True)):
+    for op, (device, group) in enumerate(
+        zip(placement.device.tolist(), graph.group.tolist(), strict=True)
+    ):
         kind, allowed = cluster.devices[device].kind, graph.allowed[op]
-        assert not allowed or kind in allowed, f"{where}: op {graph.op_names[op]!r} may not run on a {kind}"
+        assert not allowed or kind in allowed, (
+            f"{where}: op {graph.op_names[op]!r} may not run on a {kind}"
+        )
         if group >= 0:
             assert together.setdefault(group, device) == device, f"{where}: a group is split"
 
@@ -103,31 +122,47 @@ def _tiny(fits: bool) -> Callable[[Callable[[], Problem]], Callable[[], Problem]
     return keep
 
 
-def _machine(*memory: int, kinds: Sequence[str] = (), bandwidth: float = 10.0, bus: str = "") -> Cluster:
+def _machine(
+    *memory: int, kinds: Sequence[str] = (), bandwidth: float = 10.0, bus: str = ""
+) -> Cluster:
     """GPUs unless told otherwise, with so many bytes each, and links from each to each."""
-    devices = tuple(Device(f"d{n}", kinds[n] if kinds else "cuda", size) for n, size in enumerate(memory))
+    devices = tuple(
+        Device(f"d{n}", kinds[n] if kinds else "cuda", size) for n, size in enumerate(memory)
+    )
     link = Link("*", "*", bandwidth, latency=0.5)
     return Cluster("machine", devices, (replace(link, bus=bus) if bus else link,))
 
 
 def _timed(
-    builder: GraphBuilder, cluster: Cluster, seconds: Sequence[float] = (), speed: Sequence[float] = ()
+    builder: GraphBuilder,
+    cluster: Cluster,
+    seconds: Sequence[float] = (),
+    speed: Sequence[float] = (),
 ) -> Problem:
-    """Ops that are no parameters take these seconds in turn, or one, divided by the speed of the device."""
+    """Ops that are no parameters take these seconds in turn, or one, divided by the speed of the
+    device."""
     graph = builder.freeze()
     time: Array = np.zeros(graph.num_ops)
     busy = np.flatnonzero(~graph.is_parameter)
     time[busy] = np.resize(np.array(seconds or [1.0]), len(busy))
-    return Problem(graph, cluster, Costs(time[:, None] / np.array(speed or [1.0] * cluster.num_devices)))
+    return Problem(
+        graph, cluster, Costs(time[:, None] / np.array(speed or [1.0] * cluster.num_devices))
+    )
 
 
-def _layers(builder: GraphBuilder, count: int, size: int, weight: int, allowed: Sequence[str] = ()) -> str:
+def _layers(
+    builder: GraphBuilder, count: int, size: int, weight: int, allowed: Sequence[str] = ()
+) -> str:
     """A chain of ops, each with a parameter; the name of the last."""
     before: list[str] = []
     for n in range(count):
         builder.parameter(f"w{n}", weight, module=f"layers.{n}")
         inputs = [*before, f"w{n}"]
-        before = [builder.add(f"f{n}", "op", inputs, output_bytes=size, module=f"layers.{n}", allowed=allowed)]
+        before = [
+            builder.add(
+                f"f{n}", "op", inputs, output_bytes=size, module=f"layers.{n}", allowed=allowed
+            )
+        ]
     return before[0]
 
 
@@ -178,7 +213,11 @@ def _two_groups() -> Problem:
     before: list[str] = []
     for n in range(6):
         builder.parameter(f"w{n}", 5, group="ab"[n % 2])
-        before = [builder.add(f"f{n}", inputs=[*before, f"w{n}"], output_bytes=3, group=[None, "a", "b"][n % 3])]
+        before = [
+            builder.add(
+                f"f{n}", inputs=[*before, f"w{n}"], output_bytes=3, group=[None, "a", "b"][n % 3]
+            )
+        ]
     return _timed(builder, _machine(100, 100))
 
 
@@ -239,7 +278,11 @@ def _broadcast() -> Problem:
     builder.add("source", output_bytes=8)
     for n in range(5):
         builder.add(f"reader{n}", inputs=["source"], output_bytes=2)
-    return _timed(builder, replace(_machine(100, 100, 100, bus="{source}"), broadcast=True), seconds=[1.0, 3.0, 2.0])
+    return _timed(
+        builder,
+        replace(_machine(100, 100, 100, bus="{source}"), broadcast=True),
+        seconds=[1.0, 3.0, 2.0],
+    )
 
 
 @_tiny(fits=True)
@@ -259,16 +302,21 @@ def _training() -> Problem:
     for n in reversed(range(2)):
         module = f"layers.{n}"
         inputs = [before, f"w{n}", f"f{n}"]
-        before = builder.add(f"b{n}", inputs=inputs, output_bytes=6, phase="backward", module=module)
+        before = builder.add(
+            f"b{n}", inputs=inputs, output_bytes=6, phase="backward", module=module
+        )
         builder.add(f"g{n}", inputs=inputs, output_bytes=10, phase="backward", module=module)
     for n in range(2):
         builder.add(f"u{n}", "sgd", [f"g{n}", f"w{n}"], phase="update", module=f"layers.{n}")
-    return _timed(builder, _machine(200, 200, 200, kinds=["cpu", "cuda", "cuda"]), speed=[1.0, 4.0, 4.0])
+    return _timed(
+        builder, _machine(200, 200, 200, kinds=["cpu", "cuda", "cuda"]), speed=[1.0, 4.0, 4.0]
+    )
 
 
 @_tiny(fits=True)
 def _streamed() -> Problem:
-    """The parameters do not fit beside the ops that read them: some must live with the CPU, and be fetched."""
+    """The parameters do not fit beside the ops that read them: some must live with the CPU, and be
+    fetched."""
     builder = GraphBuilder("streamed")
     _layers(builder, 3, size=2, weight=45, allowed=["cuda"])
     return _timed(builder, _machine(1000, 100, kinds=["cpu", "cuda"]), speed=[1.0, 4.0])

@@ -14,7 +14,8 @@ from roost.core.problem import Problem
 
 
 def training_like(num_ops: int, num_devices: int, seed: int = 0) -> Problem:
-    """A forward half, a mirrored backward half with activations reused, E/V about 1.75, alike devices.
+    """A forward half, a mirrored backward half with activations reused, E/V about 1.75, alike
+    devices.
 
     A parameter for every fourth forward op, read by it and by its backward op.
     """
@@ -25,7 +26,8 @@ def training_like(num_ops: int, num_devices: int, seed: int = 0) -> Problem:
         edges.add((max(0, op - int(rng.geometric(0.6))), op))
         if rng.random() < 0.35:
             edges.add((max(0, op - int(rng.integers(1, 30))), op))
-    # Op `half + k` is the backward op of forward op `half - 1 - k`: reversed edges, plus its activation.
+    # Op `half + k` is the backward op of forward op `half - 1 - k`: reversed edges, plus its
+    # activation.
     backward = {op: 2 * half - 1 - op for op in range(half)}
     edges |= {(backward[target], backward[source]) for source, target in edges}
     edges |= {(op, backward[op]) for op in range(half) if op == half - 1 or rng.random() < 0.45}
@@ -66,7 +68,8 @@ def training_like(num_ops: int, num_devices: int, seed: int = 0) -> Problem:
 
 
 def scattered(problem: Problem, seed: int = 0, run: int = 1) -> Array:
-    """A random device for each run of so many consecutive ops; parameters go where their first consumer is."""
+    """A random device for each run of so many consecutive ops; parameters go where their first
+    consumer is."""
     rng = np.random.default_rng(seed)
     graph = problem.graph
     blocks = rng.integers(0, problem.cluster.num_devices, -(-graph.num_ops // run))
@@ -82,9 +85,10 @@ def scattered(problem: Problem, seed: int = 0, run: int = 1) -> Array:
 def nasty(seed: int) -> tuple[Problem, Placement]:
     """A small random problem and placement with everything that may go wrong in a simulator.
 
-    Ties, zero-time ops, zero-byte tensors, isolated ops, lonely parameters, 1 to 16 devices, shared buses, broadcast,
-    gaps, ends that are kept busy, remote parameters, updates, tiny and huge windows, every order. Most figures are
-    small whole numbers, so that many times are equal; some are not, so that sums round.
+    Ties, zero-time ops, zero-byte tensors, isolated ops, lonely parameters, 1 to 16 devices, shared
+    buses, broadcast, gaps, ends that are kept busy, remote parameters, updates, tiny and huge
+    windows, every order. Most figures are small whole numbers, so that many times are equal; some
+    are not, so that sums round.
     """
     rng = np.random.default_rng(seed)
     whole = rng.random() < 0.7
@@ -123,15 +127,21 @@ def nasty(seed: int) -> tuple[Problem, Placement]:
     times[graph.is_parameter] = 0.0
     order = str(rng.choice(ORDERS))
     placement = Placement(
-        rng.integers(0, num_devices, num_ops) if rng.random() < 0.8 else np.full(num_ops, rng.integers(num_devices)),
+        rng.integers(0, num_devices, num_ops)
+        if rng.random() < 0.8
+        else np.full(num_ops, rng.integers(num_devices)),
         order=order,
         priority=figures(num_ops, 5) if order == "priority" else None,
-        prefetch_bytes=rng.integers(0, 120, num_devices) if rng.random() < 0.6 else int(rng.integers(0, 3)) * 40,
+        prefetch_bytes=rng.integers(0, 120, num_devices)
+        if rng.random() < 0.6
+        else int(rng.integers(0, 3)) * 40,
     )
     if rng.random() < 0.4:
         busy = [figures(2, 4).tolist() for _ in cluster.links]
         pairs = zip(cluster.links, busy, strict=True)
-        links = tuple(replace(link, sender_busy=out, receiver_busy=back) for link, (out, back) in pairs)
+        links = tuple(
+            replace(link, sender_busy=out, receiver_busy=back) for link, (out, back) in pairs
+        )
         cluster = replace(cluster, links=links)
     return Problem(graph, cluster, times), placement  # type: ignore[arg-type]
 
@@ -142,12 +152,27 @@ def _nasty_cluster(rng: np.random.Generator, num_devices: int, whole: bool) -> C
 
     gaps = rng.random() < 0.3
     devices = tuple(
-        Device(f"d{d}", "cpu", int(rng.integers(10, 400)), host=f"h{d % 2}", gap=figure(3) if gaps else 0.0)
+        Device(
+            f"d{d}",
+            "cpu",
+            int(rng.integers(10, 400)),
+            host=f"h{d % 2}",
+            gap=figure(3) if gaps else 0.0,
+        )
         for d in range(num_devices)
     )
     broadcast = bool(rng.random() < 0.25)
     shared = str(rng.choice(["{source}->{target}", "{source}", "{target}", "{source_host}", "one"]))
-    links = [Link("*", "*", 1.0 + figure(20), figure(3), bus="{source}" if broadcast else shared, gap=figure(3) * gaps)]
+    links = [
+        Link(
+            "*",
+            "*",
+            1.0 + figure(20),
+            figure(3),
+            bus="{source}" if broadcast else shared,
+            gap=figure(3) * gaps,
+        )
+    ]
     if num_devices > 1:
         for _ in range(int(rng.integers(0, 4))):
             source, target = (f"d{d}" for d in rng.choice(num_devices, 2, replace=False))

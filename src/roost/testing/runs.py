@@ -22,12 +22,14 @@ from roost.testing.numerics import distance
 
 
 def virtual_problem(step: Described, num_devices: int = 2) -> Problem:
-    """A captured step on several devices that are threads of this machine; every op takes as long as any other."""
+    """A captured step on several devices that are threads of this machine; every op takes as long
+    as any other."""
     return mixed_problem(step, *(f"cpu:{number}" for number in range(num_devices)))
 
 
 def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
-    """A random device for each op, groups kept together, some of the parameters away from where they are read."""
+    """A random device for each op, groups kept together, some of the parameters away from where
+    they are read."""
     graph = problem.graph
     device = rng.integers(0, problem.cluster.num_devices, graph.num_ops)
     members = np.flatnonzero(graph.group >= 0)
@@ -37,7 +39,8 @@ def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
 
 
 def mixed_problem(step: Described, *names: str) -> Problem:
-    """A captured step on devices of these names, such as `cpu` and `cuda:0`; every op takes as long as any other."""
+    """A captured step on devices of these names, such as `cpu` and `cuda:0`; every op takes as long
+    as any other."""
     devices = tuple(Device(name, name.partition(":")[0], 2**60) for name in names)
     seconds = np.where(step.graph.is_parameter, 0.0, 1e-3)[:, None].repeat(len(names), axis=1)
     return Problem(step.graph, Cluster("mixed", devices, (Link("*", "*", 1e10),)), Costs(seconds))
@@ -68,9 +71,15 @@ def run_steps(
     cores = [{own[device % len(own)]} for device in range(problem.cluster.num_devices)]
     rate = Optimizer(rate=0.01)
     how: dict[str, Any] = {"graphs": graphs, "one_thread": one_thread}
-    with GraphRuntime(step, problem, placement, residents_of(model), rate, cores, places=places, **how) as run:
-        returned = [[value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)]
-        return returned, {name: value.to("cpu", copy=True) for name, value in run.residents().items()}
+    with GraphRuntime(
+        step, problem, placement, residents_of(model), rate, cores, places=places, **how
+    ) as run:
+        returned = [
+            [value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)
+        ]
+        return returned, {
+            name: value.to("cpu", copy=True) for name, value in run.residents().items()
+        }
 
 
 def differences(one: tuple[Any, Any], other: tuple[Any, Any]) -> dict[str, float]:

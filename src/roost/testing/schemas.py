@@ -1,4 +1,5 @@
-"""Writes the published JSON Schema of every file format: `python -m roost.testing.schemas docs/schemas`."""
+"""Writes the published JSON Schema of every file format: `python -m roost.testing.schemas
+docs/schemas`."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from roost.core import files, formats
 def published() -> dict[str, bytes]:
     """The schema files by name, as they should be."""
     return {
-        f"{name.removeprefix('roost.')}.schema.json": msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+        f"{name.removeprefix('roost.')}.schema.json": msgspec.json.format(
+            msgspec.json.encode(schema), indent=2
+        )
+        + b"\n"
         for name, schema in formats.schemas().items()
     }
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class Transformed:
     """A graph made from another: each op of the original is stood for by one op of the new graph.
 
-    That op decides the device of all it stands for, and its time is theirs added up. An op that a transform has dropped
-    is stood for too, by an op that may be anywhere the dropped one may be.
+    That op decides the device of all it stands for, and its time is theirs added up. An op that a
+    transform has dropped is stood for too, by an op that may be anywhere the dropped one may be.
     """
 
     original: Graph
@@ -36,7 +36,9 @@ class Transformed:
     def __post_init__(self) -> None:
         new_op = frozen(self.new_op, np.int32, (self.original.num_ops,), "new_op")
         found = np.unique(new_op)
-        assert np.array_equal(found, np.arange(self.graph.num_ops)), "every new op stands for some op"
+        assert np.array_equal(found, np.arange(self.graph.num_ops)), (
+            "every new op stands for some op"
+        )
         object.__setattr__(self, "new_op", new_op)
 
     @classmethod
@@ -57,17 +59,21 @@ class Transformed:
     def expand(self, placement: Placement, keep_order: bool = True) -> Placement:
         """The placement of the original graph that a placement of the new graph stands for.
 
-        What one new op stands for is dispatched together, in the new graph's program order, as priorities where that is
-        not the original's program order anyway; with `keep_order` false the original's is taken. The orders `rank` and
-        `fifo` are carried over by name. A window for fetched parameters is at least what one new op needs, so that what
-        it fetches once is fetched once.
+        What one new op stands for is dispatched together, in the new graph's program order, as
+        priorities where that is not the original's program order anyway; with `keep_order` false
+        the original's is taken. The orders `rank` and `fifo` are carried over by name. A window for
+        fetched parameters is at least what one new op needs, so that what it fetches once is
+        fetched once.
         """
         if placement.num_ops != self.graph.num_ops:
             raise InputError(
-                f"the placement has {placement.num_ops} devices; the new graph has {self.graph.num_ops} ops"
+                f"the placement has {placement.num_ops} devices; the new graph has "
+                f"{self.graph.num_ops} ops"
             )
         if placement.graph and placement.graph != self.graph.digest:
-            raise InputError(f"the placement was made for graph {placement.graph}, not for {self.graph.digest}")
+            raise InputError(
+                f"the placement was made for graph {placement.graph}, not for {self.graph.digest}"
+            )
         order, priority = placement.order, placement.priority
         if order == "program" and keep_order and not self._keeps_order:
             order, priority = "priority", -np.arange(self.graph.num_ops, dtype=np.float64)
@@ -91,7 +97,9 @@ class Transformed:
         given = placement.prefetch_bytes
         if graph.num_ops == self.original.num_ops:
             return given
-        fetched = graph.is_parameter[graph.input_op] & (device[graph.input_op] != device[graph.edge_target])
+        fetched = graph.is_parameter[graph.input_op] & (
+            device[graph.input_op] != device[graph.edge_target]
+        )
         needs = np.zeros(graph.num_ops, dtype=np.int64)
         np.add.at(needs, graph.edge_target[fetched], graph.output_bytes[graph.input_op[fetched]])
         if np.ndim(given) == 0 and not placement.devices:  # nobody says how many devices there are
@@ -101,18 +109,27 @@ class Transformed:
         return np.maximum(window, given)
 
     def sum_costs(self, op_time: Array) -> Array:  # [new ops, devices] seconds
-        """The time of each new op, from op_time [original ops, devices]: the sum over the ops it stands for."""
+        """The time of each new op, from op_time [original ops, devices]: the sum over the ops it
+        stands for."""
         times = np.asarray(op_time, dtype=np.float64)
         if times.ndim != 2 or len(times) != self.original.num_ops:
-            raise InputError(f"op_time is {list(times.shape)}; it must be [{self.original.num_ops}, devices]")
-        columns = [np.bincount(self.new_op, column, minlength=self.graph.num_ops) for column in times.T]
+            raise InputError(
+                f"op_time is {list(times.shape)}; it must be [{self.original.num_ops}, devices]"
+            )
+        columns = [
+            np.bincount(self.new_op, column, minlength=self.graph.num_ops) for column in times.T
+        ]
         return np.stack(columns, axis=1) if columns else np.zeros((self.graph.num_ops, 0))
 
     def problem(self, problem: Problem) -> Problem:
         """The problem of placing the new graph: the same cluster, the costs added up."""
         if problem.graph != self.original:
             raise InputError(f"the problem is about {problem.graph!r}, not about {self.original!r}")
-        return Problem(self.graph, problem.cluster, Costs(self.sum_costs(problem.op_time), problem.costs.source))
+        return Problem(
+            self.graph,
+            problem.cluster,
+            Costs(self.sum_costs(problem.op_time), problem.costs.source),
+        )
 
     def members_of(self, op: int) -> Array:
         """The original ops that a new op stands for, in program order."""

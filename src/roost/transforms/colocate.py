@@ -1,10 +1,12 @@
-"""Puts ops that belong together into groups: the co-location rules of Mirhoseini et al. 2017, and a few more.
+"""Puts ops that belong together into groups: the co-location rules of Mirhoseini et al. 2017, and a
+few more.
 
-Rules only ever join groups, and are applied in turn until none joins any more, so applying twice equals applying once.
-Groups of the graph are kept. Two groups whose ops allow no common device kind are never joined.
+Rules only ever join groups, and are applied in turn until none joins any more, so applying twice
+equals applying once. Groups of the graph are kept. Two groups whose ops allow no common device kind
+are never joined.
 
-Differs in: `single_consumer` leaves parameters alone, which have rules of their own, so that a weight may still live on
-one device and be used on another.
+Differs in: `single_consumer` leaves parameters alone, which have rules of their own, so that a
+weight may still live on one device and be used on another.
 """
 
 from __future__ import annotations
@@ -26,22 +28,32 @@ from roost.transforms.merging.unions import Kinds, Unions, units_of
 class Colocate:
     """Sets the groups of a graph; its ops stay as they are."""
 
-    # Ops of one phase, forward or backward, share a group where their module path has the same first part: so many
-    # names of it, or all up to the end of what a regular expression finds. r"Mixed_[^.]*\.[^.]*" is one conv each.
+    # Ops of one phase, forward or backward, share a group where their module path has the same
+    # first part: so many names of it, or all up to the end of what a regular expression finds.
+    # r"Mixed_[^.]*\.[^.]*" is one conv each.
     units: int | str | tuple[str, ...] = ()
-    gradients_with_forward: bool = False  # backward ops join the forward ops of their unit, or of their module
-    updates_with_parameter: bool = True  # an update joins every parameter and optimizer state that it reads
-    updates_with_state: bool = True  # an update joins those that only updates read, so that weights stay free
-    single_consumer: bool = False  # X joins Y where Y alone consumes it; groups count as ops (the paper's second rule)
-    parameters_with_consumer: bool = True  # a parameter joins its forward and backward consumers, where they are one
+    # Backward ops join the forward ops of their unit, or of their module.
+    gradients_with_forward: bool = False
+    # An update joins every parameter and optimizer state that it reads.
+    updates_with_parameter: bool = True
+    # An update joins those that only updates read, so that weights stay free.
+    updates_with_state: bool = True
+    # X joins Y where Y alone consumes it; groups count as ops (the paper's second rule).
+    single_consumer: bool = False
+    # A parameter joins its forward and backward consumers, where they are one.
+    parameters_with_consumer: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.units, bool) or (isinstance(self.units, int) and self.units < 0):
-            raise InputError(f"units is {self.units!r}; it must be a number of names, or regular expressions")
+            raise InputError(
+                f"units is {self.units!r}; it must be a number of names, or regular expressions"
+            )
         try:
             self._patterns()
         except re.error as error:
-            raise InputError(f"units: {error.pattern!r} is no regular expression: {error}") from None
+            raise InputError(
+                f"units: {error.pattern!r} is no regular expression: {error}"
+            ) from None
 
     def apply(self, graph: Graph) -> Transformed:
         work = _Work(graph, self._unit_names(graph))
@@ -68,7 +80,9 @@ class Colocate:
     def _patterns(self) -> list[re.Pattern[str]]:
         if isinstance(self.units, int):
             return []
-        return [re.compile(p) for p in ([self.units] if isinstance(self.units, str) else self.units)]
+        return [
+            re.compile(p) for p in ([self.units] if isinstance(self.units, str) else self.units)
+        ]
 
     def _unit_names(self, graph: Graph) -> list[str]:  # [ops] "" where an op is in none
         found = dict.fromkeys(graph.modules, "")
@@ -102,8 +116,11 @@ class _Work:
         return sum(self._join_all(ops) for (name, _), ops in self._by_name(self.unit_names) if name)
 
     def join_gradients(self) -> int:
-        """Backward ops with the forward ops of their unit, or of their module, where these are in one group."""
-        names = [unit or module for unit, module in zip(self.unit_names, self.graph.modules, strict=True)]
+        """Backward ops with the forward ops of their unit, or of their module, where these are in
+        one group."""
+        names = [
+            unit or module for unit, module in zip(self.unit_names, self.graph.modules, strict=True)
+        ]
         rows = dict(self._by_name(names))
         joined = 0
         for (name, phase), backward in rows.items():
@@ -136,7 +153,9 @@ class _Work:
 
     def join_states(self) -> int:
         """Updates with the parameters that nothing but updates reads."""
-        return self._join_updates(lambda p: all(self.phase[reader] == UPDATE for reader in self.consumers[p]))
+        return self._join_updates(
+            lambda p: all(self.phase[reader] == UPDATE for reader in self.consumers[p])
+        )
 
     def _join_updates(self, wanted: Callable[[int], bool]) -> int:
         joined = 0
@@ -150,7 +169,9 @@ class _Work:
         """Parameters with their forward and backward consumers, where these are in one group."""
         joined = 0
         for op in np.flatnonzero(self.graph.is_parameter).tolist():
-            readers = [reader for reader in self.consumers[op] if self.phase[reader] in (FORWARD, BACKWARD)]
+            readers = [
+                reader for reader in self.consumers[op] if self.phase[reader] in (FORWARD, BACKWARD)
+            ]
             if len({self.sets.find(reader) for reader in readers}) == 1:
                 joined += self.sets.join(op, readers[0])
         return joined
@@ -161,7 +182,9 @@ class _Work:
         root = sets.roots()
         consumers: dict[int, set[int]] = {int(item): set() for item in np.unique(root)}
         producers: dict[int, set[int]] = {item: set() for item in consumers}
-        for source, target in zip(root[graph.input_op].tolist(), root[graph.edge_target].tolist(), strict=True):
+        for source, target in zip(
+            root[graph.input_op].tolist(), root[graph.edge_target].tolist(), strict=True
+        ):
             if source != target:
                 consumers[source].add(target)
                 producers[target].add(source)
@@ -177,21 +200,26 @@ class _Work:
                 continue
             joined += 1
             # The set with fewer neighbours is renamed, so that no neighbour is renamed often.
-            few, many = sorted((item, other), key=lambda i: (len(consumers[i]) + len(producers[i]), i))
+            few, many = sorted(
+                (item, other), key=lambda i: (len(consumers[i]) + len(producers[i]), i)
+            )
             changed = _rename(few, many, consumers, producers)
             computes.add(many)
             waiting.extend(sorted(changed & computes, reverse=True))
         return joined
 
     def groups(self) -> tuple[Array, tuple[str, ...]]:
-        """The group of each op, and their names; an op alone is in none, unless it came with one."""
+        """The group of each op, and their names; an op alone is in none, unless it came with
+        one."""
         root = self.sets.roots()
         size = np.bincount(root, minlength=self.graph.num_ops)
         given: dict[int, int] = {}
         for op, group in enumerate(self.graph.group.tolist()):
             if group >= 0:
                 given[int(root[op])] = min(group, given.get(int(root[op]), group))
-        names: dict[int, str] = {item: self.graph.group_names[group] for item, group in given.items()}
+        names: dict[int, str] = {
+            item: self.graph.group_names[group] for item, group in given.items()
+        }
         taken = set(names.values())
         for item in np.flatnonzero(size > 1).tolist():
             if item not in names:
@@ -203,7 +231,9 @@ class _Work:
         return number[root], tuple(names[item] for item in order)
 
 
-def _rename(few: int, many: int, consumers: dict[int, set[int]], producers: dict[int, set[int]]) -> set[int]:
+def _rename(
+    few: int, many: int, consumers: dict[int, set[int]], producers: dict[int, set[int]]
+) -> set[int]:
     """Make one set into a part of another; those whose consumers have changed."""
     changed = {many} | producers[few]
     for ahead, behind in ((consumers, producers), (producers, consumers)):

@@ -1,18 +1,22 @@
-"""Drops what does nothing: dead ops, and free ops such as views, which become one with what they look at.
+"""Drops what does nothing: dead ops, and free ops such as views, which become one with what they
+look at.
 
-A *free* op has one input, no FLOP, moves no bytes, needs no workspace, and is of phase forward or backward. It is
-folded where its output has as many bytes as what it looks at: then its consumers read that instead, and no transfer
-grows. A slice, which is smaller, is kept, since it is the slice that should be sent. Folding a view of an activation
-puts it with the op that made the activation; on one device the step takes as long as before, and no more memory, since
-a view no longer counts as a second tensor. On several devices the tensor is sent as soon as it exists, not when its
-view is reached. A view of a parameter goes with its first consumer, so that its consumers fetch the parameter, as
-resident tensors are; it is kept where an update reads it, which would rewrite a parameter it does not rewrite now.
+A *free* op has one input, no FLOP, moves no bytes, needs no workspace, and is of phase forward or
+backward. It is folded where its output has as many bytes as what it looks at: then its consumers
+read that instead, and no transfer grows. A slice, which is smaller, is kept, since it is the slice
+that should be sent. Folding a view of an activation puts it with the op that made the activation;
+on one device the step takes as long as before, and no more memory, since a view no longer counts as
+a second tensor. On several devices the tensor is sent as soon as it exists, not when its view is
+reached. A view of a parameter goes with its first consumer, so that its consumers fetch the
+parameter, as resident tensors are; it is kept where an update reads it, which would rewrite a
+parameter it does not rewrite now.
 
-A *dead* op is free, has no output bytes, at most one input and no consumer that is not dead. Results of a model have no
-consumers either, so an op with an output is never dead. A parameter without consumers takes memory, and is kept unless
-`drop_unused_parameters`.
+A *dead* op is free, has no output bytes, at most one input and no consumer that is not dead.
+Results of a model have no consumers either, so an op with an output is never dead. A parameter
+without consumers takes memory, and is kept unless `drop_unused_parameters`.
 
-Ops are only folded where their device rules allow the device they then share: same group or none, and kinds no fewer.
+Ops are only folded where their device rules allow the device they then share: same group or none,
+and kinds no fewer.
 """
 
 from __future__ import annotations
@@ -42,7 +46,9 @@ class Prune:
         number = np.full(graph.num_ops, -1)
         number[kept] = np.arange(len(kept))
         counts = {"prune.folded": folded, "prune.dropped": dead}
-        return Transformed(graph, _subset(graph, kept, number, np.array(work.value)), number[host], counts)
+        return Transformed(
+            graph, _subset(graph, kept, number, np.array(work.value)), number[host], counts
+        )
 
 
 class _Work:
@@ -51,7 +57,12 @@ class _Work:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         count = graph.num_ops
-        works = (graph.flop > 0) | (graph.bytes_read > 0) | (graph.bytes_written > 0) | (graph.workspace_bytes > 0)
+        works = (
+            (graph.flop > 0)
+            | (graph.bytes_read > 0)
+            | (graph.bytes_written > 0)
+            | (graph.workspace_bytes > 0)
+        )
         self.is_free: list[bool] = (~works & np.isin(graph.phase, (FORWARD, BACKWARD))).tolist()
         self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
         self.is_parameter: list[bool] = graph.is_parameter.tolist()
@@ -100,7 +111,11 @@ class _Work:
             if self.value[op] != op or readers[op] or self._does_something(op, unused_parameters):
                 continue
             sources = [self.value[source] for source in self.inputs[op]]
-            near = [source for source in sources if not self.is_parameter[source] and self._may_join(op, source)]
+            near = [
+                source
+                for source in sources
+                if not self.is_parameter[source] and self._may_join(op, source)
+            ]
             bound = self.group[op] >= 0 or bool(self.graph.allowed[op])
             host = near[0] if near else -1 if bound else anchor
             if host < 0:
@@ -126,18 +141,25 @@ class _Work:
         return not self.is_free[op] or self.output[op] > 0 or len(self.inputs[op]) > 1
 
     def _anchor(self) -> int:
-        """An op that is never dropped, to stand for those that have no other; -1 where there is none."""
+        """An op that is never dropped, to stand for those that have no other; -1 where there is
+        none."""
         for op in range(self.graph.num_ops):
-            if self.value[op] == op and not self.is_parameter[op] and self._does_something(op, True):
+            if (
+                self.value[op] == op
+                and not self.is_parameter[op]
+                and self._does_something(op, True)
+            ):
                 return op
         return -1
 
     def hosts(self) -> Array:  # [ops]
         """The kept op that stands for each op."""
         for op in range(self.graph.num_ops - 1, -1, -1):
-            if self.value[op] != op and self.host[op] == op:  # a view of a parameter goes with its first consumer
+            # A view of a parameter goes with its first consumer.
+            if self.value[op] != op and self.host[op] == op:
                 self.host[op] = self.host[self.consumers[op][0]]
-        for op in range(self.graph.num_ops):  # an activation's view may be of an op that is dropped itself
+        # An activation's view may be of an op that is dropped itself.
+        for op in range(self.graph.num_ops):
             while self.host[self.host[op]] != self.host[op]:
                 self.host[op] = self.host[self.host[op]]
         return np.array(self.host)

@@ -1,7 +1,8 @@
 """Named models, one file each, with random weights; and families of random models.
 
-A model is a dataclass of its settings: `model()` builds it on PyTorch's current device, `inputs(train)` makes inputs to
-go with it, `small()` is a tiny instance for tests. Listing names imports no PyTorch.
+A model is a dataclass of its settings: `model()` builds it on PyTorch's current device,
+`inputs(train)` makes inputs to go with it, `small()` is a tiny instance for tests. Listing names
+imports no PyTorch.
 """
 
 from __future__ import annotations
@@ -28,16 +29,19 @@ def names() -> list[str]:
 
 
 def figures() -> dict[str, Any]:
-    """Op counts, parameters and FLOP of the models at their default settings; `benchmarks/zoo_table.py` made them."""
+    """Op counts, parameters and FLOP of the models at their default settings;
+    `benchmarks/zoo_table.py` made them."""
     path = catalog.ROOT / "zoo" / "figures.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def settings(name: str, **overrides: Any) -> Settings:
-    """The settings of a model, the defaults unless overridden; `size` names a published size to start from.
+    """The settings of a model, the defaults unless overridden; `size` names a published size to
+    start from.
 
-    Raises UnknownName for a model, a size or a setting that does not exist, InputError for a value that cannot be.
+    Raises UnknownName for a model, a size or a setting that does not exist, InputError for a value
+    that cannot be.
     """
     if ":" not in name and name not in (known := names()):
         raise UnknownName("model", name, known)  # `catalog.find` would call it a zoo
@@ -69,7 +73,8 @@ def family_names() -> list[str]:
 
 
 def family_models(name: str, count: int, seed: int) -> list[Member]:
-    """The first `count` members of a family. The same seed gives the same ones, however many are asked for."""
+    """The first `count` members of a family. The same seed gives the same ones, however many are
+    asked for."""
     import numpy as np
 
     if name not in (known := family_names()):
@@ -81,14 +86,21 @@ def family_models(name: str, count: int, seed: int) -> list[Member]:
     return [member.draw(np.random.default_rng([seed, index])) for index in range(count)]
 
 
-def family(name: str, count: int, seed: int, train: bool = True, optimizer: str = "sgd") -> list[Graph]:
+def family(
+    name: str, count: int, seed: int, train: bool = True, optimizer: str = "sgd"
+) -> list[Graph]:
     """The graphs of the first `count` members of a family."""
-    return [member(name, index, seed, train, optimizer) for index in range(len(family_models(name, count, seed)))]
+    return [
+        member(name, index, seed, train, optimizer)
+        for index in range(len(family_models(name, count, seed)))
+    ]
 
 
 def member(name: str, index: int, seed: int, train: bool = True, optimizer: str = "sgd") -> Graph:
     """The graph of one member of a family."""
-    return _capture(family_models(name, index + 1, seed)[index], f"{name}_{seed}_{index:03d}", train, optimizer)
+    return _capture(
+        family_models(name, index + 1, seed)[index], f"{name}_{seed}_{index:03d}", train, optimizer
+    )
 
 
 def _sized(name: str, found: type[Any], overrides: dict[str, Any]) -> Any:
@@ -110,5 +122,7 @@ def _capture(chosen: Settings, name: str, train: bool, optimizer: str) -> Graph:
         with torch.device("meta"):
             built, inputs = chosen.model(), chosen.inputs(train)
     except (RuntimeError, TypeError, OverflowError) as error:
-        raise InputError(f"{name} cannot be built with {chosen}: {str(error).splitlines()[0]}") from error
+        raise InputError(
+            f"{name} cannot be built with {chosen}: {str(error).splitlines()[0]}"
+        ) from error
     return capture(built, inputs, train=train, optimizer=optimizer, name=name)

@@ -11,7 +11,8 @@ EPSILON = 0.001  # of batch norm in the TensorFlow models
 
 
 class ConvBn(nn.Module):
-    """Convolution, batch norm and, unless told otherwise, relu; padded to keep the size unless told otherwise."""
+    """Convolution, batch norm and, unless told otherwise, relu; padded to keep the size unless told
+    otherwise."""
 
     def __init__(
         self,
@@ -56,7 +57,8 @@ class ReluConvBn(nn.Module):
 
 
 class Separable(nn.Module):
-    """Twice: relu, a convolution for each channel, one across channels, batch norm. The first may have a stride."""
+    """Twice: relu, a convolution for each channel, one across channels, batch norm. The first may
+    have a stride."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
@@ -74,7 +76,8 @@ class Separable(nn.Module):
 
 
 class FactorizedReduction(nn.Module):
-    """Halves the sides without losing half of the input: every second place, and the places between."""
+    """Halves the sides without losing half of the input: every second place, and the places
+    between."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()

@@ -14,7 +14,8 @@ State = tuple[Tensor, Tensor]  # hidden and memory of an LSTM cell, each [batch,
 
 
 def dropout(probability: float) -> nn.Module:
-    """Dropout, or nothing at all where it would keep everything: an op that does nothing still is one."""
+    """Dropout, or nothing at all where it would keep everything: an op that does nothing still is
+    one."""
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
@@ -28,7 +29,8 @@ def init_normal(model: nn.Module, deviation: float = 0.02) -> None:
 
 
 def sinusoids(length: int, width: int) -> Tensor:  # [length, width]
-    """Positions as sines, then cosines, of wavelengths from 2 pi to 20000 pi (Vaswani et al. 2017)."""
+    """Positions as sines, then cosines, of wavelengths from 2 pi to 20000 pi (Vaswani et al.
+    2017)."""
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(length)[:, None] * rates
@@ -43,22 +45,35 @@ class CrossEntropy(nn.Module):
         self.smoothing = smoothing
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), label_smoothing=self.smoothing)
+        return F.cross_entropy(
+            logits.flatten(0, -2), targets.flatten(), label_smoothing=self.smoothing
+        )
 
 
 class LstmStack(nn.Module):
-    """LSTM cells on top of each other, unrolled over time: step by step, within a step from layer to layer."""
+    """LSTM cells on top of each other, unrolled over time: step by step, within a step from layer
+    to layer."""
 
     def __init__(
-        self, inputs: int, hidden: int, layers: int, dropout_probability: float = 0.0, residual: bool = False
+        self,
+        inputs: int,
+        hidden: int,
+        layers: int,
+        dropout_probability: float = 0.0,
+        residual: bool = False,
     ) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.LSTMCell(hidden if layer else inputs, hidden) for layer in range(layers))
+        self.layers = nn.ModuleList(
+            nn.LSTMCell(hidden if layer else inputs, hidden) for layer in range(layers)
+        )
         self.dropout = dropout(dropout_probability)
         self.hidden, self.residual = hidden, residual
 
-    def forward(self, steps: Sequence[Tensor], states: list[State] | None = None) -> tuple[list[Tensor], list[State]]:
-        """The last layer's output at each step, and each layer's last state; zeros to start with unless given."""
+    def forward(
+        self, steps: Sequence[Tensor], states: list[State] | None = None
+    ) -> tuple[list[Tensor], list[State]]:
+        """The last layer's output at each step, and each layer's last state; zeros to start with
+        unless given."""
         if states is None:
             zero = steps[0].new_zeros(steps[0].shape[0], self.hidden)
             states = [(zero, zero)] * len(self.layers)
@@ -97,7 +112,9 @@ class Attention(nn.Module):
         self.value = nn.Linear(hidden, inner, bias=bias)
         self.output = nn.Linear(inner, hidden, bias=bias)
 
-    def forward(self, x: Tensor, memory: Tensor | None = None, scores: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, memory: Tensor | None = None, scores: Tensor | None = None
+    ) -> Tensor:
         """`scores` [1, heads, length, memory length] is added to the scores before the softmax."""
         source = x if memory is None else memory
         y = F.scaled_dot_product_attention(
@@ -144,9 +161,11 @@ class FeedForward(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (Su et al. 2021), in halves: number i of a head turns with number i + width / 2.
+    """Rotary position embedding (Su et al. 2021), in halves: number i of a head turns with number i
+    + width / 2.
 
-    The angles are a buffer that is not saved with the weights. Built on `meta` it has no values: build anew to run.
+    The angles are a buffer that is not saved with the weights. Built on `meta` it has no values:
+    build anew to run.
     """
 
     angles: Tensor
@@ -169,9 +188,12 @@ def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention with rotary positions; several query heads may share one key and value head."""
+    """Causal attention with rotary positions; several query heads may share one key and value
+    head."""
 
-    def __init__(self, hidden: int, heads: int, kv_heads: int, dropout_probability: float = 0.0) -> None:
+    def __init__(
+        self, hidden: int, heads: int, kv_heads: int, dropout_probability: float = 0.0
+    ) -> None:
         super().__init__()
         width = hidden // heads
         self.heads, self.kv_heads, self.dropout_probability = heads, kv_heads, dropout_probability

@@ -1,4 +1,5 @@
-"""What the settings of every model have in common. Knows nothing of PyTorch until a model is built."""
+"""What the settings of every model have in common. Knows nothing of PyTorch until a model is
+built."""
 
 from __future__ import annotations
 
@@ -14,13 +15,15 @@ from roost.errors import InputError, UnknownName
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Sizes = Mapping[str, Mapping[str, Any]]  # name of a published size -> those of its settings that are not the default
+# Name of a published size -> those of its settings that are not the default.
+Sizes = Mapping[str, Mapping[str, Any]]
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
 class Settings(ABC):
-    """The settings of a model, checked when made. A number may be 0 only where 0, its default, means off."""
+    """The settings of a model, checked when made. A number may be 0 only where 0, its default,
+    means off."""
 
     SIZES: ClassVar[Sizes] = {}
 
@@ -28,7 +31,8 @@ class Settings(ABC):
     def model(self) -> nn.Module:
         """The model with random weights, on PyTorch's current device; `meta` takes no memory.
 
-        Its forward takes what `inputs` gives: the loss where the targets are among it, the output where not.
+        Its forward takes what `inputs` gives: the loss where the targets are among it, the output
+        where not.
         """
 
     @abstractmethod
@@ -76,6 +80,8 @@ def _check(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:
         return
     can_be_off = field.default == 0
     if not math.isfinite(value) or value < 0 or (value == 0 and not can_be_off):
-        raise InputError(f"{field.name} is {value!r}; it must be {'0 or more' if can_be_off else 'positive'}")
+        raise InputError(
+            f"{field.name} is {value!r}; it must be {'0 or more' if can_be_off else 'positive'}"
+        )
     if field.name in ("dropout", "smoothing") and value >= 1:
         raise InputError(f"{field.name} is {value!r}; it must be less than 1")

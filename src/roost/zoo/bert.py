@@ -1,7 +1,8 @@
 """BERT (Devlin et al. 2018, arXiv 1810.04805), base, as it is pre-trained: 110 M parameters.
 
-Differs in: masked words only, no next-sentence head; logits at every position, not at the masked 15 %; no padding;
-batch 4, as no placement paper we read says its own. The original trains with dropout 0.1.
+Differs in: masked words only, no next-sentence head; logits at every position, not at the masked 15
+%; no padding; batch 4, as no placement paper we read says its own. The original trains with dropout
+0.1.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -24,7 +25,10 @@ EPSILON = 1e-12
 class Bert(Settings):
     """Settings of BERT."""
 
-    SIZES: ClassVar[Sizes] = {"base": {}, "large": {"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096}}
+    SIZES: ClassVar[Sizes] = {
+        "base": {},
+        "large": {"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096},
+    }
 
     batch: int = 4
     length: int = 512
@@ -38,7 +42,9 @@ class Bert(Settings):
 
     @classmethod
     def small(cls) -> Self:
-        return cls(batch=2, length=6, layers=2, hidden=16, heads=2, intermediate=32, vocab=50, positions=8)
+        return cls(
+            batch=2, length=6, layers=2, hidden=16, heads=2, intermediate=32, vocab=50, positions=8
+        )
 
     def check(self) -> None:
         self.must_divide("heads", "hidden")
@@ -92,7 +98,9 @@ class Layer(nn.Module):
     def __init__(self, settings: Bert) -> None:
         super().__init__()
         hidden = settings.hidden
-        self.attention = _layers.Attention(hidden, settings.heads, dropout_probability=settings.dropout)
+        self.attention = _layers.Attention(
+            hidden, settings.heads, dropout_probability=settings.dropout
+        )
         self.attention_norm = nn.LayerNorm(hidden, eps=EPSILON)
         self.feed_forward = _layers.FeedForward(hidden, settings.intermediate, nn.GELU())
         self.feed_forward_norm = nn.LayerNorm(hidden, eps=EPSILON)

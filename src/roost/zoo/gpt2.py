@@ -1,4 +1,5 @@
-"""GPT-2 (Radford et al. 2019): a decoder with learned positions, small by default, 124 M parameters.
+"""GPT-2 (Radford et al. 2019): a decoder with learned positions, small by default, 124 M
+parameters.
 
 Batch 4 of 512 words: no placement paper we read says its own. The original trains with dropout 0.1.
 """
@@ -100,7 +101,10 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (_layers.split_heads(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        query, key, value = (
+            _layers.split_heads(part, self.heads)
+            for part in self.query_key_value(x).chunk(3, dim=-1)
+        )
         probability = self.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=probability, is_causal=True)
         return self.output(_layers.join_heads(y))

@@ -1,7 +1,9 @@
-"""Inception-V3 (Szegedy et al. 2015, arXiv 1512.00567): 299 x 299 pixels, 1000 classes, 23.83 M parameters.
+"""Inception-V3 (Szegedy et al. 2015, arXiv 1512.00567): 299 x 299 pixels, 1000 classes, 23.83 M
+parameters.
 
-Batch 32, as Mirhoseini et al., ICML 2017, place it. Modules are called as in TF-slim and `examples/inception_v3.py`.
-The original trains with dropout 0.2 before the last layer and with the auxiliary head, of weight 0.4.
+Batch 32, as Mirhoseini et al., ICML 2017, place it. Modules are called as in TF-slim and
+`examples/inception_v3.py`. The original trains with dropout 0.2 before the last layer and with the
+auxiliary head, of weight 0.4.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -20,9 +22,9 @@ from roost.zoo._settings import Settings
 
 AUXILIARY_WEIGHT = 0.4
 
-# Each block is a list of branches, side by side; a branch is a list of layers, one after another; a layer is
-# "name kernel channels", "/2" for a stride of 2, or "pool average" or "pool max/2". Two layers in brackets are side by
-# side as well.
+# Each block is a list of branches, side by side; a branch is a list of layers, one after another; a
+# layer is "name kernel channels", "/2" for a stride of 2, or "pool average" or "pool max/2". Two
+# layers in brackets are side by side as well.
 Layer = str | tuple[str, str]
 Block = Sequence[Sequence[Layer]]
 
@@ -37,7 +39,12 @@ def mixed_35(pooled: int) -> Block:
 
 
 def mixed_17(n: int) -> Block:
-    double = [f"b7x7dbl_1 1x1 {n}", f"b7x7dbl_2 7x1 {n}", f"b7x7dbl_3 1x7 {n}", f"b7x7dbl_4 7x1 {n}"]
+    double = [
+        f"b7x7dbl_1 1x1 {n}",
+        f"b7x7dbl_2 7x1 {n}",
+        f"b7x7dbl_3 1x7 {n}",
+        f"b7x7dbl_4 7x1 {n}",
+    ]
     return [
         ["b1x1 1x1 192"],
         [f"b7x7_1 1x1 {n}", f"b7x7_2 1x7 {n}", "b7x7_3 7x1 192"],
@@ -171,7 +178,9 @@ class Mixed(nn.Module):
             return inputs
         height, across = (int(side) for side in shape.split("x"))
         outputs = _channels(int(rest[0]), width)
-        self.add_module(name, _conv(inputs, outputs, (height, across), int(stride or 1), padded=not stride))
+        self.add_module(
+            name, _conv(inputs, outputs, (height, across), int(stride or 1), padded=not stride)
+        )
         return outputs
 
     def forward(self, x: Tensor) -> Tensor:
@@ -203,7 +212,9 @@ class Auxiliary(nn.Module):
 def _conv(
     inputs: int, outputs: int, kernel: tuple[int, int], stride: int = 1, padded: bool = True
 ) -> _convolutions.ConvBn:
-    return _convolutions.ConvBn(inputs, outputs, kernel, stride=stride, padded=padded, epsilon=_convolutions.EPSILON)
+    return _convolutions.ConvBn(
+        inputs, outputs, kernel, stride=stride, padded=padded, epsilon=_convolutions.EPSILON
+    )
 
 
 def _channels(original: int, width: float) -> int:

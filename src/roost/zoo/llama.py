@@ -1,7 +1,9 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Llama team 2024, arXiv 2407.21783), any size.
+"""Llama (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Llama team 2024, arXiv 2407.21783),
+any size.
 
-By default the shape of Llama 3 8B. `Llama.size` knows 7b, 13b and 70b of Llama 2, 8b of Llama 3 and 1b of Llama 3.2.
-Batch 4 of 512 words: no placement paper we read says its own. Positions are not stretched as Llama 3.1 and 3.2 do.
+By default the shape of Llama 3 8B. `Llama.size` knows 7b, 13b and 70b of Llama 2, 8b of Llama 3 and
+1b of Llama 3.2. Batch 4 of 512 words: no placement paper we read says its own. Positions are not
+stretched as Llama 3.1 and 3.2 do.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -46,13 +48,17 @@ class Llama(Settings):
 
     @classmethod
     def small(cls) -> Self:
-        return cls(batch=2, length=6, layers=2, hidden=16, heads=4, kv_heads=2, intermediate=32, vocab=50)
+        return cls(
+            batch=2, length=6, layers=2, hidden=16, heads=4, kv_heads=2, intermediate=32, vocab=50
+        )
 
     def check(self) -> None:
         self.must_divide("heads", "hidden")
         self.must_divide("kv_heads", "heads")
         if self.hidden // self.heads % 2:
-            raise InputError(f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even")
+            raise InputError(
+                f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even"
+            )
 
     def model(self) -> nn.Module:
         return Network(self)
@@ -90,7 +96,9 @@ class Layer(nn.Module):
         super().__init__()
         hidden = settings.hidden
         self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.attention = _layers.RotaryAttention(hidden, settings.heads, settings.kv_heads, settings.dropout)
+        self.attention = _layers.RotaryAttention(
+            hidden, settings.heads, settings.kv_heads, settings.dropout
+        )
         self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.feed_forward = _layers.SwiGlu(hidden, settings.intermediate)
         self.dropout = _layers.dropout(settings.dropout)

@@ -1,9 +1,10 @@
-"""A decoder with a mixture of experts, each a module of its own; by default shaped like Mixtral 8x7B, 46.7 B weights.
+"""A decoder with a mixture of experts, each a module of its own; by default shaped like Mixtral
+8x7B, 46.7 B weights.
 
-Shapes never depend on data: each expert takes its own best tokens, as many as it would have on average (expert choice,
-Zhou et al. 2022, arXiv 2202.09368), where Mixtral (arXiv 2401.04088) lets each token take its two best experts. The
-work is the same and balanced. Trained like this a model can look ahead: later tokens compete with earlier ones.
-Batch 4 of 512 words is our choice.
+Shapes never depend on data: each expert takes its own best tokens, as many as it would have on
+average (expert choice, Zhou et al. 2022, arXiv 2202.09368), where Mixtral (arXiv 2401.04088) lets
+each token take its two best experts. The work is the same and balanced. Trained like this a model
+can look ahead: later tokens compete with earlier ones. Batch 4 of 512 words is our choice.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -52,10 +53,15 @@ class Moe(Settings):
         self.must_divide("kv_heads", "heads")
         self.must_not_exceed("top_k", "experts")
         if self.hidden // self.heads % 2:
-            raise InputError(f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even")
+            raise InputError(
+                f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even"
+            )
         if not self.capacity:
             tokens = self.batch * self.length
-            raise InputError(f"experts is {self.experts}; {tokens} tokens with top_k {self.top_k} leave some with none")
+            raise InputError(
+                f"experts is {self.experts}; {tokens} tokens with top_k {self.top_k} leave some "
+                f"with none"
+            )
 
     def model(self) -> nn.Module:
         return Network(self)
@@ -91,7 +97,9 @@ class Layer(nn.Module):
         super().__init__()
         hidden = settings.hidden
         self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.attention = _layers.RotaryAttention(hidden, settings.heads, settings.kv_heads, settings.dropout)
+        self.attention = _layers.RotaryAttention(
+            hidden, settings.heads, settings.kv_heads, settings.dropout
+        )
         self.mixture_norm = nn.RMSNorm(hidden, eps=1e-5)
         self.mixture = Mixture(settings)
         self.dropout = _layers.dropout(settings.dropout)
@@ -102,7 +110,8 @@ class Layer(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts side by side. Only the tokens that an expert takes go to it, and only they come back."""
+    """Experts side by side. Only the tokens that an expert takes go to it, and only they come
+    back."""
 
     def __init__(self, settings: Moe) -> None:
         super().__init__()

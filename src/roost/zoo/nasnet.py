@@ -1,8 +1,10 @@
-"""NASNet-A (Zoph et al. 2018, arXiv 1707.07012), in the mobile size 4 @ 1056 or, `Nasnet.size("large")`, 6 @ 4032.
+"""NASNet-A (Zoph et al. 2018, arXiv 1707.07012), in the mobile size 4 @ 1056 or,
+`Nasnet.size("large")`, 6 @ 4032.
 
-Placeto (arXiv 1906.08879) places it with batch 64 and does not say the size. We take mobile: its 1.28 s a step on one
-GPU of a K80 would be about 7 TFLOP/s for large, more than that GPU can do.
-Differs in: no auxiliary head, no drop-path. The original trains with dropout 0.5 before the last layer.
+Placeto (arXiv 1906.08879) places it with batch 64 and does not say the size. We take mobile: its
+1.28 s a step on one GPU of a K80 would be about 7 TFLOP/s for large, more than that GPU can do.
+Differs in: no auxiliary head, no drop-path. The original trains with dropout 0.5 before the last
+layer.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -18,11 +20,19 @@ from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo._convolutions import Concat, FactorizedReduction, ReluConvBn, Separable, average_pool, max_pool
+from roost.zoo._convolutions import (
+    Concat,
+    FactorizedReduction,
+    ReluConvBn,
+    Separable,
+    average_pool,
+    max_pool,
+)
 from roost.zoo._settings import Settings, Sizes
 
-# A cell is five sums of two ops each. Input 0 is the output of the cell before, 1 that of the one before that; sum k is
-# input k + 2 of those that follow. The cell's output is what `NORMAL_OUTPUT` or `REDUCTION_OUTPUT` lists.
+# A cell is five sums of two ops each. Input 0 is the output of the cell before, 1 that of the one
+# before that; sum k is input k + 2 of those that follow. The cell's output is what `NORMAL_OUTPUT`
+# or `REDUCTION_OUTPUT` lists.
 Sum = tuple[str, int, str, int]
 NORMAL: tuple[Sum, ...] = (
     ("separable_5", 0, "separable_3", 1),
@@ -57,7 +67,8 @@ class Nasnet(Settings):
     cells: int = 4  # normal cells before, between and after the two reductions
     filters: int = 44
     stem: int = 32  # channels of the first convolution
-    skips_reduction: bool = False  # a cell after a reduction looks back past the reduction's own input
+    # A cell after a reduction looks back past the reduction's own input.
+    skips_reduction: bool = False
     dropout: float = 0.0
 
     @classmethod
@@ -83,8 +94,10 @@ class Network(nn.Module):
         filters = settings.filters
         self.stem_conv = nn.Conv2d(3, settings.stem, 3, stride=2, bias=False)
         self.stem_bn = nn.BatchNorm2d(settings.stem, eps=0.001)
-        self.looks_back: dict[str, int] = {}  # cell -> the output it takes beside the last: 2 is the one before it
-        self.shapes = [(settings.stem, 0)]  # channels of each output so far, and how often its sides were halved
+        # Cell -> the output it takes beside the last: 2 is the one before it.
+        self.looks_back: dict[str, int] = {}
+        # Channels of each output so far, and how often its sides were halved.
+        self.shapes = [(settings.stem, 0)]
         self._add("stem_cell_0", filters // 4, reduces=True, back=1)
         self._add("stem_cell_1", filters // 2, reduces=True)
         for group in range(3):
@@ -126,7 +139,9 @@ def _adjust(channels: int, filters: int, halvings: int) -> nn.Module:
 class Cell(nn.Module):
     """A normal cell, or one that halves the sides."""
 
-    def __init__(self, channels: int, before: int, filters: int, adjust: nn.Module | None, reduces: bool) -> None:
+    def __init__(
+        self, channels: int, before: int, filters: int, adjust: nn.Module | None, reduces: bool
+    ) -> None:
         super().__init__()
         self.sums: Sequence[Sum] = REDUCTION if reduces else NORMAL
         self.outputs = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
@@ -136,7 +151,9 @@ class Cell(nn.Module):
         for number, (left, a, right, b) in enumerate(self.sums):
             for side, kind, source in (("left", left, a), ("right", right, b)):
                 stride = 2 if reduces and source < 2 else 1
-                self.add_module(f"sum_{number}_{side}", _op(kind, width.get(source, filters), filters, stride))
+                self.add_module(
+                    f"sum_{number}_{side}", _op(kind, width.get(source, filters), filters, stride)
+                )
         self.concat = Concat()
 
     def forward(self, last: Tensor, before: Tensor) -> Tensor:

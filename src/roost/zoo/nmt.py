@@ -1,10 +1,11 @@
 """NMT: translation by an LSTM encoder and decoder with attention, unrolled over time.
 
-The benchmark of Mirhoseini et al., ICML 2017 (arXiv 1706.04972): 2 layers of 1024, 40 words in and out, batch 64, as
-recalled and not confirmed; Hierarchical Device Placement (ICLR 2018) adds 4 and 8 layers. The vocabulary of 32000 is
-our choice. Attention is Luong et al. 2015, general form, its result fed to the next step; the paper does not say which.
-Differs in: one product makes the logits of all steps; no padding, all sentences have the full length.
-Published models of this kind train with dropout 0.2.
+The benchmark of Mirhoseini et al., ICML 2017 (arXiv 1706.04972): 2 layers of 1024, 40 words in and
+out, batch 64, as recalled and not confirmed; Hierarchical Device Placement (ICLR 2018) adds 4 and 8
+layers. The vocabulary of 32000 is our choice. Attention is Luong et al. 2015, general form, its
+result fed to the next step; the paper does not say which. Differs in: one product makes the logits
+of all steps; no padding, all sentences have the full length. Published models of this kind train
+with dropout 0.2.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -32,7 +33,8 @@ class Nmt(Settings):
     layers: int = 2  # of the encoder, and of the decoder
     hidden: int = 1024
     vocab: int = 32000
-    bidirectional: bool = False  # the encoder's first layer reads in both directions, half of `hidden` each
+    # The encoder's first layer reads in both directions, half of `hidden` each.
+    bidirectional: bool = False
     residual: bool = False  # each layer but the first adds its input to its output
     dropout: float = 0.0
 
@@ -49,7 +51,9 @@ class Nmt(Settings):
 
     def inputs(self, train: bool) -> tuple[Tensor, ...]:
         lengths = (self.length, self.target_length, self.target_length)
-        return tuple(torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train])
+        return tuple(
+            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
+        )
 
 
 class Network(nn.Module):
@@ -61,7 +65,8 @@ class Network(nn.Module):
         self.loss = _layers.CrossEntropy()
 
     def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the word before it."""
+        """Logits [batch, target length, vocab], given the source and, for each target word, the
+        word before it."""
         memory, states = self.encoder(source)
         logits = self.output(self.decoder(previous, memory, states))
         return logits if targets is None else self.loss(logits, targets)
@@ -77,7 +82,8 @@ class Encoder(nn.Module):
         self.stack = _layers.LstmStack(hidden, hidden, layers, settings.dropout, settings.residual)
 
     def forward(self, source: Tensor) -> tuple[Tensor, list[State]]:
-        """All outputs of the last layer [batch, length, hidden], and the last state of each layer."""
+        """All outputs of the last layer [batch, length, hidden], and the last state of each
+        layer."""
         steps, first = list(self.embed(source).unbind(1)), []
         if self.first is not None:
             steps, state = self.first(steps)
@@ -107,7 +113,9 @@ class Decoder(nn.Module):
         super().__init__()
         hidden = settings.hidden
         self.embed = nn.Embedding(settings.vocab, hidden)
-        self.stack = _layers.LstmStack(2 * hidden, hidden, settings.layers, settings.dropout, settings.residual)
+        self.stack = _layers.LstmStack(
+            2 * hidden, hidden, settings.layers, settings.dropout, settings.residual
+        )
         self.attention = Attention(hidden)
 
     def forward(self, previous: Tensor, memory: Tensor, states: list[State]) -> Tensor:

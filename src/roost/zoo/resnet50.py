@@ -1,7 +1,9 @@
-"""ResNet-50 (He et al. 2015, arXiv 1512.03385), or by settings another of its bottleneck kind: 25.56 M parameters.
+"""ResNet-50 (He et al. 2015, arXiv 1512.03385), or by settings another of its bottleneck kind:
+25.56 M parameters.
 
-Batch 32, as Post (Gao et al., NeurIPS 2018) has it; HDP (ICLR 2018) places ResNet-152, `Resnet50.size("152")`.
-Differs in: the stride of a block that halves the sides is in its 3 x 3 convolution, as now common.
+Batch 32, as Post (Gao et al., NeurIPS 2018) has it; HDP (ICLR 2018) places ResNet-152,
+`Resnet50.size("152")`. Differs in: the stride of a block that halves the sides is in its 3 x 3
+convolution, as now common.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -24,7 +26,11 @@ from roost.zoo._settings import Settings, Sizes
 class Resnet50(Settings):
     """Settings of a ResNet of bottleneck blocks."""
 
-    SIZES: ClassVar[Sizes] = {"50": {}, "101": {"blocks": (3, 4, 23, 3)}, "152": {"blocks": (3, 8, 36, 3)}}
+    SIZES: ClassVar[Sizes] = {
+        "50": {},
+        "101": {"blocks": (3, 4, 23, 3)},
+        "152": {"blocks": (3, 8, 36, 3)},
+    }
 
     batch: int = 32
     image: int = 224  # pixels a side
@@ -37,9 +43,13 @@ class Resnet50(Settings):
         return cls(batch=2, image=64, classes=10, blocks=(1, 2, 1, 1), channels=8)
 
     def check(self) -> None:
-        whole = isinstance(self.blocks, tuple) and all(type(count) is int and count > 0 for count in self.blocks)
+        whole = isinstance(self.blocks, tuple) and all(
+            type(count) is int and count > 0 for count in self.blocks
+        )
         if not whole or not self.blocks:
-            raise InputError(f"blocks is {self.blocks!r}; it must be positive whole numbers, one for each stage")
+            raise InputError(
+                f"blocks is {self.blocks!r}; it must be positive whole numbers, one for each stage"
+            )
 
     def model(self) -> nn.Module:
         return Network(self)
@@ -61,7 +71,9 @@ class Network(nn.Module):
             width = channels * 2**stage
             strides = [2 if stage else 1] + [1] * (blocks - 1)
             widths = [inputs] + [4 * width] * (blocks - 1)
-            self.stages.append(nn.Sequential(*(Block(i, width, s) for i, s in zip(widths, strides, strict=True))))
+            self.stages.append(
+                nn.Sequential(*(Block(i, width, s) for i, s in zip(widths, strides, strict=True)))
+            )
             inputs = 4 * width
         self.fc = nn.Linear(inputs, settings.classes)
         self.loss = _layers.CrossEntropy()
@@ -85,7 +97,9 @@ class Block(nn.Module):
         self.conv2 = ConvBn(width, width, 3, stride=stride)
         self.conv3 = ConvBn(width, outputs, 1, relu=False)
         same = inputs == outputs and stride == 1
-        self.shortcut: nn.Module = nn.Identity() if same else ConvBn(inputs, outputs, 1, stride=stride, relu=False)
+        self.shortcut: nn.Module = (
+            nn.Identity() if same else ConvBn(inputs, outputs, 1, stride=stride, relu=False)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.conv3(self.conv2(self.conv1(x))) + self.shortcut(x))

@@ -1,9 +1,10 @@
 """RNNLM: a language model of stacked LSTMs, unrolled over time.
 
-The benchmark of Mirhoseini et al., ICML 2017 (arXiv 1706.04972): 2 layers of 2048, 40 steps, batch 64, as recalled and
-not confirmed. The vocabulary, 10000 words as in Penn Treebank, is our choice.
-Differs in: all embeddings are looked up at once and all logits are one product, where that paper's groups seem to have
-one of each for every step; the state starts at zero. Published language models of this kind train with dropout.
+The benchmark of Mirhoseini et al., ICML 2017 (arXiv 1706.04972): 2 layers of 2048, 40 steps, batch
+64, as recalled and not confirmed. The vocabulary, 10000 words as in Penn Treebank, is our choice.
+Differs in: all embeddings are looked up at once and all logits are one product, where that paper's
+groups seem to have one of each for every step; the state starts at zero. Published language models
+of this kind train with dropout.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -76,7 +77,9 @@ class Fused(nn.Module):
 
     def __init__(self, hidden: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.LSTM(hidden, hidden, batch_first=True) for _ in range(layers)
+        )
         self.dropout = _layers.dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:

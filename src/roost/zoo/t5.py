@@ -1,7 +1,7 @@
 """T5 (Raffel et al. 2019, arXiv 1910.10683), small by default, 60.5 M parameters.
 
-Relative positions are learned scores, one table for all layers of a stack. One embedding serves source, target and
-output. Source 512 words as in its pre-training, target 128, batch 4: our choice.
+Relative positions are learned scores, one table for all layers of a stack. One embedding serves
+source, target and output. Source 512 words as in its pre-training, target 128, batch 4: our choice.
 Differs in: no padding. The original trains with dropout 0.1.
 """
 # mypy: disable-error-code="no-any-return"
@@ -31,7 +31,13 @@ class T5(Settings):
         "base": {"layers": 12, "hidden": 768, "heads": 12, "intermediate": 3072},
         "large": {"layers": 24, "hidden": 1024, "heads": 16, "intermediate": 4096},
         "3b": {"layers": 24, "hidden": 1024, "heads": 32, "head_width": 128, "intermediate": 16384},
-        "11b": {"layers": 24, "hidden": 1024, "heads": 128, "head_width": 128, "intermediate": 65536},
+        "11b": {
+            "layers": 24,
+            "hidden": 1024,
+            "heads": 128,
+            "head_width": 128,
+            "intermediate": 65536,
+        },
     }
 
     batch: int = 4
@@ -55,7 +61,9 @@ class T5(Settings):
 
     def inputs(self, train: bool) -> tuple[Tensor, ...]:
         lengths = (self.length, self.target_length, self.target_length)
-        return tuple(torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train])
+        return tuple(
+            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
+        )
 
 
 class Network(nn.Module):
@@ -77,7 +85,8 @@ class Network(nn.Module):
         self.output.weight = self.embed.weight
 
     def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the word before it."""
+        """Logits [batch, target length, vocab], given the source and, for each target word, the
+        word before it."""
         memory = self.encoder(self.dropout(self.embed(source)))
         x = self.decoder(self.dropout(self.embed(previous)), memory)
         logits = self.output(x * self.scale)
@@ -102,7 +111,8 @@ class Stack(nn.Module):
 
 
 class Distances(nn.Module):
-    """What each pair of positions adds to the scores of attention; in a decoder also that it cannot look ahead."""
+    """What each pair of positions adds to the scores of attention; in a decoder also that it cannot
+    look ahead."""
 
     buckets: Tensor
     ahead: Tensor
@@ -126,7 +136,8 @@ class Distances(nn.Module):
 
 
 def _buckets(distance: Tensor, both_ways: bool) -> Tensor:
-    """The bucket of each distance: near ones have their own, farther ones share, on a logarithmic scale."""
+    """The bucket of each distance: near ones have their own, farther ones share, on a logarithmic
+    scale."""
     count = BUCKETS // 2 if both_ways else BUCKETS
     far = distance.abs() if both_ways else (-distance).clamp(min=0)
     near = count // 2
@@ -148,7 +159,11 @@ class Layer(nn.Module):
             self.cross_attention = _attention(settings)
         self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-6)
         self.feed_forward = _layers.FeedForward(
-            hidden, settings.intermediate, nn.ReLU(), bias=False, dropout_probability=settings.dropout
+            hidden,
+            settings.intermediate,
+            nn.ReLU(),
+            bias=False,
+            dropout_probability=settings.dropout,
         )
         self.dropout = _layers.dropout(settings.dropout)
 
@@ -160,7 +175,8 @@ class Layer(nn.Module):
 
 
 def _attention(settings: T5) -> nn.Module:
-    """T5 does not divide the scores by the root of the width: its queries start that much smaller."""
+    """T5 does not divide the scores by the root of the width: its queries start that much
+    smaller."""
     return _layers.Attention(
         settings.hidden,
         settings.heads,

@@ -1,9 +1,9 @@
 """Transformer base (Vaswani et al. 2017, arXiv 1706.03762): 6 + 6 layers of 512, for translation.
 
-One embedding of 37000 words serves source, target and output. The paper says 65 M parameters; this one, with no biases
-in attention as in the authors' code, has 63.0 M.
-Differs in: batches of 64 sentences of 64 words, without padding, in place of about 25000 words over 8 GPUs.
-The original trains with dropout 0.1 and label smoothing 0.1.
+One embedding of 37000 words serves source, target and output. The paper says 65 M parameters; this
+one, with no biases in attention as in the authors' code, has 63.0 M. Differs in: batches of 64
+sentences of 64 words, without padding, in place of about 25000 words over 8 GPUs. The original
+trains with dropout 0.1 and label smoothing 0.1.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -24,7 +24,10 @@ from roost.zoo._settings import Settings, Sizes
 class Transformer(Settings):
     """Settings of the encoder-decoder Transformer."""
 
-    SIZES: ClassVar[Sizes] = {"base": {}, "big": {"hidden": 1024, "heads": 16, "intermediate": 4096}}
+    SIZES: ClassVar[Sizes] = {
+        "base": {},
+        "big": {"hidden": 1024, "heads": 16, "intermediate": 4096},
+    }
 
     batch: int = 64
     length: int = 64  # of the source
@@ -39,7 +42,16 @@ class Transformer(Settings):
 
     @classmethod
     def small(cls) -> Self:
-        return cls(batch=2, length=6, target_length=5, layers=2, hidden=16, heads=2, intermediate=32, vocab=50)
+        return cls(
+            batch=2,
+            length=6,
+            target_length=5,
+            layers=2,
+            hidden=16,
+            heads=2,
+            intermediate=32,
+            vocab=50,
+        )
 
     def check(self) -> None:
         self.must_divide("heads", "hidden")
@@ -49,7 +61,9 @@ class Transformer(Settings):
 
     def inputs(self, train: bool) -> tuple[Tensor, ...]:
         lengths = (self.length, self.target_length, self.target_length)
-        return tuple(torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train])
+        return tuple(
+            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
+        )
 
 
 class Network(nn.Module):
@@ -63,7 +77,8 @@ class Network(nn.Module):
         self.loss = _layers.CrossEntropy(settings.smoothing)
 
     def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the word before it."""
+        """Logits [batch, target length, vocab], given the source and, for each target word, the
+        word before it."""
         memory = self.embed(source)
         for layer in self.encoder:
             memory = layer(memory)
@@ -126,9 +141,15 @@ class DecoderLayer(nn.Module):
 
 def _attention(settings: Transformer, causal: bool) -> nn.Module:
     return _layers.Attention(
-        settings.hidden, settings.heads, bias=False, dropout_probability=settings.dropout, causal=causal
+        settings.hidden,
+        settings.heads,
+        bias=False,
+        dropout_probability=settings.dropout,
+        causal=causal,
     )
 
 
 def _feed_forward(settings: Transformer) -> nn.Module:
-    return _layers.FeedForward(settings.hidden, settings.intermediate, nn.ReLU(), dropout_probability=settings.dropout)
+    return _layers.FeedForward(
+        settings.hidden, settings.intermediate, nn.ReLU(), dropout_probability=settings.dropout
+    )

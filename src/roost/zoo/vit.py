@@ -1,4 +1,5 @@
-"""ViT (Dosovitskiy et al. 2020, arXiv 2010.11929), by default ViT-B/16 on 224 x 224 pixels: 86.6 M parameters.
+"""ViT (Dosovitskiy et al. 2020, arXiv 2010.11929), by default ViT-B/16 on 224 x 224 pixels: 86.6 M
+parameters.
 
 Batch 32 is our choice. The original trains with dropout 0.1 on ImageNet alone.
 """
@@ -38,7 +39,9 @@ class Vit(Settings):
 
     @classmethod
     def small(cls) -> Self:
-        return cls(batch=2, image=16, patch=8, classes=10, layers=2, hidden=16, heads=2, intermediate=32)
+        return cls(
+            batch=2, image=16, patch=8, classes=10, layers=2, hidden=16, heads=2, intermediate=32
+        )
 
     def check(self) -> None:
         self.must_divide("heads", "hidden")

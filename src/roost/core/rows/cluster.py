@@ -101,7 +101,11 @@ def cluster_file(cluster: Cluster) -> ClusterFile:
 
 def cluster_from(file: ClusterFile) -> Cluster:
     check_version(file.version, "cluster")
-    devices = [device for i, block in enumerate(file.devices) for device in _devices(block, f"devices[{i}]")]
+    devices = [
+        device
+        for i, block in enumerate(file.devices)
+        for device in _devices(block, f"devices[{i}]")
+    ]
     return Cluster(
         name=file.name,
         devices=tuple(devices),
@@ -122,11 +126,16 @@ def _devices(block: DeviceBlock, where: str) -> list[Device]:
             memory=_size(block.memory, f"{where}.memory"),
             host=block.host,
             peak={
-                dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}") for dtype, rate in block.peak.items()
+                dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}")
+                for dtype, rate in block.peak.items()
             },
-            memory_bandwidth=_quantity(block.memory_bandwidth, units.RATE, f"{where}.memory_bandwidth"),
+            memory_bandwidth=_quantity(
+                block.memory_bandwidth, units.RATE, f"{where}.memory_bandwidth"
+            ),
             efficiency=block.efficiency,
-            launch_overhead=_quantity(block.launch_overhead, units.SECONDS, f"{where}.launch_overhead"),
+            launch_overhead=_quantity(
+                block.launch_overhead, units.SECONDS, f"{where}.launch_overhead"
+            ),
             gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
             figures_from=block.figures_from,
         )

@@ -55,10 +55,13 @@ def graph_file(graph: Graph) -> GraphFile:
             group=None if group < 0 else graph.group_names[group],
             allowed=list(allowed),
         )
-        for name, kind, dtype, module, allowed, phase, group, flop, read, written, output, workspace, first, end in zip(
+        for name, kind, dtype, module, allowed, phase, group, flop, read, written, output,
+        workspace, first, end in zip(
             names, graph.kinds, graph.dtypes, graph.modules, graph.allowed, graph.phase.tolist(),
-            graph.group.tolist(), graph.flop.tolist(), graph.bytes_read.tolist(), graph.bytes_written.tolist(),
-            graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), starts[:-1], starts[1:], strict=True,
+            graph.group.tolist(), graph.flop.tolist(), graph.bytes_read.tolist(),
+            graph.bytes_written.tolist(),
+            graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), starts[:-1], starts[1:],
+            strict=True,
         )
     ]  # fmt: skip
     return GraphFile(version=1, name=graph.name, ops=rows)
@@ -70,7 +73,9 @@ def graph_from(file: GraphFile) -> Graph:
     index: dict[str, int] = {}
     for op, row in enumerate(rows):
         if index.setdefault(row.name, op) != op:
-            raise GraphError(f"ops[{op}].name: two ops are called {row.name!r}; op names must differ")
+            raise GraphError(
+                f"ops[{op}].name: two ops are called {row.name!r}; op names must differ"
+            )
     inputs = [_input_ops(row, op, index) for op, row in enumerate(rows)]
     phases = {phase: number for number, phase in enumerate(PHASES)}
     for op, row in enumerate(rows):
@@ -91,7 +96,10 @@ def graph_from(file: GraphFile) -> Graph:
         output_bytes=np.array([row.output_bytes for row in rows], dtype=np.int64),
         workspace_bytes=np.array([row.workspace_bytes for row in rows], dtype=np.int64),
         group=np.array(
-            [-1 if row.group is None else groups.setdefault(row.group, len(groups)) for row in rows],
+            [
+                -1 if row.group is None else groups.setdefault(row.group, len(groups))
+                for row in rows
+            ],
             dtype=np.int32,
         ),
         group_names=tuple(groups),
@@ -105,6 +113,7 @@ def _input_ops(row: OpRow, op: int, index: dict[str, int]) -> list[int]:
         sources = [index[name] for name in row.inputs]
     except KeyError as error:
         raise GraphError(
-            f"ops[{op}].inputs: op {row.name!r} takes {error.args[0]!r}, which is no op of this graph"
+            f"ops[{op}].inputs: op {row.name!r} takes {error.args[0]!r}, which is no op of this "
+            f"graph"
         ) from None
     return sources if len(sources) < 2 else list(dict.fromkeys(sources))

@@ -78,6 +78,10 @@ def problem_from(file: ProblemFile) -> Problem:
     if not lengths:
         raise InputError("op_time: is empty; it must have a row of seconds for each op")
     if len(lengths) > 1:
-        raise InputError(f"op_time: rows have {min(lengths)} to {max(lengths)} entries; all must have the same")
+        raise InputError(
+            f"op_time: rows have {min(lengths)} to {max(lengths)} entries; all must have the same"
+        )
     times = np.array(file.op_time, dtype=np.float64).reshape(len(file.op_time), -1)
-    return Problem(graph_from(file.graph), cluster_from(file.cluster), Costs(times, source=file.costs_from))
+    return Problem(
+        graph_from(file.graph), cluster_from(file.cluster), Costs(times, source=file.costs_from)
+    )

@@ -42,7 +42,8 @@ class MemoryStep(File, gc=False):
 
 
 class TimelineFile(File, tag_field="format", tag="roost.timeline"):
-    """`timeline.json`: one step. The lists are empty where only its time and peaks were asked for."""
+    """`timeline.json`: one step. The lists are empty where only its time and peaks were asked
+    for."""
 
     version: int
     step_time: Figure
@@ -68,7 +69,13 @@ def timeline_file(timeline: Timeline) -> TimelineFile:
         source=timeline.source,
     )
     if timeline.device is not None and timeline.start is not None and timeline.finish is not None:
-        spans = zip(ops, timeline.device.tolist(), timeline.start.tolist(), timeline.finish.tolist(), strict=True)
+        spans = zip(
+            ops,
+            timeline.device.tolist(),
+            timeline.start.tolist(),
+            timeline.finish.tolist(),
+            strict=True,
+        )
         file.ops = [OpSpan(name=n, device=devices[d], start=s, finish=f) for n, d, s, f in spans]
     if (moves := timeline.transfers) is not None:
         columns = (moves.tensor, moves.source, moves.target, moves.kind, moves.start, moves.finish)
@@ -81,7 +88,9 @@ def timeline_file(timeline: Timeline) -> TimelineFile:
                 start=start,
                 finish=finish,
             )
-            for tensor, source, target, kind, start, finish in zip(*(c.tolist() for c in columns), strict=True)
+            for tensor, source, target, kind, start, finish in zip(
+                *(c.tolist() for c in columns), strict=True
+            )
         ]
     if (track := timeline.memory) is not None:
         steps = zip(track.device.tolist(), track.time.tolist(), track.held.tolist(), strict=True)
@@ -105,7 +114,9 @@ def timeline_from(file: TimelineFile) -> Timeline:
         try:
             return np.array([index[getattr(row, field)] for row in rows], dtype=np.int32)
         except KeyError as error:
-            raise InputError(f"{where}[].{field}: {error.args[0]!r} is not known in this file") from None
+            raise InputError(
+                f"{where}[].{field}: {error.args[0]!r} is not known in this file"
+            ) from None
 
     def seconds(rows: Sequence[object], field: str) -> Any:
         return np.array([getattr(row, field) for row in rows], dtype=np.float64)

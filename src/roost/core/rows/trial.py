@@ -98,7 +98,9 @@ def result_file(result: Result) -> ResultFile:
         num_trials=result.num_trials,
         seconds=result.seconds,
         baselines={name: trial_row(trial) for name, trial in result.baselines.items()},
-        bound=None if result.bound is None else BoundRow(step_time=result.bound.step_time, proof=result.bound.proof),
+        bound=None
+        if result.bound is None
+        else BoundRow(step_time=result.bound.step_time, proof=result.bound.proof),
         graph=result.graph,
         cluster=result.cluster,
         problem=result.problem,

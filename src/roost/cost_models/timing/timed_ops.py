@@ -1,7 +1,8 @@
 """What there is to time in a captured step: each op as a call, known by its signature.
 
-The signature is the op with the shapes, strides and types of its tensors and all its other arguments. Tensors are made
-anew from it: nothing of the model is needed, and ops that are alike are timed once.
+The signature is the op with the shapes, strides and types of its tensors and all its other
+arguments. Tensors are made anew from it: nothing of the model is needed, and ops that are alike are
+timed once.
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class Like:
     def __repr__(self) -> str:
         sizes = ",".join(map(str, self.shape))
         strides = "" if self.stride == _dense(self.shape) else f"|{','.join(map(str, self.stride))}"
-        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}{strides}]" + (f"<{self.below}" if self.below else "")
+        return f"{str(self.dtype).removeprefix('torch.')}[{sizes}{strides}]" + (
+            f"<{self.below}" if self.below else ""
+        )
 
     @property
     def extent(self) -> int:
         """How many elements of memory it looks into."""
         if 0 in self.shape:
             return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        return 1 + sum(
+            (size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True)
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -92,7 +97,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Task:
-    """What a device does for one op: the op itself, and the views that it is the first to look through."""
+    """What a device does for one op: the op itself, and the views that it is the first to look
+    through."""
 
     op: int
     work: Work
@@ -100,7 +106,8 @@ class Task:
 
 
 def tasks(step: Described) -> Iterator[Task]:
-    """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them take none."""
+    """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them
+    take none."""
     seen: set[fx.Node] = set()
     known: dict[fx.Node, Work] = {}
     over = reused(step)
@@ -124,7 +131,9 @@ def inputs(step: Described) -> Iterator[Task]:
     for op in np.flatnonzero(step.graph.phase == INPUT).tolist():
         like = Like.of(step.maker[step.graph.op_names[op]].meta["val"])
         args: Any = ((like,), {})
-        yield Task(op, Work(f"input{_said(args)}", _given, args, like.num_bytes, like.num_bytes), ())
+        yield Task(
+            op, Work(f"input{_said(args)}", _given, args, like.num_bytes, like.num_bytes), ()
+        )
 
 
 def _given(there: Tensor) -> Tensor:
@@ -136,11 +145,14 @@ def _given(there: Tensor) -> Tensor:
 @lru_cache(4)
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
     first = torch.zeros(shape, dtype=dtype)
-    return cycle([first, *(first.clone() for _ in range(min(_MOST_INPUTS, _INPUTS // max(first.nbytes, 1))))])
+    return cycle(
+        [first, *(first.clone() for _ in range(min(_MOST_INPUTS, _INPUTS // max(first.nbytes, 1))))]
+    )
 
 
 def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
-    """Views on the way to a value, as the runtime has them: once, but those of parameters for every reader."""
+    """Views on the way to a value, as the runtime has them: once, but those of parameters for every
+    reader."""
     owner = step.op_of.get(node)
     if owner is None or step.maker[owner] is node or node in seen:
         return
@@ -164,7 +176,9 @@ def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) 
         given = list(args[0])
         given[0], given[operand] = given[operand], given[0]
         target, args = in_place, (tuple(given), args[1])
-    weights = [_bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)]
+    weights = [
+        _bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)
+    ]
     if step.maker[step.op_of[node]] is not node:
         weights = []  # a view reads nothing
     return Work(
@@ -202,7 +216,8 @@ def _bytes(value: Any) -> int:
 
 
 def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
-    """By the id of a tensor of indices: what they must stay below. Zeros do for those that are not here."""
+    """By the id of a tensor of indices: what they must stay below. Zeros do for those that are not
+    here."""
     packet = getattr(target, "overloadpacket", target)
     try:
         if packet is aten.embedding:
@@ -219,7 +234,11 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
         ):
             return {id(args[2]): args[0].shape[args[1]]}
         if packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
-            return {id(each): args[0].shape[place] for place, each in enumerate(args[1]) if each is not None}
+            return {
+                id(each): args[0].shape[place]
+                for place, each in enumerate(args[1])
+                if each is not None
+            }
         if packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
             return {id(args[1]): args[0].shape[min(1, args[0].dim() - 1)]}
         if packet in (aten.nll_loss_backward, aten.nll_loss2d_backward):
@@ -298,10 +317,13 @@ def forget() -> None:
 
 @lru_cache(maxsize=16)
 def _block(dtype: torch.dtype, below: int, device: torch.device) -> Tensor:
-    """To fill tensors with: numbers from 0 to 1, which are chances too, indices in their range, masks of ones."""
+    """To fill tensors with: numbers from 0 to 1, which are chances too, indices in their range,
+    masks of ones."""
     generator = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.ones(_BLOCK, dtype=dtype, device=device)
     if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.randint(max(1, below), (_BLOCK,), generator=generator, dtype=torch.int64).to(device, dtype)
+        return torch.randint(max(1, below), (_BLOCK,), generator=generator, dtype=torch.int64).to(
+            device, dtype
+        )
     return torch.rand(_BLOCK, generator=generator).to(device, dtype)

@@ -18,8 +18,9 @@ from roost.errors import InputError
 from roost.presets import machine
 from roost.presets.clock import cuda_time, host_time
 
-# Inputs are rotated through as much memory as no cache holds, or an op would find in a cache what in a step it must
-# fetch from memory. Not beyond so many copies: what is small is in a cache in a step too, it was made just before.
+# Inputs are rotated through as much memory as no cache holds, or an op would find in a cache what
+# in a step it must fetch from memory. Not beyond so many copies: what is small is in a cache in a
+# step too, it was made just before.
 _CPU_ROTATION, _GPU_ROTATION = 64 * 2**20, 256 * 10**6  # bytes
 _MOST_COPIES = 32
 _PINNED, _CHUNK = 512 * 2**20, 64 * 2**20  # bytes
@@ -27,7 +28,8 @@ _PINNED, _CHUNK = 512 * 2**20, 64 * 2**20  # bytes
 
 @dataclass(frozen=True)
 class Lane:
-    """How a device runs: on a GPU, or with some threads, and cores of its own where the CPU is several devices."""
+    """How a device runs: on a GPU, or with some threads, and cores of its own where the CPU is
+    several devices."""
 
     device: torch.device
     hardware: str  # devices that have this alike take alike
@@ -45,7 +47,8 @@ def lanes(cluster: Cluster) -> list[Lane]:
         if device.kind == "cpu":
             threads = len(cores) or torch.get_num_threads()
             if kinds.count("cpu") == 1:
-                threads = min(threads, torch.get_num_threads())  # as whoever runs this has asked for
+                # As whoever runs this has asked for.
+                threads = min(threads, torch.get_num_threads())
             kept = frozenset(cores) if cores else None
             found.append(Lane(torch.device("cpu"), f"cpu*{threads}", threads, kept))
         elif device.kind == "cuda" and device.name in gpus:
@@ -54,7 +57,8 @@ def lanes(cluster: Cluster) -> list[Lane]:
         else:
             known = ", ".join(["cpu", *sorted(gpus)])
             raise InputError(
-                f"device {device.name!r} of cluster {cluster.name!r} is not on this machine, which has {known}; "
+                f"device {device.name!r} of cluster {cluster.name!r} is not on this machine, "
+                f"which has {known}; "
                 "ops are timed where they run: take roost.probe(), or --on here"
             )
     return found
@@ -74,12 +78,16 @@ class Timer:
             self._host = machine.OwnThread(1, set(self.lane.cores))
         if self.lane.device.type == "cpu":
             self._thread = machine.OwnThread(self.lane.threads, set(self.lane.cores or ()) or None)
-            # What is multiplied in place again and again gets so small that a CPU is slow with it; in a step it is not.
+            # What is multiplied in place again and again gets so small that a CPU is slow with it;
+            # in a step it is not.
             self._thread(lambda: torch.set_flush_denormal(True))
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         forget()
         for thread in (self._thread, self._host):
@@ -96,7 +104,8 @@ class Timer:
             return self._on_gpu(work)
 
     def alone(self, call: Callable[[], Any]) -> Any:
-        """Call it as ops are called here: in a thread of its own on a CPU, and for a GPU where it has a core."""
+        """Call it as ops are called here: in a thread of its own on a CPU, and for a GPU where it
+        has a core."""
         if (thread := self._thread or self._host) is not None:
             return thread(call)
         with torch.no_grad():
@@ -117,7 +126,9 @@ class Timer:
 
     def _on_cpu(self, work: Work) -> float:
         rotation = max(_CPU_ROTATION, 2 * machine.cache_bytes())
-        calls = work.calls(self.lane.device, _num_copies(work, rotation, machine.available_memory() // 2))
+        calls = work.calls(
+            self.lane.device, _num_copies(work, rotation, machine.available_memory() // 2)
+        )
         return host_time(calls, self.seconds, share=self.share)
 
     def _on_gpu(self, work: Work) -> tuple[float, float]:
@@ -131,13 +142,16 @@ class Timer:
 def _num_copies(work: Work, rotation: int, room: int) -> int:
     room -= work.made_bytes
     if work.num_bytes > room:
-        raise MemoryError(f"needs {show_bytes(work.num_bytes)}, and {show_bytes(max(room, 0))} are free")
+        raise MemoryError(
+            f"needs {show_bytes(work.num_bytes)}, and {show_bytes(max(room, 0))} are free"
+        )
     size = max(work.num_bytes, 1)
     return max(1, min(_MOST_COPIES, math.ceil(rotation / size), room // size))
 
 
 class CopiesBeside:
-    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but wait.
+    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but
+    wait.
 
     `both_ways`: and other memory from it.
     """
@@ -162,7 +176,9 @@ class CopiesBeside:
     def _run(self) -> None:
         try:
             with torch.cuda.device(self.device):
-                self._copy(min(_PINNED, machine.available_memory() // 8 // _CHUNK * _CHUNK) or _CHUNK)
+                self._copy(
+                    min(_PINNED, machine.available_memory() // 8 // _CHUNK * _CHUNK) or _CHUNK
+                )
         except BaseException as error:
             self._error = error
         finally:
@@ -172,7 +188,11 @@ class CopiesBeside:
         cuda: Any = torch.cuda  # which has no types for these
         host = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
         there = [torch.empty(_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
-        back = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK) if self.both_ways else None
+        back = (
+            torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
+            if self.both_ways
+            else None
+        )
         from_there = torch.empty(_CHUNK, dtype=torch.uint8, device=self.device)
         # It falls behind by no more than a copy or two: both ways are as fast, or nearly.
         returning = cuda.Stream(self.device)

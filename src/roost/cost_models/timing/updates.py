@@ -1,6 +1,7 @@
 """The arithmetic of one step of each optimizer for one parameter, to be timed.
 
-Op for op that of `runtime/step/optimizers.py`, which comes later on the line; a test holds the two together.
+Op for op that of `runtime/step/optimizers.py`, which comes later on the line; a test holds the two
+together.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""A whole captured step, run once after the other on one device with made-up tensors, and each op in it timed.
+"""A whole captured step, run once after the other on one device with made-up tensors, and each op
+in it timed.
 
-An op by itself, again and again, finds its code and often its operands in a cache, and gets back the memory that it has
-just given away. In a step none of that is so. On a CPU, where a call has done its work when it returns, the ops can be
-timed where they are: after the one before, and with what that one has left. On a GPU it is the launches that are timed.
+An op by itself, again and again, finds its code and often its operands in a cache, and gets back
+the memory that it has just given away. In a step none of that is so. On a CPU, where a call has
+done its work when it returns, the ops can be timed where they are: after the one before, and with
+what that one has left. On a GPU it is the launches that are timed.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ _CPU = torch.device("cpu")
 def replayed(
     step: Described, seconds: float, least: int = 3, most: int = 15, device: torch.device = _CPU
 ) -> list[float]:
-    """[ops] seconds of this thread for each op in a step, the median of some steps that take so long together.
+    """[ops] seconds of this thread for each op in a step, the median of some steps that take so
+    long together.
 
-    Of these the half counts in which this thread had a core for most of the time: other programs are no part of it.
+    Of these the half counts in which this thread had a core for most of the time: other programs
+    are no part of it.
     """
     writer = _Writer(step, device)
     compiled, given = writer.compiled(), writer.given
@@ -52,15 +56,20 @@ def replayed(
         share = used / max(stamps[-1] - stamps[0], 1e-9)
         found.append((share, [after - before for before, after in pairwise(stamps)]))
     found.sort(key=lambda each: -each[0])
-    return [median(times) for times in zip(*(times for _, times in found[: (len(found) + 1) // 2]), strict=True)]
+    return [
+        median(times)
+        for times in zip(*(times for _, times in found[: (len(found) + 1) // 2]), strict=True)
+    ]
 
 
 class _Writer:
-    """Writes the step as one function of its parameters and inputs, as `runtime/ops/device_code.py` does for one device."""
+    """Writes the step as one function of its parameters and inputs, as `runtime/ops/device_code.py`
+    does for one device."""
 
     def __init__(self, step: Described, device: torch.device = _CPU) -> None:
         self.device = device
-        self.step, self.lines = step, list[tuple[str, set[str]]]()  # text, and the names that it reads
+        # Text, and the names that it reads.
+        self.step, self.lines = step, list[tuple[str, set[str]]]()
         self.named: dict[str, Any] = {}
         self.takes: list[str] = []
         self.given: list[Tensor] = []
@@ -73,7 +82,9 @@ class _Writer:
         step = self.step
         below = index_limits(step)
         for node in step.program.placeholders:
-            self._give(node, step.op_of[node], Like.of(node.meta["val"], below.get(step.op_of[node], 0)))
+            self._give(
+                node, step.op_of[node], Like.of(node.meta["val"], below.get(step.op_of[node], 0))
+            )
         for update in step.updates.values():
             like = Like.of(step.maker[update.resident].meta["val"]) if update.states else None
             for state in update.states:
@@ -91,7 +102,8 @@ class _Writer:
         self.takes.append(name)
         value = like.tensor(self.device)
         if value.is_floating_point() and not (node is None or value.dim() < 2):
-            value.sub_(0.5).mul_(0.1)  # weights: products of numbers that are all positive would grow without end
+            # Weights: products of numbers that are all positive would grow without end.
+            value.sub_(0.5).mul_(0.1)
         self.given.append(value)
         self.held[op] = name
         if node is not None:
@@ -104,8 +116,14 @@ class _Writer:
             kind = step.graph.kinds[step.graph.index_of(name)]
             states = [self.held[state] for state in update.states]
             value = self._value(update.value)
-            self._line(None, UPDATES[kind], [self._value(step.maker[update.resident]), value, *states], {})
-        elif (node := step.maker.get(name)) is not None and node not in self.names and node.op == "call_function":
+            self._line(
+                None, UPDATES[kind], [self._value(step.maker[update.resident]), value, *states], {}
+            )
+        elif (
+            (node := step.maker.get(name)) is not None
+            and node not in self.names
+            and node.op == "call_function"
+        ):
             self._call(node)
         for node in [each for each in self.names if self._looks_into_parameter(each)]:
             del self.names[node]  # views of parameters are made for every reader
@@ -119,9 +137,13 @@ class _Writer:
             target, place = self.over[node]
             args[0], args[place] = args[place], args[0]
         said = [self._said(each) for each in args]
-        return self._line(node, target, said, {key: self._said(each) for key, each in node.kwargs.items()})
+        return self._line(
+            node, target, said, {key: self._said(each) for key, each in node.kwargs.items()}
+        )
 
-    def _line(self, node: fx.Node | None, call: Any, args: Sequence[str], kwargs: dict[str, str]) -> str:
+    def _line(
+        self, node: fx.Node | None, call: Any, args: Sequence[str], kwargs: dict[str, str]
+    ) -> str:
         name = "" if node is None else f"v{self.numbers[node]}"
         texts = [*args, *(f"{key}={value}" for key, value in kwargs.items())]
         text = f"{self._constant(call)}({', '.join(texts)})"
@@ -142,7 +164,9 @@ class _Writer:
         if node not in self.names:
             if node.op == "get_attr":
                 value = getattr(self.step.program.module, str(node.target))
-                self.names[node] = self._constant(value.to(self.device) if isinstance(value, Tensor) else value)
+                self.names[node] = self._constant(
+                    value.to(self.device) if isinstance(value, Tensor) else value
+                )
             else:
                 self._call(node)
         return self.names[node]
@@ -174,7 +198,8 @@ class _Writer:
             source.append(f"    {text}")
             if number in drops:
                 source.append(f"    {' = '.join(drops[number])} = None")
-        # Our own text: numbers, and names made of numbers. Names of arguments are those of PyTorch's own ops.
+        # Our own text: numbers, and names made of numbers. Names of arguments are those of
+        # PyTorch's own ops.
         if not all(key.isidentifier() for node in self.numbers for key in node.kwargs):
             raise ValueError("an op has an argument that cannot be named")
         exec(compile("\n".join(source), "<replayed step>", "exec"), self.named)
@@ -184,4 +209,6 @@ class _Writer:
 
 def _words(texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
-        yield from (word.strip("[](), ") for word in text.partition("=")[2 if "=" in text else 0].split(","))
+        yield from (
+            word.strip("[](), ") for word in text.partition("=")[2 if "=" in text else 0].split(",")
+        )

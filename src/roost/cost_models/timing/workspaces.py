@@ -1,7 +1,9 @@
-"""What each op holds on a GPU while it runs, beyond what it is given and what it returns: workspaces of libraries.
+"""What each op holds on a GPU while it runs, beyond what it is given and what it returns:
+workspaces of libraries.
 
-They are in no graph: how a library computes is its own choice, by shape and hardware. A convolution of 16 images took
-up to 110 MiB on an H200, where 98 MiB came of it. Each unique op is called twice, and what was found is kept.
+They are in no graph: how a library computes is its own choice, by shape and hardware. A convolution
+of 16 images took up to 110 MiB on an H200, where 98 MiB came of it. Each unique op is called twice,
+and what was found is kept.
 """
 
 from __future__ import annotations
@@ -12,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.presets import machine
-from roost.presets import measurement_cache
+from roost.presets import machine, measurement_cache
 
 if TYPE_CHECKING:
     import torch
@@ -30,10 +31,21 @@ def spaces(step: Described, device: torch.device, cache: bool = True) -> Array: 
     """Of each op of a step; none of those that cannot be run by themselves here."""
     from roost.cost_models.timing.timed_ops import forget, tasks
 
-    key = {name: value for name, value in machine.hardware().items() if name != "threads"} | {"method": _METHOD}
-    known = {name: size for name, size in measurement_cache.read("spaces", key).items() if _is_size(size)} if cache else {}
+    key = {name: value for name, value in machine.hardware().items() if name != "threads"} | {
+        "method": _METHOD
+    }
+    known = (
+        {
+            name: size
+            for name, size in measurement_cache.read("spaces", key).items()
+            if _is_size(size)
+        }
+        if cache
+        else {}
+    )
     found = np.zeros(step.graph.num_ops, dtype=np.int64)
-    before, failed = len(known), set[str]()  # another time they may do, with more room: that is not kept
+    # Another time they may do, with more room: that is not kept.
+    before, failed = len(known), set[str]()
     try:
         for task in tasks(step):
             name = task.work.signature
@@ -57,7 +69,8 @@ def _tried(work: Work, device: torch.device) -> int | None:
 
 
 def held(work: Work, device: torch.device) -> int:
-    """Bytes that a call holds for itself on a GPU, at most. In the first, libraries take what they keep for good."""
+    """Bytes that a call holds for itself on a GPU, at most. In the first, libraries take what they
+    keep for good."""
     import torch
 
     call = work.calls(device, 1)[0]

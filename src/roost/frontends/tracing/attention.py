@@ -1,7 +1,8 @@
 """Attention as one op with one backward op, whatever the device: `roost::attention`.
 
-Traced on its own, attention turns into a kernel of one device, or into matrix products that hold all scores. As an op
-of ours it stays whole, has a cost of its own, and runs the best kernel of the device it is placed on.
+Traced on its own, attention turns into a kernel of one device, or into matrix products that hold
+all scores. As an op of ours it stays whole, has a cost of its own, and runs the best kernel of the
+device it is placed on.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ def attention(
     grouped: bool,
     layout: Sequence[int],
 ) -> Tensor:
-    """Scaled dot-product attention without dropout; `grouped` lets several query heads share a key head.
+    """Scaled dot-product attention without dropout; `grouped` lets several query heads share a key
+    head.
 
-    `layout` has the dimensions of the output from the outermost in memory to the innermost: the views that follow were
-    traced for one layout, and kernels differ in theirs.
+    `layout` has the dimensions of the output from the outermost in memory to the innermost: the
+    views that follow were traced for one layout, and kernels differ in theirs.
     """
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
     laid = laid_out(out, layout)  # does nothing where the kernel has laid it out so already
-    return laid.clone() if laid.data_ptr() in (query.data_ptr(), value.data_ptr()) else laid  # never an input itself
+    # Never an input itself.
+    return laid.clone() if laid.data_ptr() in (query.data_ptr(), value.data_ptr()) else laid
 
 
 def layout_of(stride: Sequence[int]) -> list[int]:
@@ -70,12 +73,15 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value.
 
-    Runs the forward again: what a kernel keeps for its backward differs from device to device, and the two may be
-    placed apart. Inside an op autograd is off, so the kernels are called by name.
+    Runs the forward again: what a kernel keeps for its backward differs from device to device, and
+    the two may be placed apart. Inside an op autograd is off, so the kernels are called by name.
     """
     heads = (key.shape[-3], value.shape[-3]) if grouped else ()
     if grouped:
-        key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3) for tensor in (key, value))
+        key, value = (
+            tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
+            for tensor in (key, value)
+        )
     if mask is not None and mask.dtype == torch.bool:
         # As PyTorch does before it calls a kernel: what is not looked at is infinitely far below.
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
@@ -92,17 +98,37 @@ def attention_backward(
             query, key, value, 0.0, causal, False, scale=scale
         )
         found = aten._scaled_dot_product_flash_attention_backward(
-            gradient, query, key, value, again, kept, *ragged, 0.0, causal, seed, offset, scale=scale
+            gradient,
+            query,
+            key,
+            value,
+            again,
+            kept,
+            *ragged,
+            0.0,
+            causal,
+            seed,
+            offset,
+            scale=scale,
         )
     else:
         found = _by_hand(gradient, query, key, value, mask, causal, scale)
     if grouped:
-        found = (found[0], *(_summed(repeated, count) for repeated, count in zip(found[1:3], heads, strict=True)))
+        found = (
+            found[0],
+            *(_summed(repeated, count) for repeated, count in zip(found[1:3], heads, strict=True)),
+        )
     return found[0].contiguous(), found[1].contiguous(), found[2].contiguous()
 
 
 def _by_hand(
-    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query @ key.transpose(-2, -1)) * factor
@@ -135,7 +161,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     query, key, value, output, mask = ctx.saved_tensors
-    found = torch.ops.roost.attention_backward(gradient, query, key, value, output, mask, *ctx.settings)
+    found = torch.ops.roost.attention_backward(
+        gradient, query, key, value, output, mask, *ctx.settings
+    )
     return (*found, None, None, None, None, None)
 
 
@@ -143,7 +171,8 @@ attention.register_autograd(_backward, setup_context=_setup)
 
 
 def flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> int:
-    """FLOP of attention: two batched matrix products. A causal mask is not taken off, as PyTorch counts it."""
+    """FLOP of attention: two batched matrix products. A causal mask is not taken off, as PyTorch
+    counts it."""
     *batch, length, width = query
     products = 1
     for size in batch:

@@ -1,7 +1,8 @@
 """FLOP and bytes of a traced PyTorch op, from the shapes of its fake tensors.
 
-FLOP come from PyTorch's own formulas where it has one, from ours for attention, and else are one for each element of
-what the op makes or, for a reduction, of what it takes: such ops are limited by memory anyway.
+FLOP come from PyTorch's own formulas where it has one, from ours for attention, and else are one
+for each element of what the op makes or, for a reduction, of what it takes: such ops are limited by
+memory anyway.
 """
 
 from __future__ import annotations
@@ -20,17 +21,56 @@ from roost.frontends.tracing import attention
 aten = torch.ops.aten
 
 # What is read of the first tensor is as much as is made of it.
-_GATHERS = {aten.embedding, aten.index, aten.index_select, aten.gather, aten.nll_loss_forward, aten.slice_backward}
+_GATHERS = {
+    aten.embedding,
+    aten.index,
+    aten.index_select,
+    aten.gather,
+    aten.nll_loss_forward,
+    aten.slice_backward,
+}
 # Made from the shape of their tensors, not from what is in them.
 _MAKERS = {
-    *(aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.new_zeros, aten.new_empty, aten.new_ones),
+    *(
+        aten.empty_like,
+        aten.zeros_like,
+        aten.ones_like,
+        aten.full_like,
+        aten.new_zeros,
+        aten.new_empty,
+        aten.new_ones,
+    ),
     *(aten.new_full, aten.rand_like, aten.randn_like),
 }
 # Move or make data without computing.
 _MOVES = {
-    *(aten.clone, aten.copy, aten._to_copy, aten.cat, aten.stack, aten.index, aten.index_select, aten.gather),
-    *(aten.embedding, aten.constant_pad_nd, aten.repeat, aten.slice_backward, aten.select_backward, aten.full),
-    *(aten.zeros, aten.ones, aten.arange, aten.empty, aten.scalar_tensor, aten.select_scatter, aten.slice_scatter),
+    *(
+        aten.clone,
+        aten.copy,
+        aten._to_copy,
+        aten.cat,
+        aten.stack,
+        aten.index,
+        aten.index_select,
+        aten.gather,
+    ),
+    *(
+        aten.embedding,
+        aten.constant_pad_nd,
+        aten.repeat,
+        aten.slice_backward,
+        aten.select_backward,
+        aten.full,
+    ),
+    *(
+        aten.zeros,
+        aten.ones,
+        aten.arange,
+        aten.empty,
+        aten.scalar_tensor,
+        aten.select_scatter,
+        aten.slice_scatter,
+    ),
     *_MAKERS,
 }
 
@@ -42,7 +82,9 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def num_bytes(tensor: Tensor) -> int:
     """Bytes of the distinct elements: a dimension of stride 0 repeats the same ones."""
-    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0)
+    sizes = (
+        size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride != 0
+    )
     return math.prod(sizes) * tensor.element_size()
 
 
@@ -54,7 +96,11 @@ def arguments(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def flop_of(node: fx.Node) -> tuple[int, bool]:
     """FLOP of an op, and whether they come from a formula rather than from counting elements."""
-    packet = node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else node.target
+    packet = (
+        node.target.overloadpacket
+        if isinstance(node.target, torch._ops.OpOverload)
+        else node.target
+    )
     args, kwargs = arguments(node)
     if packet is torch.ops.roost.attention:
         return attention.flop(*(tensor.shape for tensor in args[:3])), True
@@ -73,21 +119,28 @@ def flop_of(node: fx.Node) -> tuple[int, bool]:
 
 
 def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation:
+    Any, transposed: bool,
     *rest: Any,
 ) -> int:  # fmt: skip
     """As many as the forward, for each of the two gradients that is wanted.
 
     PyTorch's own formula forgets the groups of a grouped convolution.
     """
-    forward = conv_flop_count(list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed)
+    forward = conv_flop_count(
+        list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed
+    )
     wanted = rest[-1]
     return int(forward * (int(wanted[0]) + int(wanted[1])))
 
 
 def bytes_of(node: fx.Node) -> tuple[int, int]:
     """Bytes an op reads and writes."""
-    packet = node.target.overloadpacket if isinstance(node.target, torch._ops.OpOverload) else node.target
+    packet = (
+        node.target.overloadpacket
+        if isinstance(node.target, torch._ops.OpOverload)
+        else node.target
+    )
     args, kwargs = arguments(node)
     written = sum(num_bytes(tensor) for tensor in tensors_in(node.meta.get("val")))
     if packet in _MAKERS:

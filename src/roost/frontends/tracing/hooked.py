@@ -8,10 +8,13 @@ from roost.errors import InputError
 
 
 def refuse_dispatched(model: nn.Module) -> None:
-    """Raise where hooks of accelerate move weights and inputs: they would be captured, and work against ours."""
+    """Raise where hooks of accelerate move weights and inputs: they would be captured, and work
+    against ours."""
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook"):
             raise InputError(
-                f"module {name or type(model).__name__!r} was dispatched by accelerate; take that off first with "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it without a device_map"
+                f"module {name or type(model).__name__!r} was dispatched by accelerate; take that "
+                f"off first with "
+                "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it "
+                "without a device_map"
             )

@@ -1,4 +1,5 @@
-"""What front-ends that read files share: sizes of tensors, shapes given for inputs, and how much was guessed."""
+"""What front-ends that read files share: sizes of tensors, shapes given for inputs, and how much
+was guessed."""
 
 from __future__ import annotations
 
@@ -14,9 +15,12 @@ Declared = tuple[Dimension, ...] | None  # None: not even the rank is declared
 Shape = tuple[int, ...]
 
 BITS = {
-    "bool": 8, "uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "uint8": 8, "int8": 8, "uint16": 16, "int16": 16,
-    "uint32": 32, "int32": 32, "uint64": 64, "int64": 64, "float4_e2m1": 4, "float6_e2m3": 6, "float6_e3m2": 6,
-    "float8_e4m3fn": 8, "float8_e4m3fnuz": 8, "float8_e4m3b11fnuz": 8, "float8_e5m2": 8, "float8_e5m2fnuz": 8,
+    "bool": 8, "uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "uint8": 8, "int8": 8, "uint16": 16,
+    "int16": 16,
+    "uint32": 32, "int32": 32, "uint64": 64, "int64": 64, "float4_e2m1": 4, "float6_e2m3": 6,
+    "float6_e3m2": 6,
+    "float8_e4m3fn": 8, "float8_e4m3fnuz": 8, "float8_e4m3b11fnuz": 8, "float8_e5m2": 8,
+    "float8_e5m2fnuz": 8,
     "float8_e8m0": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex64": 64,
     "complex128": 128, "string": 64,
 }  # fmt: skip
@@ -49,7 +53,8 @@ class Coverage:
     flop_by_formula: float  # share of FLOP from a formula; the rest counts elements
     ops_by_formula: float  # share of ops
     bytes_by_formula: float  # share of the bytes moved that belong to those ops
-    unknown_kinds: tuple[str, ...]  # kinds of ops that we know nothing about, sorted; their elements are counted too
+    # Kinds of ops that we know nothing about, sorted; their elements are counted too.
+    unknown_kinds: tuple[str, ...]
 
 
 @dataclass
@@ -61,7 +66,8 @@ class Count:
     unknown: set[str] = field(default_factory=set)
 
     def add(self, kind: str, flop: float, moved_bytes: int, source: str) -> None:
-        """`source` is "formula", "elements" (counted, as is right for this kind) or "unknown" (counted, at a guess)."""
+        """`source` is "formula", "elements" (counted, as is right for this kind) or "unknown"
+        (counted, at a guess)."""
         self.in_all = _sum(self.in_all, flop, moved_bytes)
         if source == "formula":
             self.by_formula = _sum(self.by_formula, flop, moved_bytes)
@@ -70,7 +76,8 @@ class Count:
 
     def coverage(self) -> Coverage:
         flop, ops, moved = (
-            part / whole if whole else 1.0 for part, whole in zip(self.by_formula, self.in_all, strict=True)
+            part / whole if whole else 1.0
+            for part, whole in zip(self.by_formula, self.in_all, strict=True)
         )
         return Coverage(flop, ops, moved, tuple(sorted(self.unknown)))
 
@@ -96,7 +103,8 @@ class Names:
 
 
 def einsum_flop(equation: str, shapes: Sequence[Shape]) -> float:
-    """Every combination of indices once, times as many FLOP as there are operands; one less where none is summed."""
+    """Every combination of indices once, times as many FLOP as there are operands; one less where
+    none is summed."""
     taken, arrow, made = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
     spread: Shape = ()  # what the ellipsis stands for
@@ -108,7 +116,9 @@ def einsum_flop(equation: str, shapes: Sequence[Shape]) -> float:
         if dots and end - len(before) >= len(spread):
             spread = shape[len(before) : end]
     summed = not arrow or set(sizes) - set(made)
-    return float(math.prod(sizes.values()) * math.prod(spread) * (len(shapes) - (0 if summed else 1)))
+    return float(
+        math.prod(sizes.values()) * math.prod(spread) * (len(shapes) - (0 if summed else 1))
+    )
 
 
 def words(text: str) -> frozenset[str]:
@@ -119,7 +129,8 @@ def words(text: str) -> frozenset[str]:
 def fixed_shapes(
     declared: Mapping[str, Declared], given: Mapping[str, Sequence[int]], where: str
 ) -> tuple[dict[str, Shape], dict[str, int]]:
-    """The shape of every input, and the size of every named dimension, from those declared and those given.
+    """The shape of every input, and the size of every named dimension, from those declared and
+    those given.
 
     A named dimension that is given once holds for every input that has it.
     """
@@ -143,24 +154,38 @@ def fixed_shapes(
     return shapes, sizes
 
 
-def _checked(name: str, declared: Declared, given: Sequence[int], sizes: dict[str, int], where: str) -> Shape:
+def _checked(
+    name: str, declared: Declared, given: Sequence[int], sizes: dict[str, int], where: str
+) -> Shape:
     """The given shape, where it fits the declared one; named dimensions go to `sizes`."""
     try:
         shape = tuple(int(size) for size in given)
     except (TypeError, ValueError):
-        raise InputError(f"shape {given!r} of input {name!r} must be a list of whole numbers") from None
-    if isinstance(given, str) or any(size < 0 or size != number for size, number in zip(shape, given, strict=True)):
-        raise InputError(f"shape {given!r} of input {name!r} must be a list of whole numbers, none below 0")
+        raise InputError(
+            f"shape {given!r} of input {name!r} must be a list of whole numbers"
+        ) from None
+    if isinstance(given, str) or any(
+        size < 0 or size != number for size, number in zip(shape, given, strict=True)
+    ):
+        raise InputError(
+            f"shape {given!r} of input {name!r} must be a list of whole numbers, none below 0"
+        )
     if declared is None:
         return shape
     fits = len(shape) == len(declared)
-    fits = fits and all(size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int))
+    fits = fits and all(
+        size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int)
+    )
     if not fits:
-        raise InputError(f"{where}: input {name!r} is declared {written(declared)}; {written(shape)} does not fit that")
+        raise InputError(
+            f"{where}: input {name!r} is declared {written(declared)}; {written(shape)} does not "
+            f"fit that"
+        )
     for size, dimension in zip(shape, declared, strict=True):
         if isinstance(dimension, str) and sizes.setdefault(dimension, size) != size:
             raise InputError(
-                f"{where}: dimension {dimension!r} is {sizes[dimension]} in one input and {size} in {name!r}; "
+                f"{where}: dimension {dimension!r} is {sizes[dimension]} in one input and {size} "
+                f"in {name!r}; "
                 "give it the same size in all"
             )
     return shape
@@ -169,7 +194,11 @@ def _checked(name: str, declared: Declared, given: Sequence[int], sizes: dict[st
 def _ask(open_inputs: Mapping[str, Declared], where: str) -> str:
     listed = ", ".join(f"{name} {written(declared)}" for name, declared in open_inputs.items())
     name, declared = next(iter(open_inputs.items()))
-    example = (1, 3, 224, 224) if declared is None else tuple(d if isinstance(d, int) else 1 for d in declared)
+    example = (
+        (1, 3, 224, 224)
+        if declared is None
+        else tuple(d if isinstance(d, int) else 1 for d in declared)
+    )
     option = f"--input {name}={','.join(map(str, example))}"
     return (
         f"{where}: the shapes of these inputs are not fixed: {listed}; "
@@ -181,4 +210,6 @@ def written(shape: Declared) -> str:
     """A shape as people write it: [batch, 3, ?]."""
     if shape is None:
         return "of unknown rank"
-    return "[" + ", ".join("?" if dimension is None else str(dimension) for dimension in shape) + "]"
+    return (
+        "[" + ", ".join("?" if dimension is None else str(dimension) for dimension in shape) + "]"
+    )

@@ -1,15 +1,17 @@
-"""A PyTorch module as one functional program: forward, and for training also loss, backward and gradients.
+"""A PyTorch module as one functional program: forward, and for training also loss, backward and
+gradients.
 
-Nothing is computed and no weight is copied: everything is traced on fake tensors. In the program every value is made
-once and never changed, so any op may run on any device. The route, each step for a reason:
+Nothing is computed and no weight is copied: everything is traced on fake tensors. In the program
+every value is made once and never changed, so any op may run on any device. The route, each step
+for a reason:
 
-1. A copy of the module with fake tensors in place of its own; weights that are tied stay one.
-2. `torch.export`, not strict: runs the model's Python once. What depends on data fails here, and says at which line.
-3. `run_decompositions({})`: BatchNorm and other updates of buffers become outputs. Without this they would be changed
-   behind the graph's back.
-4. `make_fx` over that graph and `torch.autograd.grad` of its loss. Hooks on the autograd nodes tell which module a
-   backward op belongs to.
-5. If an op still writes in place (LSTM gates, masks of dropout), the same once more with functionalisation.
+1. A copy of the module with fake tensors in place of its own; weights that are tied stay one. 2.
+`torch.export`, not strict: runs the model's Python once. What depends on data fails here, and says
+at which line. 3. `run_decompositions({})`: BatchNorm and other updates of buffers become outputs.
+Without this they would be changed behind the graph's back. 4. `make_fx` over that graph and
+`torch.autograd.grad` of its loss. Hooks on the autograd nodes tell which module a backward op
+belongs to. 5. If an op still writes in place (LSTM gates, masks of dropout), the same once more
+with functionalisation.
 """
 
 from __future__ import annotations
@@ -43,7 +45,10 @@ from roost.frontends.tracing.hooked import refuse_dispatched
 BACKWARD = "@roost_backward"  # a mark among the modules of a node: it was made by the backward pass
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 # What the step leaves changed behind. A change to an input is of no use to anyone afterwards.
-_CHANGES = (OutputKind.BUFFER_MUTATION, getattr(OutputKind, "PARAMETER_MUTATION", OutputKind.BUFFER_MUTATION))
+_CHANGES = (
+    OutputKind.BUFFER_MUTATION,
+    getattr(OutputKind, "PARAMETER_MUTATION", OutputKind.BUFFER_MUTATION),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +56,8 @@ class Program:
     """A traced step. Placeholders are the residents, in this order, then the inputs."""
 
     module: fx.GraphModule
-    residents: tuple[str, ...]  # [residents] names of parameters, buffers and constants, each tensor once
+    # [residents] names of parameters, buffers and constants, each tensor once.
+    residents: tuple[str, ...]
     trainable: tuple[bool, ...]  # [residents]
     tied: Mapping[str, str]  # other names of residents -> the name in `residents`
     constants: Mapping[str, Tensor]  # values of residents that belong to no module
@@ -59,14 +65,18 @@ class Program:
     results: tuple[fx.Node, ...]  # what the model returns
     gradients: Mapping[str, fx.Node]  # resident -> its gradient
     new_values: Mapping[str, fx.Node]  # resident -> the value it has after the step (buffers)
-    flags: Mapping[str, Any] = field(default_factory=dict)  # inputs that are no tensors -> what they were, and are
+    # Inputs that are no tensors -> what they were, and are.
+    flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def placeholders(self) -> list[fx.Node]:
         return [node for node in self.module.graph.nodes if node.op == "placeholder"]
 
-    def run(self, residents: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[list[Any], dict[str, Tensor]]:
-        """Execute on one device: the results, and gradients and new values of buffers by resident."""
+    def run(
+        self, residents: Sequence[Tensor], inputs: Sequence[Tensor]
+    ) -> tuple[list[Any], dict[str, Tensor]]:
+        """Execute on one device: the results, and gradients and new values of buffers by
+        resident."""
         with torch.no_grad():
             found = iter(self.module(*residents, *inputs))
         results = [next(found) for _ in self.results]
@@ -84,7 +94,8 @@ def trace(
 ) -> Program:
     """Trace a module on example inputs; their values and those of the weights are never looked at.
 
-    A model of transformers is traced without its cache of keys and values, which is no tensor and part of no graph.
+    A model of transformers is traced without its cache of keys and values, which is no tensor and
+    part of no graph.
     """
     _check_model(model, train)
     with without_cache(model):
@@ -120,7 +131,9 @@ def _traced(
     with _quiet(), mode:
         exported = _export(module, fake_args, fake_kwargs, train)
     program = _joint(exported, mode, train)
-    loose = {name: value for name, value in _loose_tensors(model).items() if name in program.residents}
+    loose = {
+        name: value for name, value in _loose_tensors(model).items() if name in program.residents
+    }
     return replace(program, constants={**program.constants, **loose})
 
 
@@ -134,7 +147,8 @@ def _with_loss(forward: Callable[..., Any], loss: Callable[..., Tensor]) -> Call
             return loss(output)
         except TypeError as error:
             raise InputError(
-                f"loss cannot be called with the model's output alone: {error}. Where it needs labels, let the model "
+                f"loss cannot be called with the model's output alone: {error}. Where it needs "
+                f"labels, let the model "
                 "take them as inputs and return its loss"
             ) from error
 
@@ -146,26 +160,33 @@ def _check_model(model: Any, train: bool) -> None:
     if not isinstance(model, nn.Module):
         what = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError(
-            f"a torch.nn.Module is needed, not {what}; wrap a function in a module, call a class to make one"
+            f"a torch.nn.Module is needed, not {what}; wrap a function in a module, call a class "
+            f"to make one"
         )
     if isinstance(model, torch.jit.ScriptModule):
-        raise InputError("a scripted module cannot be captured; give the module it was scripted from")
+        raise InputError(
+            "a scripted module cannot be captured; give the module it was scripted from"
+        )
     refuse_dispatched(model)
     for name, parameter in model.named_parameters():
         if nn.parameter.is_lazy(parameter):
-            raise InputError(f"parameter {name!r} has no shape yet; run the model once on real inputs first")
+            raise InputError(
+                f"parameter {name!r} has no shape yet; run the model once on real inputs first"
+            )
     for name, module in model.named_modules():
         if train and (module._backward_hooks or module._backward_pre_hooks):
             raise UnsupportedOp(
-                f"module {name or type(model).__name__!r} has a backward hook, which a graph cannot hold; remove it"
+                f"module {name or type(model).__name__!r} has a backward hook, which a graph "
+                f"cannot hold; remove it"
             )
 
 
 class _Gradients(TorchFunctionMode):
-    """Keeps, or refuses, what a model does to its gradients, which an export would drop without a word.
+    """Keeps, or refuses, what a model does to its gradients, which an export would drop without a
+    word.
 
-    Values made under `torch.no_grad` are detached; `.data` is `.detach()`. A derivative of the user's own, or a hook
-    on a gradient, is refused while training.
+    Values made under `torch.no_grad` are detached; `.data` is `.detach()`. A derivative of the
+    user's own, or a hook on a gradient, is refused while training.
     """
 
     def __init__(self, train: bool) -> None:
@@ -177,8 +198,10 @@ class _Gradients(TorchFunctionMode):
 
             def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
                 raise UnsupportedOp(
-                    f"{function.__name__} is a torch.autograd.Function with a derivative of its own, which cannot be "
-                    "captured for training; write it with ordinary ops, or as a torch.library.custom_op"
+                    f"{function.__name__} is a torch.autograd.Function with a derivative of its "
+                    f"own, which cannot be "
+                    "captured for training; write it with ordinary ops, or as a "
+                    "torch.library.custom_op"
                 )
 
             torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment, method-assign]
@@ -188,10 +211,15 @@ class _Gradients(TorchFunctionMode):
         torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function == Tensor.data.__get__:  # type: ignore[attr-defined]
             return args[0].detach()
-        if function in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook) and self.train:
+        if (
+            function in (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+            and self.train
+        ):
             raise UnsupportedOp("a hook on a gradient cannot be captured for training; remove it")
         value = function(*args, **(kwargs or {}))
         if not self.train or torch.is_grad_enabled():
@@ -204,11 +232,14 @@ def _cut(tensor: Tensor) -> Tensor:
 
 
 def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
-    """The module with fake tensors on the CPU for its own: a deep copy that finds each tensor already copied."""
+    """The module with fake tensors on the CPU for its own: a deep copy that finds each tensor
+    already copied."""
     memo: dict[int, Any] = {}
     for tensor in (*model.parameters(), *model.buffers(), *_loose_tensors(model).values()):
         with mode:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+            fake = torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu"
+            )
         if isinstance(tensor, nn.Parameter):
             fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
         memo[id(tensor)] = fake
@@ -217,7 +248,8 @@ def _fake_copy(model: nn.Module, mode: FakeTensorMode) -> nn.Module:
     except Exception as error:
         raise InputError(f"the model cannot be copied for capture: {error}") from error
     for name in _loose_tensors(copied):
-        # As a buffer it is traced like any other; as a plain attribute its value would be asked for, and is fake.
+        # As a buffer it is traced like any other; as a plain attribute its value would be asked
+        # for, and is fake.
         path, _, attribute = name.rpartition(".")
         module = copied.get_submodule(path)
         value = vars(module).pop(attribute)
@@ -247,7 +279,8 @@ def _fake_inputs(mode: FakeTensorMode, inputs: Any) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without PyTorch's warnings about its own insides, and without oneDNN's LSTM, which cannot be looked into."""
+    """Without PyTorch's warnings about its own insides, and without oneDNN's LSTM, which cannot be
+    looked into."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False):
@@ -267,7 +300,9 @@ def _export(
     except Exception as error:
         where = _line_of_model(error)
         if isinstance(error, TypeError) and where is None:
-            raise InputError(f"the example inputs do not fit the model's forward: {error}") from error
+            raise InputError(
+                f"the example inputs do not fit the model's forward: {error}"
+            ) from error
         raise _refusal(error, where) from error
 
 
@@ -277,8 +312,10 @@ def _refusal(error: Exception, where: str | None) -> InputError:
     at = f" at {where}" if where else ""
     if _depends_on_data(error):
         return UnsupportedOp(
-            f"the model decides by the values of a tensor{at}: {text}. A placement needs one fixed graph: "
-            "decide by shapes or settings, use torch.where or a fixed number of steps, or capture the part before"
+            f"the model decides by the values of a tensor{at}: {text}. A placement needs one "
+            f"fixed graph: "
+            "decide by shapes or settings, use torch.where or a fixed number of steps, or capture "
+            "the part before"
         )
     return InputError(f"the model cannot be captured{at}: {type(error).__name__}: {text}")
 
@@ -297,7 +334,11 @@ def _depends_on_data(error: BaseException) -> bool:
 
 def _line_of_model(error: BaseException) -> str | None:
     """`file:line (text)` of the innermost frame that is neither PyTorch's nor ours."""
-    own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), sysconfig.get_path("stdlib"))
+    own = (
+        str(Path(torch.__file__).parent),
+        str(Path(__file__).parent),
+        sysconfig.get_path("stdlib"),
+    )
     found = None
     for frame in traceback.extract_tb(error.__traceback__):
         name = frame.filename
@@ -314,7 +355,8 @@ def _last_line(stack: str) -> str:
 
 
 class _Runner(fx.Interpreter):
-    """Runs an exported graph while it is traced, attention whole, and marks the autograd nodes of each op."""
+    """Runs an exported graph while it is traced, attention whole, and marks the autograd nodes of
+    each op."""
 
     def __init__(self, module: fx.GraphModule, mark: bool) -> None:
         super().__init__(module)
@@ -331,7 +373,8 @@ class _Runner(fx.Interpreter):
         return value
 
     def _mark(self, function: Any, modules: Any) -> None:
-        """Have this and all autograd nodes before it that are new say whose they are, when they run backwards."""
+        """Have this and all autograd nodes before it that are new say whose they are, when they run
+        backwards."""
         stack = [function]
         marked = {**(modules or {}), BACKWARD: (BACKWARD, "")}
         line = self.line
@@ -350,7 +393,8 @@ class _Runner(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is torch.ops.aten.copy.default:
-            # What writing into a slice has become. It has no derivative of its own in PyTorch; this has.
+            # What writing into a slice has become. It has no derivative of its own in PyTorch; this
+            # has.
             destination, source = args[:2]
             return source.to(destination.dtype).expand(destination.shape).clone()
         return super().call_function(target, args, kwargs)
@@ -374,7 +418,9 @@ class _Runner(fx.Interpreter):
                 settings = {"scale": scale, "enable_gqa": enable_gqa}
                 out = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, **settings)
                 return attention.laid_out(out, layout)
-            return torch.ops.roost.attention(query, key, value, attn_mask, is_causal, scale, enable_gqa, layout)
+            return torch.ops.roost.attention(
+                query, key, value, attn_mask, is_causal, scale, enable_gqa, layout
+            )
 
         args, kwargs = self.fetch_args_kwargs_from_env(node)
         with node_meta.set_current_meta(node):
@@ -385,7 +431,9 @@ def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: 
     """Trace the exported graph, and its backward, into one program."""
     residents = _Residents(exported)
     kinds = [spec.kind for spec in exported.graph_signature.output_specs]
-    learns = [index for index, trainable in enumerate(residents.trainable) if trainable] if train else []
+    learns = (
+        [index for index, trainable in enumerate(residents.trainable) if trainable] if train else []
+    )
 
     runner = _Runner(exported.graph_module, mark=train)
 
@@ -396,7 +444,11 @@ def _joint(exported: torch.export.ExportedProgram, mode: FakeTensorMode, train: 
         placed = [values[slot] for slot in residents.slots]
         with torch.set_grad_enabled(train):
             found = runner.run(*placed, enable_io_processing=False)
-        outputs = [value for value, kind in zip(found, kinds, strict=True) if kind == OutputKind.USER_OUTPUT]
+        outputs = [
+            value
+            for value, kind in zip(found, kinds, strict=True)
+            if kind == OutputKind.USER_OUTPUT
+        ]
         mutated = [value for value, kind in zip(found, kinds, strict=True) if kind in _CHANGES]
         gradients: list[Any] = []
         if train:
@@ -454,7 +506,8 @@ def _loss(exported: torch.export.ExportedProgram, outputs: list[Any]) -> Tensor:
 
 
 class _Residents:
-    """The tensors of an exported program that stay from step to step, each once, however many names it has."""
+    """The tensors of an exported program that stay from step to step, each once, however many names
+    it has."""
 
     def __init__(self, exported: torch.export.ExportedProgram) -> None:
         signature = exported.graph_signature
@@ -465,7 +518,8 @@ class _Residents:
         self.trainable: list[bool] = []
         self.tied: dict[str, str] = {}
         self.constants: dict[str, Tensor] = {}
-        self.slots: list[int] = []  # [placeholders of the exported graph] index among residents, then inputs
+        # [placeholders of the exported graph] index among residents, then inputs.
+        self.slots: list[int] = []
         index: dict[int, int] = {}
         inputs = 0
         holders = [node for node in exported.graph.nodes if node.op == "placeholder"]
@@ -476,14 +530,20 @@ class _Residents:
                 self.slots.append(-1 - inputs)
                 inputs += 1
                 continue
-            tensor = exported.constants[name] if node.name in lifted or name not in tensors else tensors[name]
+            tensor = (
+                exported.constants[name]
+                if node.name in lifted or name not in tensors
+                else tensors[name]
+            )
             if id(tensor) in index:
                 self.tied[name] = self.names[index[id(tensor)]]
             else:
                 index[id(tensor)] = len(self.names)
                 self.names.append(name)
                 self.fakes.append(node.meta["val"])
-                self.trainable.append(node.name in signature.inputs_to_parameters and tensor.requires_grad)
+                self.trainable.append(
+                    node.name in signature.inputs_to_parameters and tensor.requires_grad
+                )
                 if node.name in lifted:
                     self.constants[name] = tensor
             self.slots.append(index[id(tensor)])
@@ -497,7 +557,9 @@ def _input_holders(exported: torch.export.ExportedProgram) -> list[fx.Node]:
         *signature.inputs_to_buffers,
         *signature.inputs_to_lifted_tensor_constants,
     }
-    return [node for node in exported.graph.nodes if node.op == "placeholder" and node.name not in kept]
+    return [
+        node for node in exported.graph.nodes if node.op == "placeholder" and node.name not in kept
+    ]
 
 
 def _input_fakes(exported: torch.export.ExportedProgram) -> list[Any]:
@@ -505,7 +567,10 @@ def _input_fakes(exported: torch.export.ExportedProgram) -> list[Any]:
 
 
 def _program(
-    module: fx.GraphModule, exported: torch.export.ExportedProgram, residents: _Residents, learns: list[int]
+    module: fx.GraphModule,
+    exported: torch.export.ExportedProgram,
+    residents: _Residents,
+    learns: list[int],
 ) -> Program:
     module.graph.eliminate_dead_code()
     module.recompile()
@@ -515,8 +580,14 @@ def _program(
     inputs, flags = _inputs(module, exported, len(names))
     specs = exported.graph_signature.output_specs
     buffers = [str(spec.target) for spec in specs if spec.kind in _CHANGES]
-    found = {names[index]: node for index, node in zip(learns, gradients, strict=True) if node is not None}
-    new_values = {residents.tied.get(name, name): node for name, node in zip(buffers, mutated, strict=True)}
+    found = {
+        names[index]: node
+        for index, node in zip(learns, gradients, strict=True)
+        if node is not None
+    }
+    new_values = {
+        residents.tied.get(name, name): node for name, node in zip(buffers, mutated, strict=True)
+    }
     # One flat list, so that the module returns what `run` expects.
     kept = [node for node in results if isinstance(node, fx.Node)]
     output.args = ([*kept, *found.values(), *new_values.values()],)
@@ -539,7 +610,8 @@ def _program(
 def _inputs(
     module: fx.GraphModule, exported: torch.export.ExportedProgram, num_residents: int
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The inputs that are tensors. Others, such as a flag, were looked at when the step was traced, and never again."""
+    """The inputs that are tensors. Others, such as a flag, were looked at when the step was traced,
+    and never again."""
     holders = [node for node in module.graph.nodes if node.op == "placeholder"][num_residents:]
     names, flags = [], {}
     for node, holder in zip(holders, _input_holders(exported), strict=True):
@@ -549,7 +621,10 @@ def _inputs(
             module.graph.erase_node(node)
             flags[holder.name] = holder.meta.get("val")
         else:
-            raise InputError(f"input {holder.name!r} is no tensor, and the model computes with it; make it a tensor")
+            raise InputError(
+                f"input {holder.name!r} is no tensor, and the model computes with it; make it a "
+                f"tensor"
+            )
     return tuple(names), flags
 
 
@@ -563,7 +638,9 @@ def trace_exported(exported: torch.export.ExportedProgram, *, train: bool = Fals
     for node in exported.graph.nodes:
         shape = getattr(node.meta.get("val"), "shape", ())
         if node.op == "placeholder" and not all(isinstance(size, int) for size in shape):
-            raise InputError(f"input {node.name!r} has the dynamic shape {list(shape)}; export with fixed shapes")
+            raise InputError(
+                f"input {node.name!r} has the dynamic shape {list(shape)}; export with fixed shapes"
+            )
     with _quiet():
         exported = exported.run_decompositions({})
     return _joint(exported, mode, train)

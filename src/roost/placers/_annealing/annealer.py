@@ -11,8 +11,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._annealing import single_moves
-from roost.placers._annealing import sixteen_moves
+from roost.placers._annealing import single_moves, sixteen_moves
 from roost.placers._annealing.move_space import space_of
 from roost.placers._annealing.proposals import KINDS, Draft, Space
 from roost.placers._shared.units import Units
@@ -34,11 +33,17 @@ class Chain:
 class Annealer:
     """Anneals placements of a problem's units, all under the order of one placement.
 
-    `alone`: one move at a time, mostly of what the step waits for, also where several can be simulated at once.
+    `alone`: one move at a time, mostly of what the step waits for, also where several can be
+    simulated at once.
     """
 
     def __init__(
-        self, problem: Problem, units: Units, example: Placement, space: Space | None = None, alone: bool = False
+        self,
+        problem: Problem,
+        units: Units,
+        example: Placement,
+        space: Space | None = None,
+        alone: bool = False,
     ) -> None:
         self.problem, self.units, self.example = problem, units, example
         self.space = space or space_of(units)
@@ -78,9 +83,11 @@ class Annealer:
         return replace(self.example, device=self.units.devices(unit_device))
 
     def run(self, chain: Chain, num_batches: int, hot: float, cold: float) -> int:
-        """Anneal for so many batches, from one temperature to another, as shares of the step time; simulations spent.
+        """Anneal for so many batches, from one temperature to another, as shares of the step time;
+        simulations spent.
 
-        A batch is as many simulations as the lanes hold, or where these cannot be used about as much time.
+        A batch is as many simulations as the lanes hold, or where these cannot be used about as
+        much time.
         """
         if self._room is None:
             self._room = self._new_room()
@@ -94,7 +101,9 @@ class Annealer:
             spent = single_moves.walk(*walk, *kept, *plan, self._look)
         else:
             world = (self.number, self._is_parameter, self._unit_of, memory)
-            spent = sixteen_moves.anneal(self.layout, lanes, self.space, draft, work, *world, *kept, *plan, not self._shared)
+            spent = sixteen_moves.anneal(
+                self.layout, lanes, self.space, draft, work, *world, *kept, *plan, not self._shared
+            )
         chain.placed[:] = work.placed
         self.measured = (time.perf_counter() - began) / max(1, num_batches)
         return int(spent)
@@ -111,7 +120,8 @@ class Annealer:
         return each * self.problem.graph.num_ops + 2e-6
 
     def _new_room(self) -> tuple[Any, Draft, sixteen_moves.Work]:
-        """Lanes, a draft and work, kept from run to run: they are large, and fresh memory is slow."""
+        """Lanes, a draft and work, kept from run to run: they are large, and fresh memory is
+        slow."""
         graph, cluster, num_units = self.problem.graph, self.problem.cluster, self.units.num_units
         room = 4 * graph.num_ops + 64
         draft = Draft(
@@ -141,7 +151,9 @@ class Annealer:
             retry_unit=np.zeros(room, np.int32),
             retry_device=np.zeros(room, np.int32),
             fetching=np.zeros(LANES, np.bool_),
-            window=np.array(np.broadcast_to(self.example.prefetch_bytes, cluster.num_devices), dtype=np.int64),
+            window=np.array(
+                np.broadcast_to(self.example.prefetch_bytes, cluster.num_devices), dtype=np.int64
+            ),
             flags=np.array([False, self._shared, True]),
             one_step=np.zeros(1),
             one_peak=np.zeros((1, cluster.num_devices), np.int64),

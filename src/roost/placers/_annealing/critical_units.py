@@ -1,4 +1,5 @@
-"""What a step waits for: the ops on the chain that ends last, through inputs, busy devices and busy links."""
+"""What a step waits for: the ops on the chain that ends last, through inputs, busy devices and busy
+links."""
 
 from __future__ import annotations
 
@@ -10,13 +11,19 @@ from roost.simulator.kernels.busy import cross, longer, nothing_yet
 
 @compiled
 def hot_units(layout, device, unit_of, hot, mark):
-    """The units of the ops that the step waits for, into `hot` [units]; how many. `mark` [units] must be false.
+    """The units of the ops that the step waits for, into `hot` [units]; how many. `mark` [units]
+    must be false.
 
-    Shared buses are taken in dispatch order, and nothing is fetched: near enough for choosing what to move.
+    Shared buses are taken in dispatch order, and nothing is fetched: near enough for choosing what
+    to move.
     """
     num_ops, num_devices = len(device), np.uintp(layout.num_devices)
     time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
-    latency, seconds_per_byte, bus_of = layout.sent_latency, layout.sent_seconds_per_byte, layout.bus
+    latency, seconds_per_byte, bus_of = (
+        layout.sent_latency,
+        layout.sent_seconds_per_byte,
+        layout.bus,
+    )
     ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
     busy, arrives = layout.busy, np.zeros(64)
     extra = nothing_yet(busy, num_ops)

@@ -1,7 +1,8 @@
 """Downhill from one placement, op by op and one move at a time: the most for few simulations.
 
-Annealing in lanes simulates sixteen neighbours for each move that it makes: with a thousand simulations, sixty moves.
-One after the other they are a thousand, most of them of what the step waits for.
+Annealing in lanes simulates sixteen neighbours for each move that it makes: with a thousand
+simulations, sixty moves. One after the other they are a thousand, most of them of what the step
+waits for.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> None:
     placed, seed, moves = units.unit_devices(start.device), int(evaluate.rng.integers(2**31)), 0
     longest = min(_ROUND, max(8, int(_MOST_SECONDS / annealer.seconds_per_batch)))
     while moves < _MOST_MOVES and evaluate.simulations_left >= _FEW and evaluate.seconds_left > 0:
-        length = int(min(longest, evaluate.simulations_left - 2))  # where it begins is simulated too
+        # Where it begins is simulated too.
+        length = int(min(longest, evaluate.simulations_left - 2))
         chain = annealer.chain(placed, seed + moves)
         placed = evaluate.round(partial(_run, annealer, chain, length))["placed"]
         moves += length

@@ -1,4 +1,5 @@
-"""What a search over placements can move: units, the blocks they form, and the lines that blocks stand in."""
+"""What a search over placements can move: units, the blocks they form, and the lines that blocks
+stand in."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _LONGEST_WINDOW = 64
 
 
 def space_of(units: Units) -> Space:
-    """The space of a problem's units: modules and their parts, in the order in which the forward pass meets them."""
+    """The space of a problem's units: modules and their parts, in the order in which the forward
+    pass meets them."""
     graph = units.problem.graph
     bits = np.uint64(1) << np.arange(units.problem.cluster.num_devices, dtype=np.uint64)
     near_start, near = _near(units)
@@ -65,7 +67,9 @@ def _joined(rows: list[Array]) -> tuple[Array, Array]:
 def _near(units: Units) -> tuple[Array, Array]:
     """The units that share a tensor with each."""
     source, target, _ = units.edges
-    ends = np.unique(np.concatenate([np.stack([source, target]), np.stack([target, source])], axis=1), axis=1)
+    ends = np.unique(
+        np.concatenate([np.stack([source, target]), np.stack([target, source])], axis=1), axis=1
+    )
     start = np.concatenate([[0], np.cumsum(np.bincount(ends[0], minlength=units.num_units))])
     return start.astype(np.int64), ends[1].astype(np.int32)
 
@@ -112,7 +116,8 @@ def _leaf_blocks(paths: list[str]) -> list[Array]:
 
 
 def _part_blocks(units: Units, paths: list[str]) -> list[Array]:
-    """The units of each module path by the phase of their first op; units without a path go alone."""
+    """The units of each module path by the phase of their first op; units without a path go
+    alone."""
     phase = units.problem.graph.phase[units.leader].tolist()
     parts: dict[tuple[str, int], list[int]] = {}
     for unit, path in enumerate(paths):

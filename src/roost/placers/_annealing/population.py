@@ -1,9 +1,11 @@
-"""Several annealing chains at once: many short ones first, the best of them for longer, then reheated to the end.
+"""Several annealing chains at once: many short ones first, the best of them for longer, then
+reheated to the end.
 
-Each chain has devices and an order. One that begins with whole groups in one place (`_groups.py`) moves groups, until
-it is among the last two: on deep models that leads further in a short time. After every round the devices are tried in
-other orders too, some of them made for these devices by list scheduling, and the chain goes on in the best. Rounds have
-lengths that do not depend on the clock, so the same seed takes the same way; the budget only says where it ends.
+Each chain has devices and an order. One that begins with whole groups in one place (`_groups.py`)
+moves groups, until it is among the last two: on deep models that leads further in a short time.
+After every round the devices are tried in other orders too, some of them made for these devices by
+list scheduling, and the chain goes on in the best. Rounds have lengths that do not depend on the
+clock, so the same seed takes the same way; the budget only says where it ends.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from roost.simulator.compiled import Simulator
 
 _MOST_SECONDS = 1.6  # that all chains together may take in one round, about
 _FEW = 64  # trials: not worth another round
-_REORDERS = 10  # simulations at most, beside its batches, for a chain in a round: five orders, four windows, the start
+# Simulations at most, beside its batches, for a chain in a round: five orders, four windows, the
+# start.
+_REORDERS = 10
 _NEAR = 32  # placements near the best that are looked at, where that was run before
 _TIES = ("readers", "updates", "nothing")
 _GROUPS = "groups"
@@ -55,7 +59,9 @@ class Heat:
 class Population:
     """Chains that share a problem."""
 
-    def __init__(self, problem: Problem, evaluate: Evaluate, heat: Heat, threads: int | None = None) -> None:
+    def __init__(
+        self, problem: Problem, evaluate: Evaluate, heat: Heat, threads: int | None = None
+    ) -> None:
         self.problem, self.evaluate, self.heat = problem, evaluate, heat
         self.threads = threads or len(os.sched_getaffinity(0))
         self._units: dict[str, tuple[Units, Space]] = {}
@@ -74,7 +80,9 @@ class Population:
         both = len({self._tie_of(start) == _GROUPS for start in starts[:2]}) == 2
         count = max(self._affordable(self.heat.members), min(self.heat.members, 1 + both))
         waiting = self._spread(starts[:count]) + list(starts[count:])
-        members = [self._member(slot, waiting.pop(0), 0) for slot in range(min(count, len(waiting)))]
+        members = [
+            self._member(slot, waiting.pop(0), 0) for slot in range(min(count, len(waiting)))
+        ]
         number = 0
         while True:
             members = self._round(members, number)
@@ -89,7 +97,8 @@ class Population:
                 return
 
     def _mixed(self, starts: Sequence[Placement]) -> list[Placement]:
-        """In turn one that keeps groups together and one that does not, each the best that is left."""
+        """In turn one that keeps groups together and one that does not, each the best that is
+        left."""
         kinds: tuple[list[Placement], list[Placement]] = ([], [])
         for start in starts:
             kinds[self._tie_of(start) == _GROUPS].append(start)
@@ -98,7 +107,8 @@ class Population:
         return [start for pair in pairs for start in pair if start is not None]
 
     def _again(self, best: Member, number: int) -> Member:
-        """The best once more, from where it is best: hotter, and in turn in one of the orders that it is not in.
+        """The best once more, from where it is best: hotter, and in turn in one of the orders that
+        it is not in.
 
         One that moves groups goes on op by op.
         """
@@ -115,14 +125,17 @@ class Population:
         return self._member(1, others[number // 2 % min(3, len(others))], number)
 
     def _spread(self, starts: Sequence[Placement]) -> list[Placement]:
-        """The starts, then each of them in the best of the orders that it is not in, then in the next best."""
+        """The starts, then each of them in the best of the orders that it is not in, then in the
+        next best."""
         if not self.heat.reorder:
             return list(starts)
         rows: list[list[Placement]] = []
         for start in starts:
             others = [p for p in self._in_all_orders(start) if _order_of(p) != _order_of(start)]
             costs = [self._cost(placement) for placement in others]
-            rows.append([start, *(others[n] for n in sorted(range(len(others)), key=costs.__getitem__)[:2])])
+            rows.append(
+                [start, *(others[n] for n in sorted(range(len(others)), key=costs.__getitem__)[:2])]
+            )
         return [row[turn] for turn in range(3) for row in rows if turn < len(row)]
 
     def _in_all_orders(self, placement: Placement) -> list[Placement]:
@@ -167,7 +180,9 @@ class Population:
         kept = self._annealers.get(slot)
         if kept is None or kept[0] != key:
             units, space = self.units(tie)
-            example = replace(example, devices=self.problem.cluster.device_names, graph=self.problem.graph.digest)
+            example = replace(
+                example, devices=self.problem.cluster.device_names, graph=self.problem.graph.digest
+            )
             kept = self._annealers[slot] = (key, Annealer(self.problem, units, example, space))
         return kept[1]
 
@@ -177,7 +192,9 @@ class Population:
         return [_unpacked(self.problem, state, slot) for slot in range(int(state["members"]))]
 
     def _anneal(self, members: list[Member], number: int) -> Round:
-        annealers = [self._annealer(slot, member.tie, member.example) for slot, member in enumerate(members)]
+        annealers = [
+            self._annealer(slot, member.tie, member.example) for slot, member in enumerate(members)
+        ]
         lengths = [self._length(annealer, number, len(members)) for annealer in annealers]
 
         def run(slot: int) -> int:
@@ -194,18 +211,22 @@ class Population:
             done.append(found)
             spent += more
         best = min(done, key=_merit)
-        return Round([self._best_of(best)], max(1, spent), _packed(done), lambda: self._others(done, number))
+        return Round(
+            [self._best_of(best)], max(1, spent), _packed(done), lambda: self._others(done, number)
+        )
 
     def _best_of(self, member: Member) -> Placement:
         units, _ = self.units(member.tie)
         return replace(member.example, device=units.devices(member.chain.best))
 
     def _others(self, members: list[Member], number: int) -> Iterator[Placement]:
-        """What is about as good as the best: where each chain was best, where it is now, other orders, and near it."""
+        """What is about as good as the best: where each chain was best, where it is now, other
+        orders, and near it."""
         ranked = sorted(members, key=_merit)
         yield from (self._best_of(member) for member in ranked)
         now = [
-            replace(member.example, device=self.units(member.tie)[0].devices(member.chain.placed)) for member in ranked
+            replace(member.example, device=self.units(member.tie)[0].devices(member.chain.placed))
+            for member in ranked
         ]
         yield from now
         for placement in now:
@@ -213,7 +234,8 @@ class Population:
         yield from sorted(self._near(ranked[0], number), key=self._cost)
 
     def _near(self, member: Member, number: int) -> Iterator[Placement]:
-        """Where a chain was best, with some units in a row on another device: another draw in every round."""
+        """Where a chain was best, with some units in a row on another device: another draw in every
+        round."""
         units, rng = self.units(member.tie)[0], np.random.default_rng([self._seed, number])
         best = np.array(member.chain.best)
         for _ in range(_NEAR):
@@ -232,27 +254,38 @@ class Population:
         most = max(8, int(_MOST_SECONDS / (count * annealer.seconds_per_batch)))
         if not isinf(self.evaluate.seconds_left):
             share = self.evaluate.seconds_left * min(self.threads, count) / count
-            most = min(most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch))))
+            most = min(
+                most, max(1, int(share / max(annealer.measured, annealer.seconds_per_batch)))
+            )
         if not isinf(self.evaluate.simulations_left):
-            most = min(most, int((self.evaluate.simulations_left / count - _REORDERS) / annealer.batch))
+            most = min(
+                most, int((self.evaluate.simulations_left / count - _REORDERS) / annealer.batch)
+            )
         return int(max(0, min(planned, most)))
 
     def _reorder(self, member: Member, count: int) -> tuple[Member, int]:
-        """One of so many members in the best order for its best devices, and simulations spent on finding it."""
+        """One of so many members in the best order for its best devices, and simulations spent on
+        finding it."""
         if not self.heat.reorder or self.evaluate.simulations_left < _REORDERS * count:
             return member, 0
         units, _ = self.units(member.tie)
         now = replace(member.example, device=units.devices(member.chain.best))
         tried = self._in_all_orders(now)
-        if np.any(now.prefetch_bytes):  # memory for fetched parameters is missing elsewhere, or the other way round
-            tried += [replace(now, prefetch_bytes=_scaled(now.prefetch_bytes, by)) for by in (0.5, 0.8, 1.3, 2.0)]
+        # Memory for fetched parameters is missing elsewhere, or the other way round.
+        if np.any(now.prefetch_bytes):
+            tried += [
+                replace(now, prefetch_bytes=_scaled(now.prefetch_bytes, by))
+                for by in (0.5, 0.8, 1.3, 2.0)
+            ]
         figures = member.chain.figures
         best = (figures[BEST_EXCESS], figures[BEST_STEP])
         for placement in tried:
             cost = self._cost(placement)
             if cost < best:
                 best = cost
-                chain = replace(member.chain, placed=member.chain.best.copy(), figures=figures.copy())
+                chain = replace(
+                    member.chain, placed=member.chain.best.copy(), figures=figures.copy()
+                )
                 chain.figures[[BEST_EXCESS, BEST_STEP]] = cost
                 chain.figures[STEP] = cost[1]
                 member = Member(member.tie, placement, chain)
@@ -318,5 +351,7 @@ def _unpacked(problem: Problem, state: Mapping[str, Array], slot: int) -> Member
         devices=problem.cluster.device_names,
         graph=problem.graph.digest,
     )
-    chain = Chain(*(np.array(state[f"{slot}.{name}"]) for name in ("placed", "best", "figures", "state")))
+    chain = Chain(
+        *(np.array(state[f"{slot}.{name}"]) for name in ("placed", "best", "figures", "state"))
+    )
     return Member(_NAMES[tie], example, chain)

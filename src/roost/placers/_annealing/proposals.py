@@ -12,7 +12,8 @@ from roost.simulator.kernels.base import ONE, ZERO, bare
 
 
 class Space(NamedTuple):
-    """What can be moved. Blocks are sets of units; the first so many are the units themselves, one each."""
+    """What can be moved. Blocks are sets of units; the first so many are the units themselves, one
+    each."""
 
     num_units: int
     num_devices: int
@@ -23,11 +24,15 @@ class Space(NamedTuple):
     near: Array  # [.] i4
     block_start: Array  # [blocks + 1] i8
     block_unit: Array  # [.] i4
-    level: Array  # [levels + 1] i8 blocks of one level: units, then parts of modules, modules, modules of modules
+    # [levels + 1] i8 blocks of one level: units, then parts of modules, modules, modules of
+    # modules.
+    level: Array
     line_start: Array  # [lines + 1] i8 lines are blocks in a row, of which windows are taken
     line: Array  # [.] i4 blocks
     longest_window: int
-    home: Array  # [.] i4 units that are parameters and their updates, where others read them; these may be fetched
+    # [.] i4 units that are parameters and their updates, where others read them; these may be
+    # fetched.
+    home: Array
 
 
 class Draft(NamedTuple):
@@ -45,14 +50,16 @@ class Draft(NamedTuple):
     odds: Array  # [kinds] f8 of each kind or one before it
 
 
-# Kinds of moves. A block of a level is a kind of its own for each level, up to so many; likewise windows for each line.
+# Kinds of moves. A block of a level is a kind of its own for each level, up to so many; likewise
+# windows for each line.
 UNIT, NEAR, SWAP, BLOCK, WINDOW, HOME, TRADE = 0, 1, 2, 3, 7, 10, 11
 KINDS = 12
 
 
 @bare
 def put(space, draft, placed, unit, there, num_units, num_ops):
-    """Add the move of one unit to the neighbour at hand, where it moves and there is room; what is filled then."""
+    """Add the move of one unit to the neighbour at hand, where it moves and there is room; what is
+    filled then."""
     if placed[unit] == there or (space.allowed[unit] >> np.uint64(there)) & ONE == ZERO:
         return num_units, num_ops
     first, beyond = space.unit_start[unit], space.unit_start[unit + 1]
@@ -81,7 +88,8 @@ def _target(space, placed, unit, state):
 
 @bare
 def _window(space, placed, line, state):
-    """A window of blocks of a line, and a device for it: mostly that of the block before or after it."""
+    """A window of blocks of a line, and a device for it: mostly that of the block before or after
+    it."""
     begin, end = space.line_start[line], space.line_start[line + 1]
     length = 1 + np.int64(np.float64(space.longest_window) ** uniform(state))
     first = begin + below(state, end - begin)
@@ -116,7 +124,8 @@ def _kind(space, draft, state):
 
 @bare
 def propose(space, draft, placed, hot, num_hot, lane, state):
-    """Draw one move for a lane. `placed` [units] is where they are; `hot` are units that the step waits for.
+    """Draw one move for a lane. `placed` [units] is where they are; `hot` are units that the step
+    waits for.
 
     The lane is left empty where nothing was found that moves anything.
     """
@@ -136,7 +145,9 @@ def propose(space, draft, placed, hot, num_hot, lane, state):
                 for member in range(space.near_start[unit], space.near_start[unit + 1]):
                     if uniform(state) < 0.4:
                         other = np.int64(space.near[member])
-                        num_units, num_ops = put(space, draft, placed, other, there, num_units, num_ops)
+                        num_units, num_ops = put(
+                            space, draft, placed, other, there, num_units, num_ops
+                        )
         elif kind == HOME:
             unit = np.int64(space.home[below(state, len(space.home))])
             there = _target(space, placed, unit, state)

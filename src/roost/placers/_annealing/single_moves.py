@@ -1,4 +1,5 @@
-"""Simulated annealing one move at a time: for placements that fetch parameters, which lanes cannot simulate.
+"""Simulated annealing one move at a time: for placements that fetch parameters, which lanes cannot
+simulate.
 
 And for few simulations: sixteen neighbours of one placement teach less than sixteen moves in a row.
 """
@@ -14,7 +15,8 @@ from roost.placers._shared.compiled_random import uniform
 from roost.simulator.kernels.base import compiled
 from roost.simulator.kernels.batch import run_batch
 
-_OVER, _WITHIN = 32, 512  # moves beyond the memory, or within it, after which the penalty is changed
+# Moves beyond the memory, or within it, after which the penalty is changed.
+_OVER, _WITHIN = 32, 512
 _HOT_EVERY = 16  # moves between two looks at what the step waits for, where it is looked at
 
 
@@ -22,7 +24,17 @@ _HOT_EVERY = 16  # moves between two looks at what the step waits for, where it 
 def _simulate(layout, work, capacity):
     """The step time and the excess of memory of `work.row`."""
     flags = work.flags
-    run_batch(layout, work.row, work.window, flags[0], flags[1], flags[2], work.one_step, work.one_peak, work.one_count)
+    run_batch(
+        layout,
+        work.row,
+        work.window,
+        flags[0],
+        flags[1],
+        flags[2],
+        work.one_step,
+        work.one_peak,
+        work.one_count,
+    )
     excess = 0.0
     for d in range(len(capacity)):
         beyond = work.one_peak[0, d] - capacity[d]

@@ -1,7 +1,8 @@
 """Simulated annealing, compiled: sixteen neighbours at a time, no Python per move.
 
-Of fifteen neighbours and the placement itself one is drawn by the Boltzmann distribution of their scores (a heat bath).
-Better ones that were not drawn are tried again in the next batch, on top of the one that was.
+Of fifteen neighbours and the placement itself one is drawn by the Boltzmann distribution of their
+scores (a heat bath). Better ones that were not drawn are tried again in the next batch, on top of
+the one that was.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ STAY = LANES - 1  # the last lane moves nothing: it is the placement itself
 _RETRIES = 4
 _HOT_EVERY = 8  # batches between two looks at what the step waits for
 _LEARN_EVERY = 16  # batches between two looks at what kinds of moves gain
-_OVER, _WITHIN = 8, 256  # batches beyond the memory, or within it, after which the penalty is changed
+# Batches beyond the memory, or within it, after which the penalty is changed.
+_OVER, _WITHIN = 8, 256
 _LEAST_PENALTY, _MOST_PENALTY = 10.0, 1e9
 
 
@@ -90,7 +92,8 @@ def _draft(space, draft, work, num_retries, num_hot, state):
 
 @bare
 def _score(lanes, work, capacity, penalty):
-    """Step time and excess of each lane, and its score: the step, made dearer by what is beyond the memory."""
+    """Step time and excess of each lane, and its score: the step, made dearer by what is beyond the
+    memory."""
     for lane in range(LANES):
         excess = 0.0
         for d in range(len(capacity)):
@@ -129,11 +132,22 @@ def _draw(draft, work, scale, state):
 
 @compiled
 def _confirm(layout, space, draft, work, chosen, figures, scale, state):
-    """Simulate the lane that was drawn by itself, where lanes are only near the truth; the lane to go on with."""
+    """Simulate the lane that was drawn by itself, where lanes are only near the truth; the lane to
+    go on with."""
     for number in range(draft.start[chosen], draft.start[chosen + 1]):
         work.row[0, draft.op[number]] = draft.device[number]
     flags = work.flags
-    run_batch(layout, work.row, work.window, flags[0], flags[1], flags[2], work.one_step, work.one_peak, work.one_count)
+    run_batch(
+        layout,
+        work.row,
+        work.window,
+        flags[0],
+        flags[1],
+        flags[2],
+        work.one_step,
+        work.one_peak,
+        work.one_count,
+    )
     work.step[chosen] = work.one_step[0]
     before = figures[STEP] * (1.0 + figures[PENALTY] * work.excess[STAY])
     worse = work.one_step[0] * (1.0 + figures[PENALTY] * work.excess[chosen]) - before
@@ -154,7 +168,12 @@ def _keep_retries(draft, work, chosen):
     for lane in range(STAY):
         size = draft.unit_start[lane + 1] - draft.unit_start[lane]
         at = work.retry_start[count]
-        if lane == chosen or size == 0 or work.score[lane] >= work.score[STAY] or at + size > len(work.retry_unit):
+        if (
+            lane == chosen
+            or size == 0
+            or work.score[lane] >= work.score[STAY]
+            or at + size > len(work.retry_unit)
+        ):
             continue
         for number in range(size):
             work.retry_unit[at + number] = draft.unit[draft.unit_start[lane] + number]
@@ -186,7 +205,9 @@ def _apply(layout, draft, work, number_of, is_parameter, chosen):
 @bare
 def keep_best(placed, best_placed, figures, step, excess):
     """Remember a placement where it is the best so far: what is beyond the memory counts first."""
-    if excess < figures[BEST_EXCESS] or (excess == figures[BEST_EXCESS] and step < figures[BEST_STEP]):
+    if excess < figures[BEST_EXCESS] or (
+        excess == figures[BEST_EXCESS] and step < figures[BEST_STEP]
+    ):
         figures[BEST_STEP] = step
         figures[BEST_EXCESS] = excess
         for unit in range(len(placed)):
@@ -195,7 +216,8 @@ def keep_best(placed, best_placed, figures, step, excess):
 
 @bare
 def change_penalty(figures, excess, run, over, within):
-    """Memory is close to hard: the longer a search stays beyond it the dearer that gets. The length of the run."""
+    """Memory is close to hard: the longer a search stays beyond it the dearer that gets. The length
+    of the run."""
     if excess > 0.0:
         run = run + 1 if run > 0 else 1
         if run >= over:
@@ -214,11 +236,13 @@ def anneal(
     layout, lanes, space, draft, work, number_of, is_parameter, unit_of, capacity,
     best_placed, figures, state, num_batches, hot_temperature, cold_temperature, exact
 ):  # fmt: skip
-    """Anneal `work.placed` for so many batches; `best_placed` [units] gets the best. Returns simulations.
+    """Anneal `work.placed` for so many batches; `best_placed` [units] gets the best. Returns
+    simulations.
 
-    `figures` f8 holds what is kept from call to call: penalty, step time and excess of memory (0 where it fits) of the
-    best, and the step time of the placement. `exact` says whether lanes give true step times; otherwise the one drawn
-    is simulated by itself. Temperatures are shares of the step time.
+    `figures` f8 holds what is kept from call to call: penalty, step time and excess of memory (0
+    where it fits) of the best, and the step time of the placement. `exact` says whether lanes give
+    true step times; otherwise the one drawn is simulated by itself. Temperatures are shares of the
+    step time.
     """
     _settle(layout, space, work, number_of, is_parameter)
     even_odds(draft)
@@ -230,7 +254,18 @@ def anneal(
         if batch % _HOT_EVERY == 0:
             num_hot = hot_units(layout, work.device, unit_of, work.hot, work.mark)
         _draft(space, draft, work, num_retries, num_hot, state)
-        set_lanes(layout, lanes, work.device, work.home, number_of, is_parameter, moves, 0, LANES, work.fetching)
+        set_lanes(
+            layout,
+            lanes,
+            work.device,
+            work.home,
+            number_of,
+            is_parameter,
+            moves,
+            0,
+            LANES,
+            work.fetching,
+        )
         run_lanes(layout, lanes, work.device, work.held)
         clear_lanes(layout, lanes, number_of, is_parameter, moves, 0, LANES)
         simulations += STAY

@@ -1,7 +1,7 @@
 """One placement in any order, without laying the problem out anew: what a search over orders needs.
 
-As `push`, but ops are numbered in program order and visited in another. Nothing is fetched; buses that several devices
-share are taken in the order of the visit.
+As `push`, but ops are numbered in program order and visited in another. Nothing is fetched; buses
+that several devices share are taken in the order of the visit.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from roost.simulator.kernels.busy import cross_in_turn, longer, nothing_yet
 
 @compiled
 def order_of(layout, urgency, order):
-    """Positions by urgency, highest first, then program order, into `order`, as `roost.simulator.order.by_priority`.
+    """Positions by urgency, highest first, then program order, into `order`, as
+    `roost.simulator.order.by_priority`.
 
     `urgency` [positions] is overwritten.
     """
@@ -38,8 +39,9 @@ def order_of(layout, urgency, order):
 def push_in_order(layout, order, turn_of, device, ready, dying, held, peak):
     """The step time; `peak` [devices] is written.
 
-    `order` are positions in the order of the visit, and `turn_of` says when each is visited. `ready` and `dying`
-    [positions] must be zero, and are left so. `held` [devices] is what is always held, and is overwritten.
+    `order` are positions in the order of the visit, and `turn_of` says when each is visited.
+    `ready` and `dying` [positions] must be zero, and are left so. `held` [devices] is what is
+    always held, and is overwritten.
     """
     time, next_start, next_op = layout.time, layout.next_start, layout.next
     output, workspace, device_gap = layout.output, layout.workspace, layout.device_gap

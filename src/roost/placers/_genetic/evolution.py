@@ -1,7 +1,8 @@
-"""A genetic algorithm over biased random keys, compiled: each individual is a row of keys from 0 to 1.
+"""A genetic algorithm over biased random keys, compiled: each individual is a row of keys from 0 to
+1.
 
-The first keys are devices of units, the others their urgency. Children take whole blocks from one of two parents, the
-better one likelier, so that layers stay together.
+The first keys are devices of units, the others their urgency. Children take whole blocks from one
+of two parents, the better one likelier, so that layers stay together.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ def device_of(allowed, key, num_devices):
 def decode(layout, space, keys, unit_of, home_of, base, spread, placed, device, urgency, held):
     """Devices, urgencies and resident bytes of one individual.
 
-    `unit_of` [positions] and `home_of` [parameters] are units. An op's urgency is that of `base` [positions], moved by
-    its unit's key by up to `spread` either way.
+    `unit_of` [positions] and `home_of` [parameters] are units. An op's urgency is that of `base`
+    [positions], moved by its unit's key by up to `spread` either way.
     """
     num_units = space.num_units
     for unit in range(num_units):
@@ -87,7 +88,8 @@ def evolve(
     layout, space, keys, steps, excesses, unit_of, home_of, base, spread, capacity, room,
     generations, num_elite, num_mutants, bias, mutation, state
 ):  # fmt: skip
-    """Let a population [individuals, keys] evolve, sorted by merit; `steps` and `excesses` [individuals] are theirs.
+    """Let a population [individuals, keys] evolve, sorted by merit; `steps` and `excesses`
+    [individuals] are theirs.
 
     Returns simulations.
     """

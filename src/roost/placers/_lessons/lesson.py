@@ -1,4 +1,5 @@
-"""What the placers that learn on one problem share: choices for groups in, what they cost out, within a budget."""
+"""What the placers that learn on one problem share: choices for groups in, what they cost out,
+within a budget."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from roost.placers._starts.starting_points import starting_points
 LISTED = "listed"  # an order made for the devices of each placement, by list scheduling
 HEURISTICS = ("single", "expert", "etf", "rules")
 HEURISTIC_LOGIT = 5.0  # at first one group in fifty goes elsewhere, on four devices
-BEST = "best"  # rank or listed: the first placements are tried in both, and those after them in what was better
+# Rank or listed: the first placements are tried in both, and those after them in what was better.
+BEST = "best"
 _FIRST = 64  # placements that are tried in both
 
 _ORDERS = (BEST, LISTED, "program", "rank", "fifo")
@@ -38,7 +40,8 @@ _MOST_REFINE = 0.99  # something must be left to learn with
 RATES = (1e-12, 1e3)  # of learning: below, nothing changes; above, weights soon are no numbers
 FAR = 1e6  # a logit, or a weight, beyond which nothing is gained and roundings spoil all
 
-_STALE, _EXHAUSTED = 10, 20  # batches in a row with next to nothing new, and with nothing: begin again, or end
+# Batches in a row with next to nothing new, and with nothing: begin again, or end.
+_STALE, _EXHAUSTED = 10, 20
 _FEW = 40  # trials: too few to learn from or to refine with
 
 
@@ -68,18 +71,25 @@ def check_lesson(settings: Any, least_batch: int = 2) -> None:
 
 
 class Lesson:
-    """One problem to learn on, and the part of the budget that goes into learning; the rest is for refining."""
+    """One problem to learn on, and the part of the budget that goes into learning; the rest is for
+    refining."""
 
-    def __init__(self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float) -> None:
+    def __init__(
+        self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float
+    ) -> None:
         self.problem, self.evaluate = problem, evaluate
         few = evaluate.trials_left < 4 * _FIRST  # then there is nothing to spare for trying both
         self.orders = (order,) if order != BEST else (LISTED,) if few else ("rank", LISTED)
-        self._compared = np.zeros(3)  # in how many placements, and logarithms of seconds in each order, added up
+        # In how many placements, and logarithms of seconds in each order, added up.
+        self._compared = np.zeros(3)
         self.groups = groups_of(problem, num_groups)
-        self.worst = float(np.where(np.isfinite(problem.op_time), problem.op_time, 0.0).sum(axis=0).min())
+        self.worst = float(
+            np.where(np.isfinite(problem.op_time), problem.op_time, 0.0).sum(axis=0).min()
+        )
         self.memory = float(max(1, problem.cluster.memory.min()))
         self.known: dict[bytes, tuple[float, bool]] = {}
-        self.num_stale = self.num_known = 0  # batches in a row that were known for the most part, and altogether
+        # Batches in a row that were known for the most part, and altogether.
+        self.num_stale = self.num_known = 0
         self._trials, self._seconds = evaluate.trials_left, evaluate.seconds_left
         self._refine = refine
         self._heuristic: Array | None = None
@@ -119,7 +129,8 @@ class Lesson:
         return found
 
     def heuristic(self) -> Array:  # [groups]
-        """The device of each group in the best of what placers find that learn nothing; these are the first trials.
+        """The device of each group in the best of what placers find that learn nothing; these are
+        the first trials.
 
         A group that they split goes where most of its work is.
         """
@@ -128,13 +139,23 @@ class Lesson:
         found = starting_points(self.problem, self.evaluate.named("group_rules"), HEURISTICS)[0]
         work = np.where(np.isfinite(self.problem.op_time), self.problem.op_time, np.inf).min(axis=1)
         votes = np.zeros(self.groups.allowed.shape)
-        np.add.at(votes, (self.groups.unit, np.asarray(found.device)), work + 1e-9 * max(1e-30, float(work.sum())))
-        self._heuristic = named_by_use(self.problem, np.where(self.groups.allowed, votes, -1.0).argmax(axis=1))
+        np.add.at(
+            votes,
+            (self.groups.unit, np.asarray(found.device)),
+            work + 1e-9 * max(1e-30, float(work.sum())),
+        )
+        self._heuristic = named_by_use(
+            self.problem, np.where(self.groups.allowed, votes, -1.0).argmax(axis=1)
+        )
         return self._heuristic
 
     def outcomes(self, choices: Array) -> Outcomes:
-        """What devices of groups [batch, groups] cost; those that were tried before are not tried again."""
-        keys = [blake2b(row.tobytes(), digest_size=16).digest() for row in np.ascontiguousarray(choices, dtype=np.int8)]
+        """What devices of groups [batch, groups] cost; those that were tried before are not tried
+        again."""
+        keys = [
+            blake2b(row.tobytes(), digest_size=16).digest()
+            for row in np.ascontiguousarray(choices, dtype=np.int8)
+        ]
         new = {key: row for row, key in enumerate(keys) if key not in self.known}
         most = int(min(len(new), self.evaluate.trials_left // len(self.orders)))
         rows = list(new.items())[:most]
@@ -147,7 +168,11 @@ class Lesson:
         self.num_stale = self.num_stale + 1 if len(new) * 10 < len(keys) else 0
         self.num_known = 0 if new else self.num_known + 1
         found = [self.known[key] for key in keys]
-        return Outcomes(np.array([seconds for seconds, _ in found]), np.array([bad for _, bad in found]), len(new))
+        return Outcomes(
+            np.array([seconds for seconds, _ in found]),
+            np.array([bad for _, bad in found]),
+            len(new),
+        )
 
     def _tried(self, choices: list[Array]) -> tuple[Array, Array]:
         """Seconds, and whether they failed, of each order and each choice."""
@@ -156,7 +181,9 @@ class Lesson:
         excess = np.array([trial.missing_bytes for trial in trials]) / self.memory
         found = penalised(np.array([trial.step_time for trial in trials]), excess, self.worst)
         seconds = found.reshape(len(self.orders), len(choices))
-        failed = np.array([not trial.feasible for trial in trials], dtype=bool).reshape(seconds.shape)
+        failed = np.array([not trial.feasible for trial in trials], dtype=bool).reshape(
+            seconds.shape
+        )
         if len(self.orders) > 1:
             self._compared += [len(choices), *np.log(np.maximum(seconds, 1e-30)).sum(axis=1)]
             self._settle()
@@ -168,7 +195,8 @@ class Lesson:
             self.orders = (self.orders[int(self._compared[1:].argmin())],)
 
     def placement(self, choice: Array, order: str) -> Placement:
-        """The placement for devices of groups [groups]; parameters are sent once to each device that needs them."""
+        """The placement for devices of groups [groups]; parameters are sent once to each device
+        that needs them."""
         device = self.groups.devices(choice)
         window = fetched_once(self.problem, device)
         priority = listed_order(self.problem, device) if order == LISTED else None
@@ -177,7 +205,8 @@ class Lesson:
         return Placement(device, order, priority, window if window.any() else 0, names, graph)
 
     def refine(self) -> None:
-        """Spend the rest of the budget on the order of the best placement, and on moving it op by op.
+        """Spend the rest of the budget on the order of the best placement, and on moving it op by
+        op.
 
         Where trials are few that is downhill, and annealing where downhill has come to its end.
         """
@@ -186,13 +215,17 @@ class Lesson:
             return
         device, window = np.asarray(best.placement.device), best.placement.prefetch_bytes
         others = [*in_orders(self.problem, device), *reordered(self.problem, device)]
-        self.evaluate([Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others])
+        self.evaluate(
+            [Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others]
+        )
         best = self.evaluate.best or best
         if not isinf(self.evaluate.simulations_left):
             go_downhill(self.problem, self.evaluate.named("descent"), best.placement)
             best = self.evaluate.best or best
         if self.evaluate.trials_left >= _FEW:
-            Population(self.problem, self.evaluate.named("annealing"), Heat(members=1), None).run([best.placement])
+            Population(self.problem, self.evaluate.named("annealing"), Heat(members=1), None).run(
+                [best.placement]
+            )
 
     def finish(self) -> Placement:
         """The best placement, after refining where there is something left for it."""
@@ -212,7 +245,9 @@ class Lesson:
 
     def take_up(self, state: Mapping[str, Array]) -> None:
         rows = [row.tobytes() for row in state["known"]]
-        self.known = {key: (float(s), bool(bad)) for key, (s, bad) in zip(rows, state["found"], strict=True)}
+        self.known = {
+            key: (float(s), bool(bad)) for key, (s, bad) in zip(rows, state["found"], strict=True)
+        }
         self.num_stale, self.num_known = (int(number) for number in state["stale"])
         self._compared = np.array(state["compared"])
         self._settle()

@@ -1,4 +1,5 @@
-"""What `seq2seq` and `spotlight` share: the network, and the loop that draws placements, tries them and learns."""
+"""What `seq2seq` and `spotlight` share: the network, and the loop that draws placements, tries them
+and learns."""
 
 from __future__ import annotations
 
@@ -34,8 +35,10 @@ class Network:
     temperature: float = 1.0
     tanh: float = 0.0
     spread: float = 0.0
-    speed_prior: float = 1.0  # how much of the logarithm of a device's slowness is taken off its logit
-    heuristic_prior: float = 0.0  # what the logit of the best heuristic's device gets; above 0, that is tried first
+    # How much of the logarithm of a device's slowness is taken off its logit.
+    speed_prior: float = 1.0
+    # What the logit of the best heuristic's device gets; above 0, that is tried first.
+    heuristic_prior: float = 0.0
     heuristic_first: bool = False  # it is tried first without such a prior too
     twins: bool = True  # tell devices that are alike apart by the order of their first use
     train_on: str = "auto"  # a GPU where there is one; cpu, cuda, cuda:N
@@ -65,7 +68,8 @@ class Network:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
             policy = Seq2Seq(
-                features, torch.from_numpy(groups.allowed), torch.from_numpy(prior), twins, self.hidden, self.attention,
+                features, torch.from_numpy(groups.allowed), torch.from_numpy(prior), twins,
+                self.hidden, self.attention,
                 self.autoregressive, self.aligned, self.temperature, self.tanh, self.spread,
             )  # fmt: skip
         return policy.to(torch_device(self.train_on))
@@ -94,7 +98,8 @@ def learn(
     begin: Callable[[Seq2Seq], L],
     teach: Callable[[L, Tensor, Tensor, Outcomes], dict[str, float]],
 ) -> None:
-    """Draw batches of placements and teach the learner what they cost, until the lesson's share of the budget is spent.
+    """Draw batches of placements and teach the learner what they cost, until the lesson's share of
+    the budget is spent.
 
     A policy that only repeats itself is forgotten, and another one begun.
     """

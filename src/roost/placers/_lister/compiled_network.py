@@ -1,7 +1,8 @@
-"""List scheduling by a small network: ops in dispatch order; a unit goes where the network says, or where it is drawn.
+"""List scheduling by a small network: ops in dispatch order; a unit goes where the network says, or
+where it is drawn.
 
-The same desk as the linear rules have. What a decision was made from is written down, so that gradients can be had for
-many schedules in one batch, without another pass over the graph.
+The same desk as the linear rules have. What a decision was made from is written down, so that
+gradients can be had for many schedules in one batch, without another pass over the graph.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from roost.placers._shared.compiled_random import uniform
 from roost.simulator.kernels.base import ONE, ZERO, compiled, inlined
 from roost.simulator.kernels.batch import run_batch
 
-# What the network sees of a device. Gaps are to the best device. Times are log(1 + 20 t / T), where T is the time of a
-# step with perfect balance, or log(1 + t / tick), where a tick is the mean time of a unit.
+# What the network sees of a device. Gaps are to the best device. Times are log(1 + 20 t / T), where
+# T is the time of a step with perfect balance, or log(1 + t / tick), where a tick is the mean time
+# of a unit.
 SEEN = (
     "start_gap",
     "start_gap_ticks",
@@ -75,12 +77,14 @@ class Frame(NamedTuple):
     first_op: Array  # [units] i8 position of its first op, or -1
     shared: bool  # whether devices share a bus to send
     op_unit: Array  # [ops of the graph] i8
-    reads: Array  # [reads, 2] i8 parameter and reader, as ops of the graph, where their units differ
+    # [reads, 2] i8 parameter and reader, as ops of the graph, where their units differ.
+    reads: Array
     size: Array  # [ops of the graph] i8 bytes
 
 
 class Network(NamedTuple):
-    """Weights, float32. `base` is what the first layer makes of each unit without looking at devices."""
+    """Weights, float32. `base` is what the first layer makes of each unit without looking at
+    devices."""
 
     base: Array  # [units, hidden]
     seen: Array  # [seen, hidden]
@@ -113,7 +117,9 @@ class Record(NamedTuple):
 
 
 @inlined
-def see(layout, listing, frame, capacity, desk, op, unit, previous, count_memory, placed, hint, seen):
+def see(
+    layout, listing, frame, capacity, desk, op, unit, previous, count_memory, placed, hint, seen
+):
     """Write what there is to see of each device; gives a bit for each that it may go to."""
     num_devices = np.uintp(layout.num_devices)
     home = look(layout, listing, desk, op)
@@ -183,7 +189,9 @@ def see(layout, listing, frame, capacity, desk, op, unit, previous, count_memory
         row[14] = 1.0 if parent == here else 0.0
         row[15] = 1.0 if role == here else 0.0
         row[16] = 1.0 if partner == here else 0.0
-        row[17] = np.log1p(listing.partner_time[op] * tick) if partner >= 0 and partner != here else 0.0
+        row[17] = (
+            np.log1p(listing.partner_time[op] * tick) if partner >= 0 and partner != here else 0.0
+        )
         row[18] = 1.0 if rival == here else 0.0
         row[20] = min(4.0, np.float64(desk.filled[d] + listing.lasting[unit]) / capacity[d])
         row[21] = min(4.0, np.float64(listing.resident[unit]) / capacity[d])
@@ -210,7 +218,8 @@ def room_with(layout, listing, desk, unit, d, capacity, count_memory):
 
 @inlined
 def neighbours(layout, listing, desk, op, hint, seen):
-    """Write which shares of the inputs, of the readers of these, and of all neighbours in the hint are on a device."""
+    """Write which shares of the inputs, of the readers of these, and of all neighbours in the hint
+    are on a device."""
     first, beyond = layout.previous_start[op], layout.previous_start[op + np.uintp(1)]
     inputs = np.float32(1.0 / max(1, np.int64(beyond) - np.int64(first)))
     readers = 0
@@ -220,7 +229,9 @@ def neighbours(layout, listing, desk, op, hint, seen):
         there = hint[listing.unit[source]]
         if there >= 0:
             seen[there, 29] += inputs
-        last = min(layout.next_start[source + np.uintp(1)], layout.next_start[source] + np.uint32(16))
+        last = min(
+            layout.next_start[source + np.uintp(1)], layout.next_start[source] + np.uint32(16)
+        )
         for number in range(layout.next_start[source], last):
             there = desk.unit_device[listing.unit[layout.next[number]]]
             if there >= 0:
@@ -303,7 +314,8 @@ def draw(mask, scores, heat, state):
 
 @inlined
 def log_prob_of(mask, scores, heat, choice):
-    """How likely a device of the mask is at a temperature, as a logarithm; 0 where it is taken for certain."""
+    """How likely a device of the mask is at a temperature, as a logarithm; 0 where it is taken for
+    certain."""
     if heat <= 0.0:
         return 0.0
     total = 0.0
@@ -315,7 +327,8 @@ def log_prob_of(mask, scores, heat, choice):
 
 @inlined
 def told(frame, mask, given):
-    """The device that was told, or a twin of it where that is empty and not the first of its kind; -1 if neither."""
+    """The device that was told, or a twin of it where that is empty and not the first of its kind;
+    -1 if neither."""
     if given < 0:
         return np.int64(-1)
     if (mask >> np.uint64(given)) & ONE != ZERO:
@@ -327,7 +340,9 @@ def told(frame, mask, given):
 
 
 @compiled
-def roll_network(layout, listing, frame, network, rolls, row, capacity, desk, count_memory, scratch, record):
+def roll_network(
+    layout, listing, frame, network, rolls, row, capacity, desk, count_memory, scratch, record
+):
     """One schedule, left on the desk."""
     clear_desk(desk)
     seen, first, middle, context, scores, placed = scratch
@@ -339,11 +354,26 @@ def roll_network(layout, listing, frame, network, rolls, row, capacity, desk, co
         d = np.uintp(max(desk.unit_device[unit], 0))
         if desk.unit_device[unit] < 0:
             mask = see(
-                layout, listing, frame, capacity, desk, op, unit, previous, count_memory, placed, rolls.hint[row], seen
+                layout,
+                listing,
+                frame,
+                capacity,
+                desk,
+                op,
+                unit,
+                previous,
+                count_memory,
+                placed,
+                rolls.hint[row],
+                seen,
             )
             score(network, unit, mask, seen, rolls.tilt[row], first, middle, context, scores)
             fixed = told(frame, mask, rolls.given[row, unit])
-            d = np.uintp(fixed) if fixed >= 0 else draw(mask, scores, rolls.heat[row], rolls.state[row])
+            d = (
+                np.uintp(fixed)
+                if fixed >= 0
+                else draw(mask, scores, rolls.heat[row], rolls.state[row])
+            )
             if recording:
                 record.seen[row, number] = seen
                 record.mask[row, number] = mask
@@ -360,7 +390,8 @@ def roll_network(layout, listing, frame, network, rolls, row, capacity, desk, co
 
 @compiled
 def paths(layout, time, transfer, head, tail):
-    """Write the longest way from the start to each op, and from each op to the end, that op included in the latter."""
+    """Write the longest way from the start to each op, and from each op to the end, that op
+    included in the latter."""
     for op in range(len(time)):
         head[op] = 0.0
         for edge in range(layout.previous_start[op], layout.previous_start[op + 1]):
@@ -374,7 +405,8 @@ def paths(layout, time, transfer, head, tail):
 
 @compiled
 def windows(frame, device, needs):
-    """Write how many bytes each device fetches of parameters that live elsewhere, each counted once."""
+    """Write how many bytes each device fetches of parameters that live elsewhere, each counted
+    once."""
     needs[:] = 0
     last = np.int64(-1)
     fetched = ZERO
@@ -390,11 +422,14 @@ def windows(frame, device, needs):
 
 
 @compiled
-def run_network(layout, listing, frame, network, rolls, memory, scales, count_memory, record, unit_device, costs):
-    """A schedule for each roll, with memory [devices] bytes scaled by each of `scales` until the placement fits.
+def run_network(
+    layout, listing, frame, network, rolls, memory, scales, count_memory, record, unit_device, costs
+):
+    """A schedule for each roll, with memory [devices] bytes scaled by each of `scales` until the
+    placement fits.
 
-    Writes unit_device [rolls, units], and in costs [rolls, 2] the step time and the bytes over memory of each. Gives
-    the number of placements simulated. What is recorded is the last attempt.
+    Writes unit_device [rolls, units], and in costs [rolls, 2] the step time and the bytes over
+    memory of each. Gives the number of placements simulated. What is recorded is the last attempt.
     """
     num_devices, simulations = layout.num_devices, 0
     desk = new_desk(layout, listing)
@@ -414,7 +449,19 @@ def run_network(layout, listing, frame, network, rolls, memory, scales, count_me
         for number in range(len(scales)):
             for d in range(num_devices):
                 capacity[d] = max(1.0, np.float64(memory[d]) * scales[number] * rolls.scale[row])
-            roll_network(layout, listing, frame, network, rolls, row, capacity, desk, count_memory, scratch, record)
+            roll_network(
+                layout,
+                listing,
+                frame,
+                network,
+                rolls,
+                row,
+                capacity,
+                desk,
+                count_memory,
+                scratch,
+                record,
+            )
             for op in range(len(frame.op_unit)):
                 device[0, op] = desk.unit_device[frame.op_unit[op]]
             windows(frame, device[0], window)

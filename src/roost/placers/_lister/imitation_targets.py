@@ -1,4 +1,5 @@
-"""Good placements to imitate: the best of the rules, each annealed for a while, all with a fixed amount of work."""
+"""Good placements to imitate: the best of the rules, each annealed for a while, all with a fixed
+amount of work."""
 
 from __future__ import annotations
 
@@ -17,9 +18,11 @@ _CLOSE = 1.03  # as good as the best, as a factor on its step time
 def targets_of(
     under: Framed, rng: np.random.Generator, starts: int, batches: int, closeness: float = _CLOSE
 ) -> tuple[Array, float]:
-    """[targets, units] placements in canonical names, all about as good as the best; and the best step time.
+    """[targets, units] placements in canonical names, all about as good as the best; and the best
+    step time.
 
-    Each of so many starts is annealed for so many batches. Where nothing fits, there are no targets.
+    Each of so many starts is annealed for so many batches. Where nothing fits, there are no
+    targets.
     """
     rolled = under.under.roll(draw(under.under, rng, _RULES))
     problem, units = under.units.problem, under.units
@@ -35,5 +38,9 @@ def targets_of(
     if not found:
         return np.zeros((0, units.num_units), np.int32), float("inf")
     best = min(step for _, step, _ in found)
-    kept = {under.canonical(devices).tobytes(): devices for _, step, devices in found if step <= closeness * best}
+    kept = {
+        under.canonical(devices).tobytes(): devices
+        for _, step, devices in found
+        if step <= closeness * best
+    }
     return np.stack([under.canonical(devices) for devices in kept.values()]), best

@@ -1,8 +1,9 @@
-"""Rules for list scheduling in numbers without units, so that one rule means the same on every problem.
+"""Rules for list scheduling in numbers without units, so that one rule means the same on every
+problem.
 
-`rules` draws its rules for the problem at hand. Here a rule is a row of numbers that can be kept in a file, varied, and
-tried on other graphs and machines: shares are weighed in ops of mean length, prices in the time of everything, and
-devices are named by how fast they are.
+`rules` draws its rules for the problem at hand. Here a rule is a row of numbers that can be kept in
+a file, varied, and tried on other graphs and machines: shares are weighed in ops of mean length,
+prices in the time of everything, and devices are named by how fast they are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,15 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._lister.visiting_orders import ORDERS, prepared
 from roost.placers._listing.linear_rules import FEATURES, LinearRules
-from roost.placers._listing.prepared import SCALES, Prepared, bits, device_choices, fastest_first, no_rules, total_time
+from roost.placers._listing.prepared import (
+    SCALES,
+    Prepared,
+    bits,
+    device_choices,
+    fastest_first,
+    no_rules,
+    total_time,
+)
 from roost.placers._shared.orders import in_listed_order, listed
 from roost.placers._shared.units import Units
 from roost.placers.rules import SHARES, weigh
@@ -39,7 +48,8 @@ SETTINGS = (
 COLUMNS = (*FEATURES, *SETTINGS)
 _AT = {name: number for number, name in enumerate(COLUMNS)}
 _LEAST = {
-    "share": 0.1, "fair": 0.1, "fast": 0.0, "part": 0.01, "cautious": 0.0, "order": 0.0, "eager": 0.0,
+    "share": 0.1, "fair": 0.1, "fast": 0.0, "part": 0.01, "cautious": 0.0, "order": 0.0, "eager":
+    0.0,
     "listed": 0.0,
 }  # fmt: skip
 _MOST = {
@@ -53,13 +63,15 @@ _MOST = {
     "listed": 1.0,
 }
 
-# How a child differs from its parent: how often it takes numbers from another and how many, how often and how much a
-# number changes, and how often it is drawn anew.
+# How a child differs from its parent: how often it takes numbers from another and how many, how
+# often and how much a number changes, and how often it is drawn anew.
 _CROSSED, _FROM_OTHER = 0.5, 0.4
 _CHANGED, _STEP, _NEW = 0.35, 0.5, 0.06
 
 
-def drawn(rng: np.random.Generator, count: int, orders: Sequence[int] = range(len(ORDERS))) -> Array:
+def drawn(
+    rng: np.random.Generator, count: int, orders: Sequence[int] = range(len(ORDERS))
+) -> Array:
     """[rules, columns] so many rules, as `rules` draws them, under these orders in turn."""
     rows = np.zeros((count, len(COLUMNS)))
     weigh(rows[:, : len(FEATURES)], rng, 1.0, 1.0)
@@ -75,7 +87,8 @@ def drawn(rng: np.random.Generator, count: int, orders: Sequence[int] = range(le
 
 
 def varied(rng: np.random.Generator, parents: Array, others: Array) -> Array:  # [rules, columns]
-    """A child of each parent: some numbers are those of another rule, some are changed, a few are drawn anew."""
+    """A child of each parent: some numbers are those of another rule, some are changed, a few are
+    drawn anew."""
     count, width = parents.shape
     crossed = (rng.random((count, 1)) < _CROSSED) & (rng.random((count, width)) < _FROM_OTHER)
     found = np.where(crossed, others[rng.integers(0, len(others), count)], parents)
@@ -105,14 +118,16 @@ class Near(NamedTuple):
     """Placements that rules are to keep near, a row for each rule."""
 
     unit_device: Array  # [rules, units] i4, -1 for a unit that may go anywhere
-    hold: Array  # [rules] what each other device costs, in ops of mean length; 0 where it keeps near nothing
+    # [rules] what each other device costs, in ops of mean length; 0 where it keeps near nothing.
+    hold: Array
 
     def first(self, count: int) -> Near:
         return Near(self.unit_device[:count], self.hold[:count])
 
 
 class Bench:
-    """A problem on which rules are tried; they place its units, or larger ones where these are given."""
+    """A problem on which rules are tried; they place its units, or larger ones where these are
+    given."""
 
     def __init__(self, problem: Problem, units: Units | None = None) -> None:
         self.problem, self.units = problem, units or Units.of(problem)
@@ -145,18 +160,24 @@ class Bench:
                 tick = float(self.units.time.min(axis=1).mean())
                 rules = rules._replace(kept=near.unit_device[mine], hold=near.hold[mine] * tick)
             rolled = under.roll(rules, scales)
-            devices[mine], step[mine], excess[mine] = rolled.unit_device, rolled.step_time, rolled.excess
+            devices[mine], step[mine], excess[mine] = (
+                rolled.unit_device,
+                rolled.step_time,
+                rolled.excess,
+            )
             simulations += rolled.simulations
         for row in np.flatnonzero(rows[:, _AT["listed"]] > 0.5).tolist():
             over, seconds = self._in_listed_order(devices[row])
-            # Where memory is tight both orders are simulated; else the first was for nothing, and is not looked at.
+            # Where memory is tight both orders are simulated; else the first was for nothing, and
+            # is not looked at.
             simulations += self.is_tight
             if not self.is_tight or (over, seconds) < (excess[row], step[row]):
                 in_listed[row], step[row], excess[row] = True, seconds, over
         return Tried(self, rows, devices, in_listed, step, excess, simulations)
 
     def _in_listed_order(self, unit_device: Array) -> tuple[float, float]:
-        """Bytes over memory and step time of the devices of units, in the order that is made for them."""
+        """Bytes over memory and step time of the devices of units, in the order that is made for
+        them."""
         device = self.units.devices(unit_device)
         if not self.is_tight:
             return 0.0, listed(self.problem, device)[1]
@@ -184,7 +205,8 @@ class Bench:
 
 def usable_by(rows: Array, choices: Array, total: Array) -> Array:  # [rules, devices] bool
     """Which devices each rule takes where it can."""
-    faster = choices[1:][choices[1:].sum(axis=1) > 1]  # without slower kinds, but not one device alone
+    # Without slower kinds, but not one device alone.
+    faster = choices[1:][choices[1:].sum(axis=1) > 1]
     faster = faster if len(faster) else choices[:1]
     fast, part = rows[:, _AT["fast"]], rows[:, [_AT["part"]]]
     number = np.round(fast * (len(faster) - 1)).astype(int)
@@ -202,7 +224,8 @@ class Tried:
     bench: Bench
     rows: Array  # [rules, columns]
     unit_device: Array  # [rules, units] i4
-    in_listed: Array  # [rules] bool whether they run in an order that is made for them, not in that of the rule
+    # [rules] bool whether they run in an order that is made for them, not in that of the rule.
+    in_listed: Array
     step_time: Array  # [rules] seconds; exact unless devices share a bus to send, or have gaps
     excess: Array  # [rules] bytes over memory
     simulations: int
@@ -216,6 +239,10 @@ class Tried:
 
     def placement(self, row: int) -> Placement:
         if self.in_listed[row]:
-            return in_listed_order(self.bench.problem, self.bench.units.devices(self.unit_device[row]))
+            return in_listed_order(
+                self.bench.problem, self.bench.units.devices(self.unit_device[row])
+            )
         order, eager = self.rows[row, _AT["order"]], self.rows[row, _AT["eager"]] > 0.5
-        return self.bench.under(int(order), bool(eager and self.bench.is_tight)).placement(self.unit_device[row])
+        return self.bench.under(int(order), bool(eager and self.bench.is_tight)).placement(
+            self.unit_device[row]
+        )

@@ -1,4 +1,5 @@
-"""A problem as the network of `lister` sees it: what is known of each unit before anything is placed."""
+"""A problem as the network of `lister` sees it: what is known of each unit before anything is
+placed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._lister.compiled_network import SEEN, Frame, Network, Record, Rolls, paths, run_network
+from roost.placers._lister.compiled_network import (
+    SEEN,
+    Frame,
+    Network,
+    Record,
+    Rolls,
+    paths,
+    run_network,
+)
 from roost.placers._listing.prepared import SCALES, Prepared, total_time
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.units import Units
@@ -18,10 +27,12 @@ from roost.simulator.kernels.base import Layout
 
 # Of a unit: of its first op where it says so.
 KNOWN = (
-    "position", "head", "tail", "slack", "time", "op_time", "output", "inputs", "memory", "lasting", "ops", "previous",
+    "position", "head", "tail", "slack", "time", "op_time", "output", "inputs", "memory", "lasting",
+    "ops", "previous",
     "next", "is_source", "has_partner", "has_rival", "ratio", "backward", "update", "slower",
     # Of the whole problem.
-    "path", "traffic", "devices", "fast_devices", "units", "tight", "tight_in_all", "spread", "latency", "by_rank",
+    "path", "traffic", "devices", "fast_devices", "units", "tight", "tight_in_all", "spread",
+    "latency", "by_rank",
 )  # fmt: skip
 
 
@@ -71,11 +82,14 @@ class Framed:
         return self.under.units
 
     def placement(self, unit_device: Array) -> Placement:
-        """The placement with these devices of units; parameters that live elsewhere are fetched once a step."""
+        """The placement with these devices of units; parameters that live elsewhere are fetched
+        once a step."""
         placement = self.under.placement(unit_device)
         return replace(placement, prefetch_bytes=fetched_once(self.units.problem, placement.device))
 
-    def roll(self, network: Network, rolls: Rolls, scales: Array = SCALES, record: bool = False) -> Rolled:
+    def roll(
+        self, network: Network, rolls: Rolls, scales: Array = SCALES, record: bool = False
+    ) -> Rolled:
         """A schedule for each of the rolls."""
         count, under = len(rolls.heat), self.under
         num_units, num_devices = self.units.num_units, self.units.problem.cluster.num_devices
@@ -88,16 +102,27 @@ class Framed:
             log_prob=np.zeros((rows, num_units)),
         )
         unit_device, costs = np.zeros((count, num_units), np.int32), np.zeros((count, 2))
-        world = (under.layout, under.listing, self.frame, network, rolls, self.units.problem.cluster.memory)
+        world = (
+            under.layout,
+            under.listing,
+            self.frame,
+            network,
+            rolls,
+            self.units.problem.cluster.memory,
+        )
         spent = run_network(*world, scales, under.is_tight, kept, unit_device, costs)
         return Rolled(unit_device, costs[:, 0], costs[:, 1], int(spent), kept)
 
     def canonical(self, unit_device: Array) -> Array:
-        """The same placement, with devices that are just alike renamed in the order in which they are first used."""
+        """The same placement, with devices that are just alike renamed in the order in which they
+        are first used."""
         first = self.frame.first_op
         order = np.argsort(np.where(first < 0, np.iinfo(np.int64).max, first), kind="stable")
         name = np.full(len(self.names), -1)
-        free = {int(kind): np.flatnonzero(self.names == kind).tolist() for kind in set(self.names.tolist())}
+        free = {
+            int(kind): np.flatnonzero(self.names == kind).tolist()
+            for kind in set(self.names.tolist())
+        }
         for device in unit_device[order].tolist():
             if name[device] < 0:
                 name[device] = free[int(self.names[device])].pop(0)
@@ -145,7 +170,9 @@ def _first_ops(under: Prepared) -> Array:  # [units]
 def _reads(units: Units) -> Array:
     """[reads, 2] parameters and the ops that read them in other units, by parameter."""
     graph = units.problem.graph
-    edges = graph.is_parameter[graph.input_op] & (units.unit[graph.input_op] != units.unit[graph.edge_target])
+    edges = graph.is_parameter[graph.input_op] & (
+        units.unit[graph.input_op] != units.unit[graph.edge_target]
+    )
     found = np.stack([graph.input_op[edges], graph.edge_target[edges]], axis=1).astype(np.int64)
     return np.ascontiguousarray(found[np.lexsort((found[:, 1], found[:, 0]))])
 
@@ -164,7 +191,11 @@ def _known(under: Prepared, frame: Frame) -> Array:
     paths(layout, fastest, transfer * 0.5, head, tail)
     longest = max(1e-12, float((head + tail).max(initial=0.0)))
     inputs = np.zeros(num_ops)
-    np.add.at(inputs, np.repeat(np.arange(num_ops), layout.num_inputs), transfer[layout.previous.astype(np.int64)])
+    np.add.at(
+        inputs,
+        np.repeat(np.arange(num_ops), layout.num_inputs),
+        transfer[layout.previous.astype(np.int64)],
+    )
     op = np.maximum(frame.first_op, 0)
     there = (frame.first_op >= 0) & (num_ops > 0)
     memory = max(1.0, float(cluster.memory.mean()))

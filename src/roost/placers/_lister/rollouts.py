@@ -1,4 +1,5 @@
-"""What `lister` decides about, and how its network is asked: units, schedules to roll, and decisions to learn from."""
+"""What `lister` decides about, and how its network is asked: units, schedules to roll, and
+decisions to learn from."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 
 ORDERS = ("program", "rank")
 NUM_SEEN, NUM_KNOWN = len(SEEN), len(KNOWN)
-PORTFOLIO = 64  # rules that a file of weights holds, and ways to draw: a tilt, a temperature and an order each
+# Rules that a file of weights holds, and ways to draw: a tilt, a temperature and an order each.
+PORTFOLIO = 64
 
 _FIRST_RULE = {"finish_gap_ticks": -3.0, "outgoing_ticks": -1.0, "slower_in_all": -0.5}
 
@@ -32,13 +34,15 @@ _SHARE = 0.15  # how often a feature is in a tilt
 _SCALES = (0.2, 4.0)  # how strong a tilt is, at least and at most
 _HEATS = (0.0, 0.0, 0.3, 1.0)
 
-# Beyond memory: the penalty as the logarithm of a factor on the step time, for any excess and for all memory once more.
+# Beyond memory: the penalty as the logarithm of a factor on the step time, for any excess and for
+# all memory once more.
 _OVER, _OVER_SHARE, _MOST_OVER = 0.5, 20.0, 3.0
 _FAILED = 5.0  # of what has no step time at all
 
 
 def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
-    """A network that begins as a rule of earliest finish, random ways to draw from it, and random rules."""
+    """A network that begins as a rule of earliest finish, random ways to draw from it, and random
+    rules."""
     rule = np.zeros(NUM_SEEN)
     for name, weight in _FIRST_RULE.items():
         rule[SEEN.index(name)] = weight
@@ -81,7 +85,8 @@ def _units_of(problem: Problem, most: int) -> Units:
 
 
 def framed(problem: Problem, most: int, orders: tuple[str, ...]) -> list[Framed]:
-    """The problem under each of these orders; where memory is tight with updates as early as can be."""
+    """The problem under each of these orders; where memory is tight with updates as early as can
+    be."""
     units = units_of(problem, most)
     found = [Prepared.of(units, order) for order in orders]
     if any(under.is_tight for under in found):
@@ -112,10 +117,13 @@ def rolls_of(rng: np.random.Generator, under: Framed, tilt: Array, heat: Array) 
 
 
 def drawn_ways(rng: np.random.Generator, count: int, num_orders: int) -> Array:
-    """[ways, seen + 2] random tilts, temperatures and orders; the first of each order is the network alone."""
+    """[ways, seen + 2] random tilts, temperatures and orders; the first of each order is the
+    network alone."""
     ways = np.zeros((count, NUM_SEEN + 2), np.float32)
     scale = np.exp(rng.uniform(np.log(_SCALES[0]), np.log(_SCALES[1]), (count, 1)))
-    ways[:, :NUM_SEEN] = (rng.random((count, NUM_SEEN)) < _SHARE) * rng.normal(0.0, 1.0, (count, NUM_SEEN)) * scale
+    ways[:, :NUM_SEEN] = (
+        (rng.random((count, NUM_SEEN)) < _SHARE) * rng.normal(0.0, 1.0, (count, NUM_SEEN)) * scale
+    )
     ways[:, NUM_SEEN] = rng.choice(_HEATS, count)
     ways[:, NUM_SEEN + 1] = np.arange(count) % num_orders
     ways[:num_orders, : NUM_SEEN + 1] = 0.0
@@ -142,7 +150,8 @@ def cost_of(rolled: Rolled | Tried, problem: Problem) -> Array:  # [rolls]
 
 
 def decisions_of(under: Framed, rolled: Rolled, rolls: Rolls, picked: Array) -> Decisions:
-    """Recorded decisions as the network in PyTorch takes them: those picked [rolls, units] of `choices_in`."""
+    """Recorded decisions as the network in PyTorch takes them: those picked [rolls, units] of
+    `choices_in`."""
     import torch
 
     from roost.policies.lister_network import Decisions
@@ -152,7 +161,9 @@ def decisions_of(under: Framed, rolled: Rolled, rolls: Rolls, picked: Array) -> 
     return Decisions(
         seen=torch.from_numpy(record.seen[picked]),
         known=torch.from_numpy(under.known[record.unit[picked]]),
-        mask=torch.from_numpy(masks_of(record.mask[picked], under.units.problem.cluster.num_devices)),
+        mask=torch.from_numpy(
+            masks_of(record.mask[picked], under.units.problem.cluster.num_devices)
+        ),
         choice=torch.from_numpy(record.choice[picked].astype(np.int64)),
         tilt=torch.from_numpy(rolls.tilt[row]),
         heat=torch.from_numpy(heat[row]),
@@ -162,7 +173,9 @@ def decisions_of(under: Framed, rolled: Rolled, rolls: Rolls, picked: Array) -> 
 
 def masks_of(bits: Array, num_devices: int) -> Array:  # [..., devices] bool
     """Bits of devices, spread out."""
-    return np.asarray((bits[..., None] >> np.arange(num_devices, dtype=np.uint64)) & np.uint64(1) != 0)
+    return np.asarray(
+        (bits[..., None] >> np.arange(num_devices, dtype=np.uint64)) & np.uint64(1) != 0
+    )
 
 
 def choices_in(rolled: Rolled) -> Array:  # [rolls, units] bool

@@ -1,9 +1,10 @@
-"""How the rules of `lister` are learned on many problems: rules are varied, and those that are best together are kept.
+"""How the rules of `lister` are learned on many problems: rules are varied, and those that are best
+together are kept.
 
-After portfolios of solvers (Hydra: Xu, Hoos and Leyton-Brown 2010), with evolution instead of a configurator. New rules
-are tried on some of the problems, and the promising ones on all. A rule is worth what it adds to the others, and as it
-may fail on a problem it has not seen, what counts is the mean step time if each rule were there with a chance of
-`_CARRIES` only.
+After portfolios of solvers (Hydra: Xu, Hoos and Leyton-Brown 2010), with evolution instead of a
+configurator. New rules are tried on some of the problems, and the promising ones on all. A rule is
+worth what it adds to the others, and as it may fail on a problem it has not seen, what counts is
+the mean step time if each rule were there with a chance of `_CARRIES` only.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _MOST_ORDERS = 4  # each has to be made ready on every problem
 _CARRIES = 0.3
 _FAVOUR = 1.5  # how much more often the first of those kept have children
 _LEVELS = 6
-# A generation is tried on a share of the problems first, drawn anew each time, and a share of it then on all of them.
+# A generation is tried on a share of the problems first, drawn anew each time, and a share of it
+# then on all of them.
 _FIRST_SHARE, _GO_ON = 0.25, 0.33
 TRIED = _FIRST_SHARE + _GO_ON  # what a generation costs, over trying all of it on all problems
 
@@ -56,20 +58,26 @@ class RuleCourse:
             orders = sorted(set(self._order().tolist()))
             self._add(self._promising(np.concatenate([children, drawn(self.rng, NEW, orders)])))
             self._keep(best_together(self.cost, _KEPT, _CARRIES))
-        return {"rules": float(len(self.rows)), "mean_cost": float(self.cost[:PORTFOLIO].min(axis=0).mean())}
+        return {
+            "rules": float(len(self.rows)),
+            "mean_cost": float(self.cost[:PORTFOLIO].min(axis=0).mean()),
+        }
 
     def _order(self) -> Array:
         return self.rows[:, COLUMNS.index("order")].astype(int)
 
     def _promising(self, rows: Array) -> Array:
-        """Those that add most to what is there on some of the problems: trying all of them on all costs too much."""
+        """Those that add most to what is there on some of the problems: trying all of them on all
+        costs too much."""
         count = max(1, round(_FIRST_SHARE * len(self.benches)))
         some = self.rng.permutation(len(self.benches))[:count]
         merit = added(self.cost[:, some], self._cost(rows, some), _CARRIES)
         return rows[np.sort(np.argsort(-merit, kind="stable")[: round(_GO_ON * len(rows))])]
 
     def _cost(self, rows: Array, problems: Sequence[int] | Array) -> Array:  # [rules, problems]
-        return np.stack([cost_of(self.benches[n].roll(rows), self.benches[n].problem) for n in problems], axis=1)
+        return np.stack(
+            [cost_of(self.benches[n].roll(rows), self.benches[n].problem) for n in problems], axis=1
+        )
 
     def _add(self, rows: Array) -> None:
         cost = self._cost(rows, range(len(self.benches)))
@@ -80,7 +88,9 @@ class RuleCourse:
 
     def _best_orders(self) -> list[int]:
         """Those orders whose rules are best together."""
-        least = np.stack([self.cost[self._order() == order].min(axis=0) for order in range(len(ORDERS))])
+        least = np.stack(
+            [self.cost[self._order() == order].min(axis=0) for order in range(len(ORDERS))]
+        )
         return [int(order) for order in best_together(least, _MOST_ORDERS)]
 
     def state(self) -> dict[str, Array]:
@@ -94,7 +104,8 @@ class RuleCourse:
 
 
 def best_together(cost: Array, count: int, carries: float = 1.0) -> Array:  # [count]
-    """Rows of costs [ways, problems], chosen one after the other: each lowers the mean of what is expected most.
+    """Rows of costs [ways, problems], chosen one after the other: each lowers the mean of what is
+    expected most.
 
     Of each problem that is its least cost, if each way chosen is there with a chance of `carries`.
     """
@@ -105,7 +116,9 @@ def best_together(cost: Array, count: int, carries: float = 1.0) -> Array:  # [c
     chosen: list[int] = []
     left = np.ones(len(cost), dtype=bool)
     for _ in range(min(count, len(cost))):
-        merit = sum(weight[level] * _with(lowest, level, cost) for level in range(levels)).mean(axis=1)
+        merit = sum(weight[level] * _with(lowest, level, cost) for level in range(levels)).mean(
+            axis=1
+        )
         best = int(np.where(left, merit, np.inf).argmin())
         chosen.append(best)
         left[best] = False
@@ -114,7 +127,8 @@ def best_together(cost: Array, count: int, carries: float = 1.0) -> Array:  # [c
 
 
 def added(cost: Array, new: Array, carries: float) -> Array:  # [new]
-    """By how much each of some new ways would lower the mean of what is expected of those with costs [ways, problems].
+    """By how much each of some new ways would lower the mean of what is expected of those with
+    costs [ways, problems].
 
     What is expected is as in `best_together`.
     """
@@ -128,4 +142,6 @@ def added(cost: Array, new: Array, carries: float) -> Array:  # [new]
 
 def _with(lowest: Array, level: int, cost: Array) -> Array:
     """What is at one level of the lowest costs when another joins them."""
-    return np.asarray(np.minimum(lowest[level], np.maximum(cost, lowest[level - 1]) if level else cost))
+    return np.asarray(
+        np.minimum(lowest[level], np.maximum(cost, lowest[level - 1]) if level else cost)
+    )

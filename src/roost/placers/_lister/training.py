@@ -1,9 +1,10 @@
-"""How `lister` learns on many problems: its rules by evolution, its network by imitation and then trial and error.
+"""How `lister` learns on many problems: its rules by evolution, its network by imitation and then
+trial and error.
 
-Before that its rules are learned, which need no network. At the end, the ways in which schedules are drawn from the
-network are chosen together: each is the one that adds most to the best of those before it, over all the problems. The
-amount of work is fixed before the first step, so a course that was stopped and goes on, or is given again, ends with
-the same weights.
+Before that its rules are learned, which need no network. At the end, the ways in which schedules
+are drawn from the network are chosen together: each is the one that adds most to the best of those
+before it, over all the problems. The amount of work is fixed before the first step, so a course
+that was stopped and goes on, or is given again, ends with the same weights.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ from roost.placers._lister.rollouts import (
     new_tensors,
     rolls_of,
 )
-from roost.placers._lister.rule_training import CHILDREN, FIRST, NEW, TRIED, RuleCourse, best_together
+from roost.placers._lister.rule_training import (
+    CHILDREN,
+    FIRST,
+    NEW,
+    TRIED,
+    RuleCourse,
+    best_together,
+)
 from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
 from roost.policies.lister_network import Policy
 
@@ -46,7 +54,8 @@ from roost.policies.lister_network import Policy
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_ROLL = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
-_PER_RULE = 120e-9, 200e-9  # of an op and of a unit in a schedule by a rule, in an order made for its devices
+# Of an op and of a unit in a schedule by a rule, in an order made for its devices.
+_PER_RULE = 120e-9, 200e-9
 _PER_CHOICE = 0.05  # of those rules that are best together
 _SHARES = {"rules": 0.8, "targets": 0.03, "imitation": 0.03, "trial": 0.1, "ways": 0.04}
 PARTS = tuple(_SHARES)
@@ -74,10 +83,18 @@ class Course:
     """Weights and all that belongs to them while they learn."""
 
     def __init__(
-        self, problems: Sequence[Problem], seconds: float, seed: int, most_units: int, rates: Rates, note: Note
+        self,
+        problems: Sequence[Problem],
+        seconds: float,
+        seed: int,
+        most_units: int,
+        rates: Rates,
+        note: Note,
     ) -> None:
         self.rng, self.rates, self.note = np.random.default_rng([seed, 17]), rates, note
-        self.frames: list[Framed] = [each for problem in problems for each in framed(problem, most_units, ORDERS)]
+        self.frames: list[Framed] = [
+            each for problem in problems for each in framed(problem, most_units, ORDERS)
+        ]
         self.tensors = new_tensors(self.rng)
         self.ways = self.tensors.pop("ways")
         self.tensors.pop("rules")
@@ -102,7 +119,8 @@ class Course:
         each = {
             "rules": _PER_CHOICE + TRIED * (CHILDREN + NEW) * rule,
             "targets": count * self.rates.starts * ops * _PER_BATCH,
-            "imitation": decisions * rows * _PER_ROW + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
+            "imitation": decisions * rows * _PER_ROW
+            + self.rates.graphs * self.rates.rolls * num_units * _PER_ROLL,
             "ways": count * num_units * _PER_ROLL,
         }
         each["trial"] = each["imitation"] * 1.5
@@ -130,7 +148,12 @@ class Course:
         part = PARTS[self.stage]
         count, before = self.counts[part], sum(_SHARES[each] for each in PARTS[: self.stage])
         progress = before + _SHARES[part] * (self.done + 1) / count
-        where = {"stage": float(self.stage), "done": self.done + 1.0, "of": float(count), "progress": progress}
+        where = {
+            "stage": float(self.stage),
+            "done": self.done + 1.0,
+            "of": float(count),
+            "progress": progress,
+        }
         self.note({**where, **figures})
 
     def _vary_rules(self) -> None:
@@ -156,7 +179,9 @@ class Course:
         if not able:
             return
         losses = []
-        for number in self.rng.choice(able, min(self.rates.graphs, len(able)), replace=False).tolist():
+        for number in self.rng.choice(
+            able, min(self.rates.graphs, len(able)), replace=False
+        ).tolist():
             losses.append(self._imitate_one(self.frames[number], self.targets[number]))
         self.tensors = self.policy.arrays()
         self._tell(loss=float(np.mean(losses)))
@@ -186,10 +211,16 @@ class Course:
     def _try(self) -> None:
         count, rates = self.plan["trial"], self.rates
         self._rate(rates.trial_rate, count)
-        chosen = self.rng.choice(len(self.frames), min(rates.graphs, len(self.frames)), replace=False).tolist()
+        chosen = self.rng.choice(
+            len(self.frames), min(rates.graphs, len(self.frames)), replace=False
+        ).tolist()
         tried = [try_out(self.frames[n], self.tensors, self.rng, rates) for n in chosen]
         batches = [batch for batch, _ in tried if batch is not None]
-        known = [(self.best[n], cost.min()) for n, (_, cost) in zip(chosen, tried, strict=True) if self.targets[n].size]
+        known = [
+            (self.best[n], cost.min())
+            for n, (_, cost) in zip(chosen, tried, strict=True)
+            if self.targets[n].size
+        ]
         figures: dict[str, float] = {}
         for _ in range(rates.steps if batches else 0):
             figures = clipped(self.policy, self.optimizer, batches, rates.entropy)
@@ -210,7 +241,9 @@ class Course:
             for pair in range(pairs):
                 frame = self.frames[pair * len(ORDERS) + order]
                 rolls = rolls_of(self.rng, frame, ways[rows, :NUM_SEEN], ways[rows, NUM_SEEN])
-                cost[rows, pair] = cost_of(frame.roll(network_of(self.tensors, frame), rolls), frame.units.problem)
+                cost[rows, pair] = cost_of(
+                    frame.roll(network_of(self.tensors, frame), rolls), frame.units.problem
+                )
         chosen = best_together(cost, PORTFOLIO)
         self.ways = ways[chosen]
         self._tell(ways=float(len(ways)))
@@ -219,10 +252,17 @@ class Course:
         """Everything that the rest of the course depends on."""
         found = {f"weights.{name}": value for name, value in self.policy.arrays().items()}
         for number, group in self.optimizer.state_dict()["state"].items():
-            found |= {f"adam.{number}.{name}": np.asarray(value).copy() for name, value in group.items()}
+            found |= {
+                f"adam.{number}.{name}": np.asarray(value).copy() for name, value in group.items()
+            }
         for number, target in enumerate(self.targets):
             found[f"target.{number}"] = target
-        found |= {"best": np.array(self.best), "ways": self.ways, "rng": _packed(self.rng), **self.rules.state()}
+        found |= {
+            "best": np.array(self.best),
+            "ways": self.ways,
+            "rng": _packed(self.rng),
+            **self.rules.state(),
+        }
         found["at"] = np.array([self.stage, self.done, *self.plan.values()])
         return found
 
@@ -236,17 +276,22 @@ class Course:
             raise InputError("tensor 'at' is of a course with another plan")
         shapes = {name: value.shape for name, value in self.tensors.items()}
         weights = {name: taken(state, f"weights.{name}", shape) for name, shape in shapes.items()}
-        self.policy.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+        self.policy.load_state_dict(
+            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
+        )
         self.tensors = self.policy.arrays()
         take_up_adam(self.optimizer, state)
         self.rules.restore(state)
         self.ways = checked_ways(taken(state, "ways", self.ways.shape))
         self.rng.bit_generator.state = _unpacked(taken(state, "rng", (6,), "u"))
         self.stage, self.done = at[0], at[1]
-        self._restore_targets(state, 0 if self.stage == 0 else self.done if self.stage == 1 else len(self.frames))
+        self._restore_targets(
+            state, 0 if self.stage == 0 else self.done if self.stage == 1 else len(self.frames)
+        )
 
     def _restore_targets(self, state: Mapping[str, Array], count: int) -> None:
-        """Those of the first so many frames; where nothing fitted there are none, and the best is infinite."""
+        """Those of the first so many frames; where nothing fitted there are none, and the best is
+        infinite."""
         if count > len(self.frames):
             raise InputError("tensor 'at' is of a course with more problems")
         self.targets, best = [], np.asarray(state.get("best", np.zeros(0)))
@@ -258,19 +303,26 @@ class Course:
             self.targets.append(found)
         known = [number for number, found in enumerate(self.targets) if len(found)]
         if best.shape != (count,) or best.dtype.kind != "f" or not np.isfinite(best[known]).all():
-            raise InputError(f"tensor 'best' is not {count} numbers, finite where there are targets")
+            raise InputError(
+                f"tensor 'best' is not {count} numbers, finite where there are targets"
+            )
         self.best = best.tolist()
 
 
-def try_out(frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates) -> tuple[Any, Array]:
-    """Schedules of one problem: what `clipped` takes, or None where none was better than another; and their costs."""
+def try_out(
+    frame: Framed, tensors: Mapping[str, Array], rng: np.random.Generator, rates: Rates
+) -> tuple[Any, Array]:
+    """Schedules of one problem: what `clipped` takes, or None where none was better than another;
+    and their costs."""
     rolls = free_rolls(rng, frame, rates.rolls)
     rolled = frame.roll(network_of(tensors, frame), rolls, np.ones(1), record=True)
     cost = cost_of(rolled, frame.units.problem)
     return batch_of(frame, rolled, rolls, cost, rng, rates), cost
 
 
-def batch_of(frame: Framed, rolled: Any, rolls: Any, cost: Array, rng: np.random.Generator, rates: Rates) -> Any:
+def batch_of(
+    frame: Framed, rolled: Any, rolls: Any, cost: Array, rng: np.random.Generator, rates: Rates
+) -> Any:
     """What `clipped` takes of these schedules, or None where there is nothing to learn."""
     gain = advantages(cost, rates.best_of)
     several = choices_in(rolled)

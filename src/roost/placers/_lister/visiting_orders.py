@@ -1,8 +1,9 @@
-"""Orders in which a list scheduler may visit the ops: program order, rank order, and some between early and urgent.
+"""Orders in which a list scheduler may visit the ops: program order, rank order, and some between
+early and urgent.
 
-An op is early where the longest way to it from the start is short, and urgent where the longest way from it to the end
-is long. On unrolled recurrent models neither alone is good; the difference of the two is the order in which a wave goes
-through layers and steps of time.
+An op is early where the longest way to it from the start is short, and urgent where the longest way
+from it to the end is long. On unrolled recurrent models neither alone is good; the difference of
+the two is the order in which a wave goes through layers and steps of time.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 
-# Of an order between: how much the way to an op weighs, that from it to the end, and transfers on both.
+# Of an order between: how much the way to an op weighs, that from it to the end, and transfers on
+# both.
 _BETWEEN = {
     "early": (1.0, 0.0, 0.25),
     "rather_early": (3.0, 1.0, 0.5),
@@ -34,7 +36,9 @@ def prepared(units: Units, order: str, eager: bool = False) -> Prepared:
         return Prepared.of(units, order, eager)
     problem = units.problem
     nowhere = np.zeros(problem.graph.num_ops, np.int32)
-    return Prepared.like(units, placement_of(problem, nowhere, "priority", _priority(units, order)), eager)
+    return Prepared.like(
+        units, placement_of(problem, nowhere, "priority", _priority(units, order)), eager
+    )
 
 
 def _priority(units: Units, order: str) -> Array:  # [ops]
@@ -48,15 +52,22 @@ def _priority(units: Units, order: str) -> Array:  # [ops]
 
 
 def _ways(units: Units, sent: float) -> tuple[Array, Array]:
-    """The longest ways to each op and from it [ops] in seconds, with so large a part of each transfer."""
+    """The longest ways to each op and from it [ops] in seconds, with so large a part of each
+    transfer."""
     problem = units.problem
-    cluster, num_ops, num_devices = problem.cluster, problem.graph.num_ops, problem.cluster.num_devices
+    cluster, num_ops, num_devices = (
+        problem.cluster,
+        problem.graph.num_ops,
+        problem.cluster.num_devices,
+    )
     layout = Simulator.of(problem).layout(placement_of(problem, np.zeros(num_ops, np.int32)))
     apart = ~np.eye(num_devices, dtype=bool)
     fastest = np.asarray(layout.time).reshape(-1, num_devices).min(axis=1)
     transfer = np.zeros(len(fastest))
     if num_devices > 1:
-        transfer = sent * (cluster.latency[apart].mean() + layout.output * cluster.seconds_per_byte[apart].mean())
+        transfer = sent * (
+            cluster.latency[apart].mean() + layout.output * cluster.seconds_per_byte[apart].mean()
+        )
     own_head, own_tail = np.zeros(len(fastest)), np.zeros(len(fastest))
     paths(layout, fastest, transfer, own_head, own_tail)
     head, tail = np.zeros(num_ops), np.zeros(num_ops)

@@ -1,11 +1,12 @@
 """Earliest task first: of all ops that are ready and all devices, the pair that can start first.
 
-Every device has two heaps of ops that it might run: those whose inputs will be there later, by that time, and those
-whose inputs are there, by urgency. So the next pair is the best of a few heads, and a step takes n log n in all. An op
-that may run on several devices is in several heaps; it is dropped from the others when they come to it.
+Every device has two heaps of ops that it might run: those whose inputs will be there later, by that
+time, and those whose inputs are there, by urgency. So the next pair is the best of a few heads, and
+a step takes n log n in all. An op that may run on several devices is in several heaps; it is
+dropped from the others when they come to it.
 
-A second pair of heaps for each device is for favourites: ops that should follow their favourite input on its device,
-which waits for them a while before it takes anything else.
+A second pair of heaps for each device is for favourites: ops that should follow their favourite
+input on its device, which waits for them a while before it takes anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ USABLE, OTHERS, ANY = range(3)  # which devices an op has been offered to
 
 
 class Queues(NamedTuple):
-    """What each device might run next; queue d is that of device d, queue devices + d that of its favourites."""
+    """What each device might run next; queue d is that of device d, queue devices + d that of its
+    favourites."""
 
     late_time: Array  # [queues, room] f8 when the inputs will be there
     late_op: Array  # [queues, room] u4
@@ -48,7 +50,10 @@ def new_queues(layout, with_favourites):
     # Only the queues of favourites can be left without room.
     late_time, late_op = np.empty((num_queues, num_ops)), np.empty((num_queues, num_ops), np.uint32)
     if not with_favourites:
-        late_time, late_op = np.empty((num_devices, num_ops)), np.empty((num_devices, num_ops), np.uint32)
+        late_time, late_op = (
+            np.empty((num_devices, num_ops)),
+            np.empty((num_devices, num_ops), np.uint32),
+        )
     return Queues(
         late_time,
         late_op,
@@ -75,7 +80,10 @@ def ready_on(layout, desk, op, d):
         arrival = desk.arrives[source * num_devices + d]
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
-            takes = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            takes = (
+                layout.sent_latency[pair]
+                + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            )
             arrival = desk.finish[source] + with_ends(layout.busy, takes, pair)
         ready = max(ready, arrival)
     return ready
@@ -86,7 +94,11 @@ def put(layout, desk, queues, op, queue):
     """Put an op into a queue."""
     d = queue % np.uintp(layout.num_devices)
     heap_push(
-        queues.late_time[queue], queues.late_op[queue], queues.late[queue], ready_on(layout, desk, op, d), np.uint32(op)
+        queues.late_time[queue],
+        queues.late_op[queue],
+        queues.late[queue],
+        ready_on(layout, desk, op, d),
+        np.uint32(op),
     )
     queues.late[queue] += 1
     queues.offers[op] += 1
@@ -94,7 +106,8 @@ def put(layout, desk, queues, op, queue):
 
 @compiled
 def offer(layout, listing, desk, queues, usable, op):
-    """Offer an op, which is in no queue, to the next devices that may run it; whether there are any."""
+    """Offer an op, which is in no queue, to the next devices that may run it; whether there are
+    any."""
     unit = np.uintp(listing.unit[op])
     if desk.unit_device[unit] >= 0:
         put(layout, desk, queues, op, np.uintp(desk.unit_device[unit]))
@@ -113,14 +126,16 @@ def offer(layout, listing, desk, queues, usable, op):
 
 @compiled
 def drop(layout, listing, desk, queues, usable, op):
-    """An op has left a queue unplaced. Where that was the last, offer it to others; true where there are none."""
+    """An op has left a queue unplaced. Where that was the last, offer it to others; true where
+    there are none."""
     queues.offers[op] -= 1
     return queues.offers[op] == 0 and not offer(layout, listing, desk, queues, usable, op)
 
 
 @compiled
 def head(layout, listing, desk, queues, queue):
-    """The next op of a queue and when it could start; -1 where there is none. An op that is stale comes first."""
+    """The next op of a queue and when it could start; -1 where there is none. An op that is stale
+    comes first."""
     num_devices = np.uintp(layout.num_devices)
     d = queue % num_devices
     free = desk.free[d] if queue >= num_devices else max(desk.free[d], queues.awake[d])
@@ -129,7 +144,13 @@ def head(layout, listing, desk, queues, queue):
         heap_pop(queues.late_time[queue], queues.late_op[queue], queues.late[queue])
         queues.late[queue] -= 1
         if not queues.done[op]:
-            heap_push(queues.open_time[queue], queues.open_op[queue], queues.open[queue], np.float64(op), op)
+            heap_push(
+                queues.open_time[queue],
+                queues.open_op[queue],
+                queues.open[queue],
+                np.float64(op),
+                op,
+            )
             queues.open[queue] += 1
     while queues.open[queue] > 0 and queues.done[queues.open_op[queue, 0]]:
         heap_pop(queues.open_time[queue], queues.open_op[queue], queues.open[queue])
@@ -161,7 +182,10 @@ def most_room(layout, listing, desk, unit, capacity):
     best, least = np.uintp(0), np.inf
     for d in range(np.uintp(layout.num_devices)):
         if (listing.allowed[unit] >> np.uint64(d)) & ONE != ZERO:
-            over = np.float64(peak_with(layout, listing, desk.room, unit, d, True, desk.extra)) - capacity[d]
+            over = (
+                np.float64(peak_with(layout, listing, desk.room, unit, d, True, desk.extra))
+                - capacity[d]
+            )
             if over < least:
                 best, least = d, over
     return best
@@ -180,7 +204,8 @@ def next_pair(layout, listing, desk, queues, num_queues):
 
 @compiled
 def stay_awake(layout, listing, desk, queues, favourite, op, d):
-    """Let a device wait for the favourite of the op it runs, as long as that would need to get elsewhere."""
+    """Let a device wait for the favourite of the op it runs, as long as that would need to get
+    elsewhere."""
     num_devices = np.uintp(layout.num_devices)
     if queues.awaited[d] == np.int64(op):
         queues.awake[d], queues.awaited[d] = 0.0, -1
@@ -189,13 +214,18 @@ def stay_awake(layout, listing, desk, queues, favourite, op, d):
         return
     unit = listing.unit[np.uintp(child)]
     there = desk.unit_device[unit]
-    if (there >= 0 and np.uintp(there) != d) or (listing.allowed[unit] >> np.uint64(d)) & ONE == ZERO:
+    if (there >= 0 and np.uintp(there) != d) or (
+        listing.allowed[unit] >> np.uint64(d)
+    ) & ONE == ZERO:
         return
     nearest = np.inf
     for other in range(num_devices):
         if other != d:
             pair = d * num_devices + other
-            takes = layout.sent_latency[pair] + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
+            takes = (
+                layout.sent_latency[pair]
+                + np.float64(layout.output[op]) * layout.sent_seconds_per_byte[pair]
+            )
             nearest = min(nearest, with_ends(layout.busy, takes, pair))
     if nearest < np.inf:
         queues.awake[d], queues.awaited[d] = desk.finish[op] + nearest, child
@@ -209,18 +239,23 @@ def welcome(layout, listing, desk, queues, usable, parent, op):
         d = np.uintp(desk.device[np.uintp(source)])
         unit = listing.unit[op]
         there = desk.unit_device[unit]
-        if (listing.allowed[unit] >> np.uint64(d)) & ONE != ZERO and (there < 0 or np.uintp(there) == d):
+        if (listing.allowed[unit] >> np.uint64(d)) & ONE != ZERO and (
+            there < 0 or np.uintp(there) == d
+        ):
             put(layout, desk, queues, op, np.uintp(layout.num_devices) + d)
             return
     offer(layout, listing, desk, queues, usable, op)
 
 
 @compiled
-def earliest_first(layout, listing, usable, capacity, favourite, parent, count_memory, unit_device, sequence):
-    """Schedule all ops; writes the device of each unit, and the ops in the order in which they were scheduled.
+def earliest_first(
+    layout, listing, usable, capacity, favourite, parent, count_memory, unit_device, sequence
+):
+    """Schedule all ops; writes the device of each unit, and the ops in the order in which they were
+    scheduled.
 
-    `favourite` [ops] i4 is the consumer that should follow each op on its device, or -1; `parent` the other way round.
-    Both may be empty.
+    `favourite` [ops] i4 is the consumer that should follow each op on its device, or -1; `parent`
+    the other way round. Both may be empty.
     """
     num_ops, num_devices = len(layout.op), np.uintp(layout.num_devices)
     desk = new_desk(layout, listing)

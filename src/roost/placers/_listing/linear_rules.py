@@ -1,8 +1,9 @@
-"""List scheduling by a linear rule: ops in dispatch order; a unit goes where its first op has the lowest score.
+"""List scheduling by a linear rule: ops in dispatch order; a unit goes where its first op has the
+lowest score.
 
-The loop keeps when each device and each bus is free, and when each tensor is on each device. A tensor is sent when the
-first op that needs it on a device is placed there; it may use the last long pause of the bus, so that what was made
-long ago does not wait for what was sent since.
+The loop keeps when each device and each bus is free, and when each tensor is on each device. A
+tensor is sent when the first op that needs it on a device is placed there; it may use the last long
+pause of the bus, so that what was made long ago does not wait for what was sent since.
 """
 
 from __future__ import annotations
@@ -26,16 +27,19 @@ FEATURES = (
     "unit_time",  # seconds of all ops of the unit
     "inbound",  # transfers of inputs that are not there
     "outgoing",  # transfers of the output to consumers already placed
-    "partner",  # transfer between the output and what it will be combined with, where that is elsewhere
+    # Transfer between the output and what it will be combined with, where that is elsewhere.
+    "partner",
     "absent",  # share of the input bytes that are not there
     "not_home",  # 1 where the biggest input was not made there
     "not_previous",  # 1 where the unit before was not placed there
-    "not_module",  # 1 where the op before of the same module, or of the same call of it, is not there
+    # 1 where the op before of the same module, or of the same call of it, is not there.
+    "not_module",
     "not_parent",  # the same for the module that this one is part of
     "not_role",  # the same for the op before of the same module, kind and phase, in any call
     "in_line",  # the number of the device in the line
     "memory",  # share of the device's memory in use, with this unit
-    "over_fair",  # bytes of parameters and long-lived outputs beyond what is fair, as a share of its memory
+    # Bytes of parameters and long-lived outputs beyond what is fair, as a share of its memory.
+    "over_fair",
     "unused",  # 1 where nothing has been placed there yet
     "in_way",  # seconds of the op, where a more urgent op that comes soon after is expected there
     "price",  # bytes that last as a share of the device's memory: dear where memory is scarce
@@ -52,8 +56,11 @@ class LinearRules(NamedTuple):
     line: Array  # [rules, devices] f8 where each device stands in the line
     share: Array  # [rules, devices] f8 seconds
     fair: Array  # [rules, devices] f8 bytes
-    cautious: Array  # [rules] bool whether outputs count where they were made until their last use anywhere
-    kept: Array  # [rules, units] i4 the device of each unit in another placement, or -1; not read where `hold` is 0
+    # [rules] bool whether outputs count where they were made until their last use anywhere.
+    cautious: Array
+    # [rules, units] i4 the device of each unit in another placement, or -1; not read where `hold`
+    # is 0.
+    kept: Array
     hold: Array  # [rules] f8 what is added to the score of every other device
 
 
@@ -143,7 +150,10 @@ def book(layout, desk, op, d):
         if arrival < 0.0:
             pair = np.uintp(desk.device[source]) * num_devices + d
             bus = np.uintp(layout.bus[pair])
-            lasts = layout.sent_latency[pair] + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            lasts = (
+                layout.sent_latency[pair]
+                + np.float64(layout.output[source]) * layout.sent_seconds_per_byte[pair]
+            )
             begin = begin_on(desk, bus, desk.finish[source], lasts)
             arrival = begin + lasts
             keep_sender(layout.busy, desk.free, np.uintp(desk.device[source]), pair)
@@ -168,12 +178,19 @@ def book(layout, desk, op, d):
 
 @inlined
 def look(layout, listing, desk, op):
-    """Write when the inputs of an op can be on each device, and what they and its output have to travel.
+    """Write when the inputs of an op can be on each device, and what they and its output have to
+    travel.
 
     Gives the device of its biggest input, or -1.
     """
     num_devices = np.uintp(layout.num_devices)
-    ready, inbound, absent, outgoing, arrives = desk.ready, desk.inbound, desk.absent, desk.outgoing, desk.arrives
+    ready, inbound, absent, outgoing, arrives = (
+        desk.ready,
+        desk.inbound,
+        desk.absent,
+        desk.outgoing,
+        desk.arrives,
+    )
     latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     for d in range(num_devices):
         ready[d] = 0.0
@@ -214,7 +231,9 @@ def look(layout, listing, desk, op):
         for d in range(num_devices):
             if d != there:
                 pair = d * num_devices + there
-                outgoing[d] += with_ends(layout.busy, latency[pair] + nbytes * seconds_per_byte[pair], pair)
+                outgoing[d] += with_ends(
+                    layout.busy, latency[pair] + nbytes * seconds_per_byte[pair], pair
+                )
     return home
 
 
@@ -226,7 +245,8 @@ def device_of(desk, op):
 
 @inlined
 def rival_device(listing, desk, op):
-    """Where the more urgent op that comes soon after is placed, or is expected to be; -1 where there is none."""
+    """Where the more urgent op that comes soon after is placed, or is expected to be; -1 where
+    there is none."""
     rival = listing.rival[op]
     if rival < 0:
         return np.int64(-1)
@@ -237,7 +257,8 @@ def rival_device(listing, desk, op):
 
 @inlined
 def choose(layout, listing, rules, row, capacity, desk, op, unit, previous, count_memory):
-    """The device with the lowest score among those where the unit fits, or that with the most room."""
+    """The device with the lowest score among those where the unit fits, or that with the most
+    room."""
     num_devices = np.uintp(layout.num_devices)
     weights, room = rules.weights, desk.room
     home = look(layout, listing, desk, op)
@@ -341,7 +362,9 @@ def roll(layout, listing, rules, row, capacity, desk, count_memory):
         unit = np.uintp(listing.unit[op])
         d = np.uintp(max(desk.unit_device[unit], 0))
         if desk.unit_device[unit] < 0:
-            d = choose(layout, listing, rules, row, capacity, desk, op, unit, previous, count_memory)
+            d = choose(
+                layout, listing, rules, row, capacity, desk, op, unit, previous, count_memory
+            )
             settle(layout, listing, desk, unit, d, rules.cautious[row], count_memory)
             previous = np.int64(d)
         book(layout, desk, op, d)
@@ -350,10 +373,11 @@ def roll(layout, listing, rules, row, capacity, desk, count_memory):
 
 @compiled
 def run_rules(layout, listing, rules, memory, scales, count_memory, unit_device, step_time, excess):
-    """A schedule for each rule, with memory [devices] bytes scaled by each of `scales` until the placement fits.
+    """A schedule for each rule, with memory [devices] bytes scaled by each of `scales` until the
+    placement fits.
 
-    Writes unit_device [rules, units], and the step time [rules] and the bytes over memory [rules] of each. Gives the
-    number of placements simulated, those that did not fit included.
+    Writes unit_device [rules, units], and the step time [rules] and the bytes over memory [rules]
+    of each. Gives the number of placements simulated, those that did not fit included.
     """
     simulations = 0
     num_ops, num_devices = len(layout.op), layout.num_devices
@@ -371,7 +395,9 @@ def run_rules(layout, listing, rules, memory, scales, count_memory, unit_device,
             roll(layout, listing, rules, row, capacity, desk, count_memory)
             for unit in range(len(desk.unit_device)):
                 held[desk.unit_device[unit]] += listing.resident[unit]
-            takes, _ = push(layout, desk.device, ready, dying, free, bus_free, arrives, last, held, peak, moves)
+            takes, _ = push(
+                layout, desk.device, ready, dying, free, bus_free, arrives, last, held, peak, moves
+            )
             simulations += 1
             over = np.int64(0)
             for d in range(num_devices):

@@ -1,4 +1,5 @@
-"""A problem as the compiled list schedulers read it: units by position in the order, and what belongs together."""
+"""A problem as the compiled list schedulers read it: units by position in the order, and what
+belongs together."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def listing_of(units: Units, layout: Layout) -> Listing:
     last = np.arange(num_ops)
     np.maximum.at(last, source, target)
     moments = _moments(layout, last)
-    first, beyond = (np.searchsorted(moments, np.arange(num_ops), side) for side in ("left", "right"))
+    first, beyond = (
+        np.searchsorted(moments, np.arange(num_ops), side) for side in ("left", "right")
+    )
     lasting, need = units.resident_bytes.copy(), units.resident_bytes.copy()
     long = last - np.arange(num_ops) > _LONG * num_ops
     np.add.at(lasting, unit[long], layout.output[long])
@@ -65,17 +68,21 @@ def listing_of(units: Units, layout: Layout) -> Listing:
 
 
 def _moments(layout: Layout, last: Array) -> Array:
-    """[moments] ascending: in each stretch of the order, the op at which one device would hold most."""
+    """[moments] ascending: in each stretch of the order, the op at which one device would hold
+    most."""
     num_ops = len(layout.op)
     change = layout.output.copy()
     np.subtract.at(change, np.minimum(last + 1, num_ops - 1), layout.output)
     held = np.cumsum(change) + layout.workspace
     edges = np.linspace(0, num_ops, int(MOMENTS) + 1).astype(np.int64).tolist()
-    return np.array([i + int(held[i:j].argmax()) for i, j in pairwise(edges) if i < j], dtype=np.int64)
+    return np.array(
+        [i + int(held[i:j].argmax()) for i, j in pairwise(edges) if i < j], dtype=np.int64
+    )
 
 
 def _before(problem: Problem, layout: Layout) -> Array:
-    """[ops * KINDS] the op before of the same module, of its parent, and of the same role; -1 where there is none."""
+    """[ops * KINDS] the op before of the same module, of its parent, and of the same role; -1 where
+    there is none."""
     found = np.full((len(layout.op), int(KINDS)), -1, np.int32)
     for column, keys in enumerate(_belonging(problem)):
         key = keys[layout.op]
@@ -105,11 +112,14 @@ def _belonging(problem: Problem) -> Array:  # [KINDS, ops]
     return np.asarray(kept)
 
 
-def _partners(problem: Problem, layout: Layout, source: Array, target: Array) -> tuple[Array, Array]:
-    """[ops] the earlier op whose output an op's own meets in a consumer, and the seconds it takes to join them.
+def _partners(
+    problem: Problem, layout: Layout, source: Array, target: Array
+) -> tuple[Array, Array]:
+    """[ops] the earlier op whose output an op's own meets in a consumer, and the seconds it takes
+    to join them.
 
-    Where there are several, the pair with the most bytes in the smaller of the two. Only neighbours in a consumer's
-    inputs, from the smallest to the biggest, are compared.
+    Where there are several, the pair with the most bytes in the smaller of the two. Only neighbours
+    in a consumer's inputs, from the smallest to the biggest, are compared.
     """
     num_ops, cluster = len(layout.op), problem.cluster
     partner, best = np.full(num_ops, -1, np.int32), np.zeros(num_ops)
@@ -128,7 +138,8 @@ def _partners(problem: Problem, layout: Layout, source: Array, target: Array) ->
 
 
 def _rivals(problem: Problem, layout: Layout, source: Array, target: Array) -> tuple[Array, Array]:
-    """[ops] the first of the next few ops that has a higher upward rank, and the biggest input of that op."""
+    """[ops] the first of the next few ops that has a higher upward rank, and the biggest input of
+    that op."""
     num_ops = len(layout.op)
     rank = upward_rank(problem)[layout.op]
     rival = np.full(num_ops, -1, np.int32)

@@ -1,7 +1,9 @@
-"""Memory as a list scheduler sees it: what the units placed so far hold on each device, at some moments of the step.
+"""Memory as a list scheduler sees it: what the units placed so far hold on each device, at some
+moments of the step.
 
-Each of `MOMENTS` stretches of the dispatch order has one moment, the op at which one device that runs everything would
-hold most. A tensor counts on a device at each moment from its making to its last known use there.
+Each of `MOMENTS` stretches of the dispatch order has one moment, the op at which one device that
+runs everything would hold most. A tensor counts on a device at each moment from its making to its
+last known use there.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ MOMENTS = np.uintp(24)
 
 
 class Listing(NamedTuple):
-    """What a list scheduler reads of a problem beside its `Layout`: units, and what belongs together.
+    """What a list scheduler reads of a problem beside its `Layout`: units, and what belongs
+    together.
 
     Ops are numbered by their position in the dispatch order, as in the layout.
     """
@@ -47,7 +50,8 @@ class Room(NamedTuple):
     base: Array  # [devices] i8 parameters
     held: Array  # [devices * MOMENTS] i8 the rest
     peak: Array  # [devices] i8 the most of both
-    until: Array  # [ops * devices] u1 the first moment at which a tensor is no longer known to be there
+    # [ops * devices] u1 the first moment at which a tensor is no longer known to be there.
+    until: Array
 
 
 @inlined
@@ -88,7 +92,13 @@ def peak_with(layout, listing, room, unit, d, cautious, extra):
 def hold(layout, listing, room, unit, d, cautious):
     """Put a unit on a device."""
     num_devices = np.uintp(layout.num_devices)
-    first, beyond, output, until, held = listing.first, listing.beyond, layout.output, room.until, room.held
+    first, beyond, output, until, held = (
+        listing.first,
+        listing.beyond,
+        layout.output,
+        room.until,
+        room.held,
+    )
     room.base[d] += listing.resident[unit]
     for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
         op = np.uintp(listing.unit_op[number])

@@ -1,4 +1,5 @@
-"""What the list schedulers share: a problem under one order, ready for their compiled loops, and batches of rules."""
+"""What the list schedulers share: a problem under one order, ready for their compiled loops, and
+batches of rules."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from roost.simulator.order import dispatch_order
 # A placement that does not fit is tried again as if the devices had less memory.
 SCALES = np.array([1.0, 0.95, 0.9, 0.8, 0.65])
 
-# A device that needs this many times as long for everything as the next faster one is of a slower kind.
+# A device that needs this many times as long for everything as the next faster one is of a slower
+# kind.
 _SLOWER = 1.5
 _MOST_CHOICES = 4
 
@@ -45,11 +47,13 @@ class Prepared:
     def of(units: Units, order: str, eager: bool = False) -> Prepared:
         """Under the order "program" or "rank"; if `eager`, with updates as early as can be.
 
-        The gradients that updates wait for are then given back early: in many training steps that is half of all that
-        is held.
+        The gradients that updates wait for are then given back early: in many training steps that
+        is half of all that is held.
         """
         problem = units.problem
-        return Prepared.like(units, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32), order), eager)
+        return Prepared.like(
+            units, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32), order), eager
+        )
 
     @staticmethod
     def like(units: Units, example: Placement, eager: bool = False) -> Prepared:
@@ -61,16 +65,23 @@ class Prepared:
 
     @staticmethod
     def all_of(units: Units, orders: tuple[str, ...] = ("program", "rank")) -> list[Prepared]:
-        """Under each of these orders, and where memory is tight under each of them with early updates too."""
+        """Under each of these orders, and where memory is tight under each of them with early
+        updates too."""
         found = [Prepared.of(units, order) for order in orders]
-        if any(prepared.is_tight for prepared in found) and (units.problem.graph.phase == UPDATE).any():
+        if (
+            any(prepared.is_tight for prepared in found)
+            and (units.problem.graph.phase == UPDATE).any()
+        ):
             found += [Prepared.of(units, order, eager=True) for order in orders]
         return found
 
     @cached_property
     def is_tight(self) -> bool:
-        """Whether memory can matter at all: no device ever holds more than one that runs everything would."""
-        return bool(everything_on_one(self.layout, self.listing) > self.units.problem.cluster.memory.min())
+        """Whether memory can matter at all: no device ever holds more than one that runs everything
+        would."""
+        return bool(
+            everything_on_one(self.layout, self.listing) > self.units.problem.cluster.memory.min()
+        )
 
     def placement(self, unit_device: Array) -> Placement:
         """The placement with these devices of units, in this order."""
@@ -82,7 +93,15 @@ class Prepared:
         unit_device = np.zeros((count, self.units.num_units), np.int32)
         step_time, excess = np.zeros(count), np.zeros(count, np.int64)
         simulations = run_rules(
-            self.layout, self.listing, rules, memory, scales, self.is_tight, unit_device, step_time, excess
+            self.layout,
+            self.listing,
+            rules,
+            memory,
+            scales,
+            self.is_tight,
+            unit_device,
+            step_time,
+            excess,
         )
         return Rolled(self, unit_device, step_time, excess, int(simulations))
 
@@ -91,11 +110,14 @@ class Prepared:
     ) -> list[Placement]:
         """The schedule of earliest task first, under its own order, program order and rank order.
 
-        Only usable [devices] devices are taken where there is room. `favourite` and `parent` [ops] are as the kernel
-        takes them.
+        Only usable [devices] devices are taken where there is room. `favourite` and `parent` [ops]
+        are as the kernel takes them.
         """
         problem, units = self.units.problem, self.units
-        unit_device, sequence = np.zeros(units.num_units, np.int32), np.zeros(len(self.layout.op), np.int64)
+        unit_device, sequence = (
+            np.zeros(units.num_units, np.int32),
+            np.zeros(len(self.layout.op), np.int64),
+        )
         capacity = np.maximum(1.0, problem.cluster.memory * scale)
         earliest_first(
             self.layout,
@@ -110,13 +132,16 @@ class Prepared:
         )
         own = np.full(problem.graph.num_ops, -1.0)
         own[self.layout.op[sequence]] = np.arange(len(sequence))
-        own = np.where(problem.graph.phase == UPDATE, np.maximum(own, _last_before(problem, own) + 0.5), own)
+        own = np.where(
+            problem.graph.phase == UPDATE, np.maximum(own, _last_before(problem, own) + 0.5), own
+        )
         return in_orders(placement_of(problem, units.devices(unit_device), "priority", -own))
 
 
 @dataclass(frozen=True, eq=False)
 class Rolled:
-    """Placements made by rules, and what they cost; step times are exact unless devices share a bus to send."""
+    """Placements made by rules, and what they cost; step times are exact unless devices share a bus
+    to send."""
 
     under: Prepared
     unit_device: Array  # [rules, units] i4
@@ -212,14 +237,17 @@ def _eager(problem: Problem, example: Placement) -> Placement:
 
 
 def _last_before(problem: Problem, position: Array) -> Array:  # [ops]
-    """The last position of what must come before each update: its inputs, and all that read what it rewrites.
+    """The last position of what must come before each update: its inputs, and all that read what it
+    rewrites.
 
-    The simulator would let an update pass an op that still reads its parameter; a real step would then be wrong.
+    The simulator would let an update pass an op that still reads its parameter; a real step would
+    then be wrong.
     """
     graph = problem.graph
     source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
     reads = graph.is_parameter[source]
-    last = np.where(graph.is_parameter, -1.0, position)  # of a parameter: that of its last reader which is no update
+    # Of a parameter: that of its last reader which is no update.
+    last = np.where(graph.is_parameter, -1.0, position)
     readers = reads & ~update[target]
     np.maximum.at(last, source[readers], position[target[readers]])
     before = np.full(graph.num_ops, -1.0)

@@ -1,7 +1,7 @@
 """Placeto's episodes: several placements side by side, each of which is changed group by group.
 
-All of them are at the same group at the same time, so that one pass of the network and one call of the simulator serve
-them all.
+All of them are at the same group at the same time, so that one pass of the network and one call of
+the simulator serve them all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ from roost.policies.gnn import GraphMaps
 Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # For one group and the moments of all episodes: log-probabilities [episodes, devices].
 Choose = Callable[["Seen"], Array]
-_KEPT = ("place", "outcome", "starts", "first", "best", "best_outcome", "start", "finish", "previous", "visits")
+_KEPT = (
+    "place",
+    "outcome",
+    "starts",
+    "first",
+    "best",
+    "best_outcome",
+    "start",
+    "finish",
+    "previous",
+    "visits",
+)
 _MOST_REMEMBERED = 50_000
 
 
@@ -51,8 +62,10 @@ class Record:
     chosen: list[Array] = field(default_factory=list)  # [episodes] device
     logs: list[Array] = field(default_factory=list)  # [episodes] log-probability of it
     trial: list[int] = field(default_factory=list)  # number of the trial that judges the step
-    reward: list[Array] = field(default_factory=list)  # one for each trial: [episodes] improvement of the value
-    kept: list[Array] = field(default_factory=list)  # the same, of what lasts: 0 where moves were undone
+    # One for each trial: [episodes] improvement of the value.
+    reward: list[Array] = field(default_factory=list)
+    # The same, of what lasts: 0 where moves were undone.
+    kept: list[Array] = field(default_factory=list)
     new_trials: int = 0
 
 
@@ -62,12 +75,15 @@ class Rules:
 
     episodes: int  # side by side
     order: str  # of the visits: topological, reversed or random
-    judged: str  # order in which a placement is tried: rank, program, fifo, or listed, which is made for its devices
+    # Order in which a placement is tried: rank, program, fifo, or listed, which is made for its
+    # devices.
+    judged: str
     trial_every: int | None  # steps between two trials; None: one at the end of the episode
     undo: bool  # the moves since the last trial, where they make things worse
     remember: bool  # placements that were tried: they are not simulated again
     relative: bool  # value: the logarithm of the step time, instead of the step time
-    restart: str  # of an episode: "start" of the run, "best" so far, or "go_on" from where the last ended
+    # Of an episode: "start" of the run, "best" so far, or "go_on" from where the last ended.
+    restart: str
     penalty: float  # step times for as many bytes over as the devices have on average
     times_every: int  # steps between two looks at when groups run
     device_features: bool  # whether the policy is shown them; else they are all 0
@@ -76,13 +92,16 @@ class Rules:
 class Episodes:
     """The episodes on one problem."""
 
-    def __init__(self, problem: Problem, rules: Rules, most_groups: int, rounds: int, judge: Judge) -> None:
+    def __init__(
+        self, problem: Problem, rules: Rules, most_groups: int, rounds: int, judge: Judge
+    ) -> None:
         self.rules, self.units, self.judge = rules, groups_of(problem, most_groups), judge
         self.sight = Sight(self.units)
         self.baseline = StepBaseline(self.sight.num_groups, rounds)
         self.problem = problem
         self.memo: dict[bytes, Array] = {}
-        self.looked: dict[bytes, tuple[Array, Array]] = {}  # when groups run in the placements seen last
+        # When groups run in the placements seen last.
+        self.looked: dict[bytes, tuple[Array, Array]] = {}
         self.step = 0  # of the episode: groups done
         self.visits = self.sight.order
         self.num_greedy = 0  # episodes that take the likeliest device
@@ -95,12 +114,16 @@ class Episodes:
     @property
     def has_tried_all(self) -> bool:
         """Whether there is no placement left that is not remembered."""
-        return bool(np.log(max(1, len(self.memo))) >= np.log(self.units.allowed.sum(axis=1)).sum() - 1e-9)
+        return bool(
+            np.log(max(1, len(self.memo))) >= np.log(self.units.allowed.sum(axis=1)).sum() - 1e-9
+        )
 
     def begin(self, starts: Array, rng: np.random.Generator) -> None:
-        """Evaluate the first placements [episodes, groups], and be before the first group of the first episode."""
+        """Evaluate the first placements [episodes, groups], and be before the first group of the
+        first episode."""
         self.starts = starts.astype(np.int64)
-        # Placements now and when they were last tried; what they cost then: missing bytes, step time, peaks.
+        # Placements now and when they were last tried; what they cost then: missing bytes, step
+        # time, peaks.
         self.place = self.tried = self.starts
         self.outcome = self.first = self._outcomes(self.starts)[0]  # [episodes, 2 + devices]
         self.best, self.best_outcome = _best(self.place, self.outcome)
@@ -126,7 +149,9 @@ class Episodes:
     def renew(self, rules: Rules, rng: np.random.Generator) -> None:
         """Begin episodes at the best placement so far, by other rules."""
         self.rules, self.looked = rules, {}
-        self.place, self.outcome = (np.tile(x, (rules.episodes, 1)) for x in (self.best, self.best_outcome))
+        self.place, self.outcome = (
+            np.tile(x, (rules.episodes, 1)) for x in (self.best, self.best_outcome)
+        )
         self._go(rng)
 
     def _go(self, rng: np.random.Generator) -> None:
@@ -156,14 +181,19 @@ class Episodes:
         record.chosen.append(device)
         record.logs.append(logs[rows, device])
         record.trial.append(len(record.reward))
-        if self.step == self.num_steps or self.step % (self.rules.trial_every or self.num_steps) == 0:
+        if (
+            self.step == self.num_steps
+            or self.step % (self.rules.trial_every or self.num_steps) == 0
+        ):
             self._try(record)
 
     def _try(self, record: Record) -> None:
         """See what the placements cost that were made."""
         outcome, fresh = self._outcomes(self.place, known=(self.tried, self.outcome))
         better = self.value(self.outcome) - self.value(outcome)
-        worse = _worse(outcome, self.outcome) if self.rules.undo else np.zeros(len(outcome), dtype=bool)
+        worse = (
+            _worse(outcome, self.outcome) if self.rules.undo else np.zeros(len(outcome), dtype=bool)
+        )
         self.place = np.where(worse[:, None], self.tried, self.place)
         self.outcome = np.where(worse[:, None], self.outcome, outcome)
         self.tried = self.place
@@ -184,28 +214,42 @@ class Episodes:
         return Seen(at, self.step, moment, done, devices, self.units.allowed[at])
 
     def value(self, outcome: Array) -> Array:
-        """[episodes] what shall get small, in steps of balanced length or as a logarithm; any number is finite."""
+        """[episodes] what shall get small, in steps of balanced length or as a logarithm; any
+        number is finite."""
         balanced = max(self.sight.balanced, 1e-12)
         over = outcome[:, 0] / max(1.0, float(self.sight.memory.mean()))
         value = outcome[:, 1] / balanced * (1.0 + self.rules.penalty * over)
-        return np.asarray(np.log(np.maximum(value, 1e-9)) if self.rules.relative else np.minimum(value, 1e6))
+        return np.asarray(
+            np.log(np.maximum(value, 1e-9)) if self.rules.relative else np.minimum(value, 1e6)
+        )
 
     def placement(self, place: Array) -> Placement:
         """The placement that groups on these devices make, each parameter fetched once a step."""
         device = self.units.devices(place)
         if self.rules.judged == "listed":
-            placement = placement_of(self.problem, device, "priority", listed_order(self.problem, device))
+            placement = placement_of(
+                self.problem, device, "priority", listed_order(self.problem, device)
+            )
         else:
             placement = placement_of(self.problem, device, self.rules.judged)
         return replace(placement, prefetch_bytes=fetched_once(self.problem, device))
 
-    def _outcomes(self, place: Array, known: tuple[Array, Array] | None = None) -> tuple[Array, int]:
-        """What placements [episodes, groups] cost, and how many of them had to be tried for that."""
-        found: dict[bytes, Array] = {} if known is None else {p.tobytes(): o for p, o in zip(*known, strict=True)}
+    def _outcomes(
+        self, place: Array, known: tuple[Array, Array] | None = None
+    ) -> tuple[Array, int]:
+        """What placements [episodes, groups] cost, and how many of them had to be tried for
+        that."""
+        found: dict[bytes, Array] = (
+            {} if known is None else {p.tobytes(): o for p, o in zip(*known, strict=True)}
+        )
         if not self.rules.remember:
             return self._judged(place), len(place)
         found |= {key: self.memo[key] for key in (p.tobytes() for p in place) if key in self.memo}
-        unknown = list({p.tobytes(): number for number, p in enumerate(place) if p.tobytes() not in found}.values())
+        unknown = list(
+            {
+                p.tobytes(): number for number, p in enumerate(place) if p.tobytes() not in found
+            }.values()
+        )
         if unknown:
             for number, outcome in zip(unknown, self._judged(place[unknown]), strict=True):
                 found[place[number].tobytes()] = self.memo[place[number].tobytes()] = outcome
@@ -229,7 +273,9 @@ class Episodes:
         before, cached = self.looked, dict[bytes, tuple[Array, Array]]()
         for key, p in ((p.tobytes(), p) for p in self.place):
             if key not in cached:
-                cached[key] = before[key] if key in before else group_times(self.units, self.placement(p))
+                cached[key] = (
+                    before[key] if key in before else group_times(self.units, self.placement(p))
+                )
         self.looked = cached
         both = [cached[p.tobytes()] for p in self.place]
         self.start, self.finish = (np.stack(part) for part in zip(*both, strict=True))
@@ -240,8 +286,12 @@ class Episodes:
         found["baseline"] = self.baseline.past.copy()
         found["counts"] = np.array([self.step])
         groups = self.num_steps
-        found["tried"] = np.array([np.frombuffer(key, np.int64) for key in self.memo], np.uint8).reshape(-1, groups)
-        found["tried_outcome"] = np.array(list(self.memo.values())).reshape(len(self.memo), self.outcome.shape[1])
+        found["tried"] = np.array(
+            [np.frombuffer(key, np.int64) for key in self.memo], np.uint8
+        ).reshape(-1, groups)
+        found["tried_outcome"] = np.array(list(self.memo.values())).reshape(
+            len(self.memo), self.outcome.shape[1]
+        )
         return found
 
     def resume(self, state: Mapping[str, Array], rules: Rules) -> None:
@@ -252,7 +302,9 @@ class Episodes:
         self.step = int(state["counts"][0])
         self.baseline.past = np.array(state["baseline"])
         tried = state["tried"].astype(np.int64)
-        self.memo = {p.tobytes(): np.array(o) for p, o in zip(tried, state["tried_outcome"], strict=True)}
+        self.memo = {
+            p.tobytes(): np.array(o) for p, o in zip(tried, state["tried_outcome"], strict=True)
+        }
 
 
 def anywhere(units: Units, rng: np.random.Generator, count: int) -> Array:  # [count, groups]
@@ -270,8 +322,11 @@ def _drawn(logs: Array, rng: np.random.Generator) -> Array:  # [episodes]
 
 
 def _worse(new: Array, old: Array) -> Array:
-    """[episodes] whether outcomes are worse than others: nearer to fitting comes first, then the shorter step."""
-    return np.asarray((new[:, 0] > old[:, 0]) | ((new[:, 0] == old[:, 0]) & (new[:, 1] > old[:, 1])))
+    """[episodes] whether outcomes are worse than others: nearer to fitting comes first, then the
+    shorter step."""
+    return np.asarray(
+        (new[:, 0] > old[:, 0]) | ((new[:, 0] == old[:, 0]) & (new[:, 1] > old[:, 1]))
+    )
 
 
 def _best(place: Array, outcome: Array) -> tuple[Array, Array]:

@@ -1,4 +1,5 @@
-"""What Placeto's policy sees: numbers about groups and devices, in units that mean the same on every problem."""
+"""What Placeto's policy sees: numbers about groups and devices, in units that mean the same on
+every problem."""
 
 from __future__ import annotations
 
@@ -14,13 +15,26 @@ from roost.placers._shared.units import Units
 from roost.policies.gnn import GraphMaps, pools
 
 # Of a group, whatever the placement.
-FIXED = ("time", "output_bytes", "resident_bytes", "input_bytes", "position", "depth", "height", "inputs", "outputs")
-# Of a group under a placement, as a device sees it: the paper's, with "is it here" for its one-hot device.
+FIXED = (
+    "time",
+    "output_bytes",
+    "resident_bytes",
+    "input_bytes",
+    "position",
+    "depth",
+    "height",
+    "inputs",
+    "outputs",
+)
+# Of a group under a placement, as a device sees it: the paper's, with "is it here" for its one-hot
+# device.
 MOVING = ("time", "output_bytes", "start", "is_current", "is_done", "is_here", "time_here")
 # Of a device, for the current group.
 DEVICE = (
-    "is_current", "relative_time", "speed", "load", "load_after", "share", "inputs_here", "outputs_here",
-    "near_here", "far_here", "ancestors_here", "descendants_here", "parallel_here", "overlap", "transfer",
+    "is_current", "relative_time", "speed", "load", "load_after", "share", "inputs_here",
+    "outputs_here",
+    "near_here", "far_here", "ancestors_here", "descendants_here", "parallel_here", "overlap",
+    "transfer",
     "transfer_gap", "ready_gap", "memory", "memory_after", "previous_here",
 )  # fmt: skip
 _NEAR, _FAR = 2, 6  # steps along edges, either way
@@ -40,7 +54,9 @@ class Moment:
     def joined(moments: Sequence[Moment]) -> Moment:
         """All of their placements."""
         fields = ("place", "start", "finish", "peak")
-        return Moment(*(np.concatenate([getattr(moment, name) for moment in moments]) for name in fields))
+        return Moment(
+            *(np.concatenate([getattr(moment, name) for moment in moments]) for name in fields)
+        )
 
 
 class Sight:
@@ -54,10 +70,12 @@ class Sight:
         place = np.empty(self.num_groups, dtype=np.int64)
         place[self.order] = np.arange(self.num_groups)
         self.position = place
-        # A group holds ops and their gradients, so tensors go both ways; the network follows those that go forward.
+        # A group holds ops and their gradients, so tensors go both ways; the network follows those
+        # that go forward.
         onward = place[source] < place[target]
         self.source, self.target = source[onward], target[onward]
-        self.inputs = self._bytes(target, source, size)  # [groups, groups] bytes that a row reads of a column
+        # [groups, groups] bytes that a row reads of a column.
+        self.inputs = self._bytes(target, source, size)
         self.outputs = self.inputs.T
         self.time = np.where(units.allowed, units.time, np.nanmax(units.time, initial=0.0))
         # Seconds, were the work spread over all devices as they are fast.
@@ -91,10 +109,13 @@ class Sight:
 
     @cached_property
     def _shares(self) -> Array:
-        """[groups, 7, groups] what is looked up of others: how the bytes and the neighbours of a row are shared out."""
+        """[groups, 7, groups] what is looked up of others: how the bytes and the neighbours of a
+        row are shared out."""
         joined = self.inputs + self.outputs
         step = joined / np.maximum(1e-9, joined.sum(axis=1, keepdims=True))
-        near = np.linalg.matrix_power(0.5 * (step + np.eye(self.num_groups, dtype=np.float32)), _NEAR)
+        near = np.linalg.matrix_power(
+            0.5 * (step + np.eye(self.num_groups, dtype=np.float32)), _NEAR
+        )
         far = np.linalg.matrix_power(near, _FAR // _NEAR)
         for spread in (near, far):  # a group does not see itself in others
             np.fill_diagonal(spread, 0.0)
@@ -108,9 +129,14 @@ class Sight:
         units, count = self.units, self.num_groups
         depth = self._depths(self.source, self.target)
         height = self._depths(self.target, self.source)
-        size = [units.resident_bytes, self.inputs.sum(axis=1), np.bincount(self.target, minlength=count)]
+        size = [
+            units.resident_bytes,
+            self.inputs.sum(axis=1),
+            np.bincount(self.target, minlength=count),
+        ]
         columns = [
-            self._stretched(units.time.min(axis=1) * count / 10), _scaled(self.outputs.sum(axis=1)), _scaled(size[0]),
+            self._stretched(units.time.min(axis=1) * count / 10), _scaled(self.outputs.sum(axis=1)),
+            _scaled(size[0]),
             _scaled(size[1]), self.position / count, depth, height, np.log1p(size[2]),
             np.log1p(np.bincount(self.source, minlength=count)),
         ]  # fmt: skip
@@ -129,7 +155,8 @@ class Sight:
         return np.asarray(found / max(1.0, found.max()))
 
     def moving(self, moment: Moment, at: Array, done: Array) -> Array:
-        """[MOVING, batch, devices, groups] f4; `at` [batch] is the current group, `done` [batch, groups] who was it."""
+        """[MOVING, batch, devices, groups] f4; `at` [batch] is the current group, `done` [batch,
+        groups] who was it."""
         batch, groups, rows = len(at), self.num_groups, np.arange(len(at))
         found = np.zeros((len(MOVING), batch, self.num_devices, groups), dtype=np.float32)
         now = self.time[np.arange(groups), moment.place]  # [batch, groups]
@@ -145,13 +172,16 @@ class Sight:
         return found
 
     def devices(self, moment: Moment, at: int, previous: Array) -> Array:
-        """[DEVICE, batch, devices] f4 for one group, in placements where each was last at a device [batch]."""
-        here = (moment.place[:, None] == self._numbers[:, None]).astype(np.float32)  # [batch, devices, groups]
+        """[DEVICE, batch, devices] f4 for one group, in placements where each was last at a device
+        [batch]."""
+        # [batch, devices, groups].
+        here = (moment.place[:, None] == self._numbers[:, None]).astype(np.float32)
         group_time, balanced = self.time[at], max(self.balanced, 1e-12)
         found = np.empty((len(DEVICE), *here.shape[:2]), dtype=np.float32)
         current = found[0] = here[:, :, at]
         found[1], found[2] = self._slowness[at], self._speed
-        found[3] = (here * self._loads).sum(axis=2) - current * (group_time / balanced)  # of all other groups
+        # Of all other groups.
+        found[3] = (here * self._loads).sum(axis=2) - current * (group_time / balanced)
         found[4] = found[3] + group_time / balanced
         found[5] = here.mean(axis=2)
         found[6:13] = (here @ self._shares[at].T).transpose(2, 0, 1)
@@ -199,7 +229,9 @@ class Sight:
         Links that are not there are infinitely slow: none is used by a placement that can be run.
         """
         cluster = self.units.problem.cluster
-        both = (np.where(np.isfinite(x), x, 0.0) for x in (cluster.seconds_per_byte, cluster.latency))
+        both = (
+            np.where(np.isfinite(x), x, 0.0) for x in (cluster.seconds_per_byte, cluster.latency)
+        )
         pace, latency = (x * ~np.eye(self.num_devices, dtype=bool) for x in both)
         return pace, latency
 
@@ -212,9 +244,12 @@ class Sight:
         return np.asarray(np.log1p(_STRETCH * seconds / max(self.balanced, 1e-12)))
 
     def _transfer(self, read: Array, written: Array) -> Array:
-        """[batch, devices] seconds on the links for a group there, from bytes that others have where they are."""
+        """[batch, devices] seconds on the links for a group there, from bytes that others have
+        where they are."""
         pace, latency = self._links
-        return np.asarray(read @ pace + written @ pace.T + (read > 0) @ latency + (written > 0) @ latency.T)
+        return np.asarray(
+            read @ pace + written @ pace.T + (read > 0) @ latency + (written > 0) @ latency.T
+        )
 
     def _overlap(self, moment: Moment, at: int, here: Array) -> Array:
         """[batch, devices] work of others there while the group ran, in times of its own length."""
@@ -249,9 +284,11 @@ def _scaled(size: Array) -> Array:
 
 
 def _visits(units: Units) -> Array:
-    """[groups] in topological order: by the first op of each; one without a forward op just before its first reader."""
+    """[groups] in topological order: by the first op of each; one without a forward op just before
+    its first reader."""
     first = units.leader.astype(np.float64)
-    late = np.ones(units.num_units, dtype=bool)  # parameters with their updates, which come at the end of the step
+    # Parameters with their updates, which come at the end of the step.
+    late = np.ones(units.num_units, dtype=bool)
     late[units.unit[units.problem.graph.phase == FORWARD]] = False
     source, target, _ = units.edges
     reads = late[source] & ~late[target]

@@ -12,13 +12,19 @@ from roost.simulator.compiled import Simulator
 from roost.simulator.kernels import batch
 
 
-def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:  # [groups] seconds, twice
-    """The start of the first op of each group, and the finish of the last of its forward ops (of all, without any)."""
+# [groups] seconds, twice.
+def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:
+    """The start of the first op of each group, and the finish of the last of its forward ops (of
+    all, without any)."""
     graph, layout = units.problem.graph, Simulator.of(units.problem).layout(placement)
     placed = placement.device.astype(np.uint32)
-    window = np.array(np.broadcast_to(placement.prefetch_bytes, units.problem.cluster.num_devices), dtype=np.int64)
+    window = np.array(
+        np.broadcast_to(placement.prefetch_bytes, units.problem.cluster.num_devices), dtype=np.int64
+    )
     device, home = placed[layout.op], placed[layout.parameter_op]
-    _, _, begins, ends, _, _ = batch.run_full(layout, device, home, window, placement.order == "fifo")
+    _, _, begins, ends, _, _ = batch.run_full(
+        layout, device, home, window, placement.order == "fifo"
+    )
     start, finish = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
     start[layout.op], finish[layout.op] = begins, ends
     last = np.zeros(units.num_units)

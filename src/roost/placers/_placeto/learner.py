@@ -1,4 +1,5 @@
-"""How Placeto's policy sees, chooses and learns; needs torch, so only a placer that runs imports it."""
+"""How Placeto's policy sees, chooses and learns; needs torch, so only a placer that runs imports
+it."""
 
 from __future__ import annotations
 
@@ -20,13 +21,16 @@ from roost.placers._placeto.features import DEVICE, FIXED, MOVING, Moment
 from roost.placers.placeto import Settings
 from roost.policies.gnn import GraphMaps, GraphPolicy, Shape
 
-# Groups, times devices, times rows, embedded at a time where the network is run at every step: what fits into a cache.
+# Groups, times devices, times rows, embedded at a time where the network is run at every step: what
+# fits into a cache.
 _PART = 20_000
 _COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
-_FEW_NEW = 0.25  # share of the placements of a round that are new trials, below which a policy repeats itself
+# Share of the placements of a round that are new trials, below which a policy repeats itself.
+_FEW_NEW = 0.25
 _MOST_REPEATS = 3  # rounds in which it may do so
 _SAMPLED = 16  # episodes side by side of a policy that was trained before
-_NOTHING_NEW, _FORGET = 0.05, 0.1  # share of new trials below which it ends, and how fast old rounds are forgotten
+# Share of new trials below which it ends, and how fast old rounds are forgotten.
+_NOTHING_NEW, _FORGET = 0.05, 0.1
 
 
 class Learner:
@@ -48,7 +52,13 @@ class Learner:
             settings = settings.refine
         self.settings = settings
         features = len(MOVING) if settings.embed == "step" else len(FIXED)
-        parts = (settings.width, settings.hidden, settings.rounds, settings.messages, settings.pools)
+        parts = (
+            settings.width,
+            settings.hidden,
+            settings.rounds,
+            settings.messages,
+            settings.pools,
+        )
         shape = Shape(features, len(DEVICE), *parts)
         self.policy = GraphPolicy(shape, (self.seed + phase) % 2**62).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
@@ -58,13 +68,16 @@ class Learner:
     def rules(self) -> Rules:
         s = self.settings
         return Rules(
-            s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart, s.penalty,
+            s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart,
+            s.penalty,
             s.times_every, s.device_features,
         )  # fmt: skip
 
     def episodes(self, problem: Problem, judge: Judge) -> Episodes:
         """Episodes on a problem, by the rules of the settings."""
-        return Episodes(problem, self.rules, self.settings.most_groups, self.settings.baseline_rounds, judge)
+        return Episodes(
+            problem, self.rules, self.settings.most_groups, self.settings.baseline_rounds, judge
+        )
 
     @property
     def is_done(self) -> bool:
@@ -72,7 +85,8 @@ class Learner:
         return self.fresh < _NOTHING_NEW
 
     def renew(self, episodes: Episodes) -> None:
-        """Where the policy tries nothing new any more: go on from the best placement with one that knows nothing."""
+        """Where the policy tries nothing new any more: go on from the best placement with one that
+        knows nothing."""
         if self.repeats < _MOST_REPEATS:
             return
         self._new_phase(self.phase + 1)
@@ -100,12 +114,19 @@ class Learner:
         self.repeats = self.repeats + 1 if share < _FEW_NEW else 0
         told = self._learn(episodes, record)
         mean, best = episodes.outcome[:, 1].mean(), episodes.best_outcome[1]
-        return {**told, "reward": float(np.mean(record.reward)), "mean": float(mean), "best": float(best)}
+        return {
+            **told,
+            "reward": float(np.mean(record.reward)),
+            "mean": float(mean),
+            "best": float(best),
+        }
 
     def sample(self, episodes: Episodes, count: int) -> None:
-        """So many episodes of a policy that was trained before, from a random placement, without learning.
+        """So many episodes of a policy that was trained before, from a random placement, without
+        learning.
 
-        A few at a time, which go on from the best so far; one of them always takes the likeliest device.
+        A few at a time, which go on from the best so far; one of them always takes the likeliest
+        device.
         """
         rng = self._rng(-1)
         episodes.begin(anywhere(episodes.units, rng, 1), rng)
@@ -143,14 +164,20 @@ class Learner:
 
     @property
     def tensors(self) -> dict[str, Array]:
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.policy.named_parameters()}
+        return {
+            name: tensor.detach().cpu().numpy().copy()
+            for name, tensor in self.policy.named_parameters()
+        }
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take weights by name."""
-        self.policy.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in weights.items()})
+        self.policy.load_state_dict(
+            {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+        )
 
     def _rng(self, number: int) -> np.random.Generator:
-        """Chance of one round: a search that goes on from a journal needs to know nothing of the rounds before."""
+        """Chance of one round: a search that goes on from a journal needs to know nothing of the
+        rounds before."""
         return np.random.default_rng([self.seed, number + 1])
 
     def _share(self, ends: tuple[float, float]) -> float:
@@ -173,7 +200,9 @@ class Learner:
         allowed = self._tensor(episodes.units.allowed)
 
         def choose(seen: Seen) -> Array:
-            logs = policy.log_probs(contexts[:, seen.at, None, None], self._tensor(seen.devices), allowed[seen.at])
+            logs = policy.log_probs(
+                contexts[:, seen.at, None, None], self._tensor(seen.devices), allowed[seen.at]
+            )
             return logs.cpu().numpy()
 
         return choose
@@ -185,17 +214,24 @@ class Learner:
         return self.policy.contexts(maps, embedded)[:, 0]
 
     def _anew(self, episodes: Episodes, seen: Sequence[Seen]) -> torch.Tensor:
-        """Log-probabilities [steps, episodes, devices], from features of the whole placement at each step."""
+        """Log-probabilities [steps, episodes, devices], from features of the whole placement at
+        each step."""
         maps, sight = self._maps(episodes), episodes.sight
         steps, rows = len(seen), len(seen[0].moment.place)
         at = np.repeat([each.at for each in seen], rows)
         done = np.repeat([each.done for each in seen], rows, axis=0)
         features = sight.moving(Moment.joined([each.moment for each in seen]), at, done)
         embedded = self.policy.embed(maps, self._tensor(features).flatten(1, 2))
-        context = self.policy.contexts_at(maps, embedded, self._tensor(np.repeat(at, sight.num_devices)))
+        context = self.policy.contexts_at(
+            maps, embedded, self._tensor(np.repeat(at, sight.num_devices))
+        )
         of_devices = self._tensor(np.stack([each.devices for each in seen], axis=1))
-        allowed = self._tensor(np.stack([each.allowed for each in seen]))[:, None].expand(of_devices.shape[1:])
-        return self.policy.log_probs(context.view(-1, steps, rows, sight.num_devices), of_devices, allowed)
+        allowed = self._tensor(np.stack([each.allowed for each in seen]))[:, None].expand(
+            of_devices.shape[1:]
+        )
+        return self.policy.log_probs(
+            context.view(-1, steps, rows, sight.num_devices), of_devices, allowed
+        )
 
     def _learn(self, episodes: Episodes, record: Record) -> dict[str, float]:
         s = self.settings
@@ -216,7 +252,9 @@ class Learner:
             allowed = self._tensor(episodes.units.allowed)[at, None].expand(of_devices.shape[1:])
 
             def score(part: slice) -> torch.Tensor:
-                return self.policy.log_probs(self._contexts(episodes)[:, at, None, None], of_devices, allowed)
+                return self.policy.log_probs(
+                    self._contexts(episodes)[:, at, None, None], of_devices, allowed
+                )
 
         tried = Tried.of(np.stack(record.chosen), np.stack(record.logs), advantage).to(self.device)
         return self.update.apply(self.optimizer, score, parts, tried, self._share(s.entropy))

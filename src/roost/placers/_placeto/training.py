@@ -1,4 +1,5 @@
-"""Placeto over many problems: one policy, one problem after the other, for as much work as was planned."""
+"""Placeto over many problems: one policy, one problem after the other, for as much work as was
+planned."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ from roost.simulator.compiled import Simulator
 _STEP_SECONDS = 1e-3  # of a step of all episodes, learning included, on a core of today
 _OP_SECONDS = 1e-6  # of simulating an op once, under an order of its own
 _EPISODES = 16  # side by side, at most
-_RATE, _MOST_KL = (3e-3, 1e-3), 0.03  # at the rate of one problem, a policy of many broke down and did not recover
-_AFRESH = 0.5  # of the rounds begin at a random placement; the others where the last on that problem ended
+# At the rate of one problem, a policy of many broke down and did not recover.
+_RATE, _MOST_KL = (3e-3, 1e-3), 0.03
+# Of the rounds begin at a random placement; the others where the last on that problem ended.
+_AFRESH = 0.5
 
 
 class Course:
@@ -38,7 +41,9 @@ class Course:
     ) -> None:
         # Nothing is remembered: there are many problems, and trials cost little here.
         few = min(_EPISODES, settings.episodes)
-        settings = replace(settings, remember=False, refine=None, episodes=few, rate=_RATE, most_kl=_MOST_KL)
+        settings = replace(
+            settings, remember=False, refine=None, episodes=few, rate=_RATE, most_kl=_MOST_KL
+        )
         self.learner, self.on_note, self.done = Learner(settings, seed, inf), on_note, 0
         self.walks = [self.learner.episodes(problem, simulated(problem)) for problem in problems]
         self.reached: list[Array | None] = [None] * len(problems)
@@ -62,7 +67,11 @@ class Course:
             self.reached[number] = walk.best
             self.done += 1
             share = walk.best_outcome[1] / max(walk.sight.balanced, 1e-12)
-            where = {"done": float(self.done), "of": float(self.plan), "progress": self.done / self.plan}
+            where = {
+                "done": float(self.done),
+                "of": float(self.plan),
+                "progress": self.done / self.plan,
+            }
             self.on_note({**told, **where, "problem": float(number), "over_balanced": float(share)})
             save(self.state())
 
@@ -75,13 +84,16 @@ class Course:
         return found
 
     def restore(self, state: Mapping[str, Array]) -> None:
-        """Go back to where a state was saved; raises InputError where it is not one of this course."""
+        """Go back to where a state was saved; raises InputError where it is not one of this
+        course."""
         taken(state, "learned", self.learner.state()["learned"].shape, "i")
         taken(state, "fresh", ())
         self.learner.resume(state)
         self.done = int(taken(state, "done", (), "i"))
         for number, walk in enumerate(self.walks):
-            walk.baseline.past = np.array(_past(state, f"baseline.{number}", walk.baseline.past.shape))
+            walk.baseline.past = np.array(
+                _past(state, f"baseline.{number}", walk.baseline.past.shape)
+            )
             if (name := f"reached.{number}") in state:
                 reached = taken(state, name, (walk.units.num_units,), "i")
                 if not ((reached >= 0) & (reached < walk.problem.cluster.num_devices)).all():
@@ -107,7 +119,13 @@ def simulated(problem: Problem) -> Judge:
             timeline = simulator.simulate(placement)
             missing = int(timeline.missing.sum())
             found.append(
-                Trial(placement, timeline.step_time, timeline.peak_memory, missing == 0, missing_bytes=missing)
+                Trial(
+                    placement,
+                    timeline.step_time,
+                    timeline.peak_memory,
+                    missing == 0,
+                    missing_bytes=missing,
+                )
             )
         return found
 

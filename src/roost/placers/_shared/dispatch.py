@@ -1,4 +1,5 @@
-"""The order of a placement by list scheduling: a device that is free begins the most urgent op that is ready."""
+"""The order of a placement by list scheduling: a device that is free begins the most urgent op that
+is ready."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from roost.simulator.kernels.heap import heap_pop, heap_push
 
 @compiled
 def dispatch(layout, device, urgency, begun):
-    """Write the positions of ops in the order they begin into `begun` [ops]; gives the seconds until all have ended.
+    """Write the positions of ops in the order they begin into `begun` [ops]; gives the seconds
+    until all have ended.
 
-    Buses are taken in the order of the loop, nothing is fetched, and gaps of devices do not count: order and seconds
-    are good, if not always exact.
+    Buses are taken in the order of the loop, nothing is fetched, and gaps of devices do not count:
+    order and seconds are good, if not always exact.
     """
     num_ops, num_devices = len(device), layout.num_devices
     time, next_start, next_op = layout.time, layout.next_start, layout.next
@@ -28,13 +30,16 @@ def dispatch(layout, device, urgency, begun):
         first[device[op] + 1] += 1
     for d in range(num_devices):
         first[d + 1] += first[d]
-    later_time, later_op = np.empty(num_ops), np.empty(num_ops, np.uint32)  # by the time they become ready
+    # By the time they become ready.
+    later_time, later_op = np.empty(num_ops), np.empty(num_ops, np.uint32)
     ready_key, ready_op = np.empty(num_ops), np.empty(num_ops, np.uint32)  # by urgency
     num_later, num_ready = np.zeros(num_devices, np.int64), np.zeros(num_devices, np.int64)
     for op in range(num_ops):
         if waiting[op] == 0:
             d = device[op]
-            heap_push(later_time[first[d] :], later_op[first[d] :], num_later[d], 0.0, np.uint32(op))
+            heap_push(
+                later_time[first[d] :], later_op[first[d] :], num_later[d], 0.0, np.uint32(op)
+            )
             num_later[d] += 1
     last = 0.0
     for turn in range(num_ops):
@@ -78,7 +83,11 @@ def dispatch(layout, device, urgency, begun):
             if waiting[consumer] == 0:
                 d = device[consumer]
                 heap_push(
-                    later_time[first[d] :], later_op[first[d] :], num_later[d], ready[consumer], np.uint32(consumer)
+                    later_time[first[d] :],
+                    later_op[first[d] :],
+                    num_later[d],
+                    ready[consumer],
+                    np.uint32(consumer),
                 )
                 num_later[d] += 1
     return last

@@ -1,4 +1,5 @@
-"""Making devices fit: what units hold for long, and which of them to move when a device overflows."""
+"""Making devices fit: what units hold for long, and which of them to move when a device
+overflows."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def best_reordered(problem: Problem, evaluate: Evaluate, trial: Trial) -> Trial:
 
 
 def lasting(graph: Graph) -> Array:  # [ops] bool
-    """Ops whose output is held for long: parameters, and what the forward pass keeps for the backward pass.
+    """Ops whose output is held for long: parameters, and what the forward pass keeps for the
+    backward pass.
 
     Not the gradients of parameters: where memory is short, updates run as soon as they can.
     """
@@ -52,7 +54,9 @@ def lasting_bytes(units: Units) -> Array:  # [units] i8
     """Bytes that each unit holds for long."""
     graph = units.problem.graph
     lasts = lasting(graph)
-    return np.bincount(units.unit[lasts], graph.output_bytes[lasts], minlength=units.num_units).astype(np.int64)
+    return np.bincount(
+        units.unit[lasts], graph.output_bytes[lasts], minlength=units.num_units
+    ).astype(np.int64)
 
 
 def fastest_allowed(units: Units, wish: Array) -> Array:  # [units] i4
@@ -63,8 +67,11 @@ def fastest_allowed(units: Units, wish: Array) -> Array:  # [units] i4
     return np.where(may, wish, fastest).astype(np.int32)
 
 
-def fitted(units: Units, evaluate: Evaluate, unit_device: Array, layers: Layers | None = None) -> Trial:
-    """The devices in the order that suits them; while a device overflows, units are moved to where there is room."""
+def fitted(
+    units: Units, evaluate: Evaluate, unit_device: Array, layers: Layers | None = None
+) -> Trial:
+    """The devices in the order that suits them; while a device overflows, units are moved to where
+    there is room."""
     problem = units.problem
     unit_device = fastest_allowed(units, unit_device)
     trials = [best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device))))]
@@ -74,28 +81,46 @@ def fitted(units: Units, evaluate: Evaluate, unit_device: Array, layers: Layers 
             break
         if chain is None:
             chain = (layers or Layers.of(problem.graph)).chain(units)
-        moved = _relieved(units, chain, unit_device, trials[-1].peak_memory - problem.cluster.memory, attempt)
+        moved = _relieved(
+            units, chain, unit_device, trials[-1].peak_memory - problem.cluster.memory, attempt
+        )
         if (moved == unit_device).all():
             break
         unit_device = moved
-        trials.append(best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device)))))
+        trials.append(
+            best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device))))
+        )
     return best_reordered(problem, evaluate, best_or_nearest(problem, trials))
 
 
-def _relieved(units: Units, chain: Array, unit_device: Array, excess: Array, attempt: int) -> Array:  # [units] i4
-    """Devices with a run of units moved away from each device that has `excess` bytes too many, to others with room.
+# [units] i4.
+def _relieved(units: Units, chain: Array, unit_device: Array, excess: Array, attempt: int) -> Array:
+    """Devices with a run of units moved away from each device that has `excess` bytes too many, to
+    others with room.
 
-    What a move frees is an estimate, and copies need room as well: with each attempt the margin is doubled.
+    What a move frees is an estimate, and copies need room as well: with each attempt the margin is
+    doubled.
     """
     unit_device, size = unit_device.copy(), lasting_bytes(units)
     margin = _MARGIN * 2.0**attempt * units.problem.cluster.memory
     need, room = excess + margin, -excess - margin
-    quickest = np.argsort(np.where(units.allowed, units.time, 0.0).sum(axis=0), kind="stable").tolist()
+    quickest = np.argsort(
+        np.where(units.allowed, units.time, 0.0).sum(axis=0), kind="stable"
+    ).tolist()
     for crowded in np.flatnonzero(excess > 0).tolist():
         for target in quickest:
             if need[crowded] > 0 and room[target] > 0:
                 here = chain[(unit_device[chain] == crowded) & units.allowed[chain, target]]
-                run = _cheapest_run(units, here, crowded, target, size[here], need[crowded], room[target], unit_device)
+                run = _cheapest_run(
+                    units,
+                    here,
+                    crowded,
+                    target,
+                    size[here],
+                    need[crowded],
+                    room[target],
+                    unit_device,
+                )
                 unit_device[run] = target
                 freed = float(size[run].sum())
                 need[crowded] -= freed
@@ -104,9 +129,17 @@ def _relieved(units: Units, chain: Array, unit_device: Array, excess: Array, att
 
 
 def _cheapest_run(
-    units: Units, here: Array, crowded: int, target: int, size: Array, need: float, room: float, unit_device: Array
+    units: Units,
+    here: Array,
+    crowded: int,
+    target: int,
+    size: Array,
+    need: float,
+    room: float,
+    unit_device: Array,
 ) -> Array:
-    """Consecutive units of those `here` that free what is needed, or what there is room for, in the fewest seconds."""
+    """Consecutive units of those `here` that free what is needed, or what there is room for, in the
+    fewest seconds."""
     held = np.concatenate([[0.0], np.cumsum(size)])  # [here + 1]
     start = np.arange(len(here))
     end = np.minimum(np.searchsorted(held, held[start] + need), len(here))
@@ -126,7 +159,8 @@ def _cheapest_run(
 
 
 def _ties(units: Units, here: Array, target: int, unit_device: Array) -> tuple[Array, Array]:
-    """Bytes across each gap in a row of units [here + 1], and between each of them and the target device [here]."""
+    """Bytes across each gap in a row of units [here + 1], and between each of them and the target
+    device [here]."""
     source, sink, size = units.edges
     place = np.full(units.num_units, -1)
     place[here] = np.arange(len(here))

@@ -1,12 +1,14 @@
 """The few groups that a learned placer decides about.
 
-Mirhoseini et al. 2017 make a group of each call of a module, such as a cell of a recurrent layer at one time step, with
-its gradients. That binds a step of time to a device, and the weights of the layer have to follow it. Here a parameter
-goes with all the ops that read it and with the ops that make its gradient; only the other ops go by module call. The
-best placement of such groups is a third faster than that of as many cells on RNNLM, and a tenth on NMT.
+Mirhoseini et al. 2017 make a group of each call of a module, such as a cell of a recurrent layer at
+one time step, with its gradients. That binds a step of time to a device, and the weights of the
+layer have to follow it. Here a parameter goes with all the ops that read it and with the ops that
+make its gradient; only the other ops go by module call. The best placement of such groups is a
+third faster than that of as many cells on RNNLM, and a tenth on NMT.
 
-A gradient that takes long is a group of its own. Where there are too many groups, module paths are cut shorter, and
-what is then within one module is one group; where that is not enough, the lightest are merged.
+A gradient that takes long is a group of its own. Where there are too many groups, module paths are
+cut shorter, and what is then within one module is one group; where that is not enough, the lightest
+are merged.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ def groups_of(problem: Problem, most: int = _MOST) -> Units:
 
 
 def may_group(problem: Problem) -> bool:
-    """Whether there are far fewer groups than units otherwise, each of them is whole, and modules make them so few.
+    """Whether there are far fewer groups than units otherwise, each of them is whole, and modules
+    make them so few.
 
-    What has to be merged by weight is of little use to begin with, and merging takes long on large graphs.
+    What has to be merged by weight is of little use to begin with, and merging takes long on large
+    graphs.
     """
     kept = vars(problem).get("_may_group")
     if kept is None and _by_module(problem, _MOST) is None:
@@ -81,7 +85,8 @@ def _by_module(problem: Problem, most: int) -> Units | None:
 
 
 def _roles(problem: Problem) -> tuple[Array, Array]:
-    """For each op the unit of the parameters it belongs to, or -1; and whether it is part of a long gradient [ops]."""
+    """For each op the unit of the parameters it belongs to, or -1; and whether it is part of a long
+    gradient [ops]."""
     graph, units = problem.graph, Units.of(problem)
     with_parameter = np.zeros(units.num_units, dtype=bool)
     with_parameter[units.unit[graph.is_parameter]] = True
@@ -110,16 +115,20 @@ def _only_update(graph: Graph) -> Array:
 
 
 def _shorter_and_shorter(modules: tuple[str, ...]) -> Iterator[Array]:
-    """A number for each op's module path [ops], cut to fewer and fewer names; -1 where there is no path."""
+    """A number for each op's module path [ops], cut to fewer and fewer names; -1 where there is no
+    path."""
     deepest = max(path.count(".") + 1 if path else 0 for path in modules)
     for depth in range(max(deepest, 1), 0, -1):
         names: dict[str, int] = {}
         cut = {path: ".".join(path.split(".")[:depth]) for path in set(modules)}
-        yield np.array([names.setdefault(cut[path], len(names)) if path else -1 for path in modules])
+        yield np.array(
+            [names.setdefault(cut[path], len(names)) if path else -1 for path in modules]
+        )
 
 
 def _joined(problem: Problem, role: Array, module: Array, is_long: Array) -> Units:
-    """Ops of one role, and of one module where they have no role, or all of their role is in that module."""
+    """Ops of one role, and of one module where they have no role, or all of their role is in that
+    module."""
     graph = problem.graph
     bits = 1 << np.arange(problem.cluster.num_devices, dtype=object)
     sets = Unions([int(mask) for mask in (problem.allowed * bits).sum(axis=1)])
@@ -149,7 +158,9 @@ def merged_units(units: Units, most: int) -> Units:
     graph = replace(problem.graph, group=units.unit.astype(np.int32), group_names=names)
     merged = Coarsen(most, count_ops=False).apply(graph, problem.op_time.mean(axis=1))
     group = merged.graph.group.astype(np.int64)
-    number = np.where(group >= 0, group, group.max() + 1 + np.arange(merged.graph.num_ops))[merged.new_op]
+    number = np.where(group >= 0, group, group.max() + 1 + np.arange(merged.graph.num_ops))[
+        merged.new_op
+    ]
     return Units(problem, numbered(problem.graph.is_parameter, _first_of(number)))
 
 

@@ -1,9 +1,10 @@
 """Layers: the chain that a model is, one after another in the order of its forward pass.
 
-An op belongs to the layer that its module path names: `encoder.layers.3.attention.query` to `encoder.layers.3`,
-`Mixed_5b.b1x1.conv` to `Mixed_5b`; all calls of a module are one layer. A backward op belongs to the layer of its
-forward ops, a parameter to that of its first reader, an update to that of the parameter. Ops without a path go with
-their neighbours; in a graph without any paths each forward op is a layer.
+An op belongs to the layer that its module path names: `encoder.layers.3.attention.query` to
+`encoder.layers.3`, `Mixed_5b.b1x1.conv` to `Mixed_5b`; all calls of a module are one layer. A
+backward op belongs to the layer of its forward ops, a parameter to that of its first reader, an
+update to that of the parameter. Ops without a path go with their neighbours; in a graph without any
+paths each forward op is a layer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Layers:
 
     @staticmethod
     def of(graph: Graph, key: Callable[[str], str] | None = None) -> Layers:
-        """The layers of a graph; `key` gives the layer of a module path without calls, "" where it has none."""
+        """The layers of a graph; `key` gives the layer of a module path without calls, "" where it
+        has none."""
         names, own = _named(graph, key or top_level(graph.modules))
         if not names:
             forward = np.flatnonzero(graph.phase == FORWARD)
@@ -48,22 +50,29 @@ class Layers:
     def of_units(self, units: Units) -> Array:  # [units] i8
         """The layer of each unit: that of its first op.
 
-        A last layer that shares its weight with the embedding thus is where the embedding is; the rest of such a
-        layer, and layers without parameters after it, such as the loss, go there as well.
+        A last layer that shares its weight with the embedding thus is where the embedding is; the
+        rest of such a layer, and layers without parameters after it, such as the loss, go there as
+        well.
         """
         found = self.layer[units.leader]
         return self._drawn(units.problem.graph, found[units.unit])[found]
 
-    def _drawn(self, graph: Graph, placed: Array) -> Array:  # [layers] the layer that each really is with
-        """From where the units put the ops: a layer goes where most bytes of its forward ops went."""
+    # [layers] the layer that each really is with.
+    def _drawn(self, graph: Graph, placed: Array) -> Array:
+        """From where the units put the ops: a layer goes where most bytes of its forward ops
+        went."""
         away = np.flatnonzero((graph.phase == FORWARD) & (placed != self.layer))
         target = np.arange(self.num_layers)
         if len(away) == 0:
             return target
         forward = np.flatnonzero(graph.phase == FORWARD)
-        total = np.bincount(self.layer[forward], graph.output_bytes[forward], minlength=self.num_layers)
+        total = np.bincount(
+            self.layer[forward], graph.output_bytes[forward], minlength=self.num_layers
+        )
         gone = np.bincount(self.layer[away], graph.output_bytes[away], minlength=self.num_layers)
-        with_parameters = np.isin(target, self.layer[graph.edge_target[graph.is_parameter[graph.input_op]]])
+        with_parameters = np.isin(
+            target, self.layer[graph.edge_target[graph.is_parameter[graph.input_op]]]
+        )
         smallest_first = away[np.argsort(graph.output_bytes[away], kind="stable")]
         largest = np.zeros(self.num_layers, dtype=np.int64)
         largest[self.layer[smallest_first]] = placed[smallest_first]  # what is written last stays
@@ -89,13 +98,15 @@ def without_calls(path: str) -> str:
 
 
 def top_level(modules: Iterable[str]) -> Callable[[str], str]:
-    """Module paths -> layers: up to the first numbers, or else as short as leaves apart what has numbers below it."""
+    """Module paths -> layers: up to the first numbers, or else as short as leaves apart what has
+    numbers below it."""
     inner: set[str] = set()  # paths that hold numbered layers, and so are no layer themselves
     for path in {without_calls(module) for module in modules}:
         parts = path.split(".")
         numbers = [part.isdigit() for part in [*parts, ""]]
         if True in numbers:
-            last = numbers.index(False, numbers.index(True)) - 1  # stages.0.1 is the second layer of the first stage
+            # Stages.0.1 is the second layer of the first stage.
+            last = numbers.index(False, numbers.index(True)) - 1
             inner.update(".".join(parts[:depth]) for depth in range(1, last + 1))
 
     def key(path: str) -> str:
@@ -110,7 +121,10 @@ def top_level(modules: Iterable[str]) -> Callable[[str], str]:
 
 def _named(graph: Graph, key: Callable[[str], str]) -> tuple[tuple[str, ...], Array]:
     """Names of layers in forward order, and the layer that each op's path names, or -1."""
-    key_of = {module: key(without_calls(module)) if module else "" for module in dict.fromkeys(graph.modules)}
+    key_of = {
+        module: key(without_calls(module)) if module else ""
+        for module in dict.fromkeys(graph.modules)
+    }
     keys = [key_of[module] for module in graph.modules]
     phase = graph.phase.tolist()
     number: dict[str, int] = {}
@@ -118,7 +132,8 @@ def _named(graph: Graph, key: Callable[[str], str]) -> tuple[tuple[str, ...], Ar
         if name and phase[op] == FORWARD:
             number.setdefault(name, len(number))
     own = np.array([number.get(name, -1) for name in keys], dtype=np.int64)
-    own[graph.phase == PARAMETER] = -1  # a weight that two layers share lives with the first that reads it
+    # A weight that two layers share lives with the first that reads it.
+    own[graph.phase == PARAMETER] = -1
     return tuple(number), own
 
 
@@ -129,7 +144,8 @@ def _spread(graph: Graph, own: Array) -> tuple[Array, Array]:
     for op, sources in enumerate(inputs):
         before = [source for source in sources if INPUT <= phase[source] <= FORWARD]
         after = [source for source in sources if phase[source] > FORWARD]
-        if phase[op] > FORWARD:  # gradients come from further on, what was saved from the same layer or just before
+        # Gradients come from further on, what was saved from the same layer or just before.
+        if phase[op] > FORWARD:
             position[op] = _nearest(position, before, after, op)
         if layer[op] < 0 and phase[op] != PARAMETER:
             layer[op] = _nearest(layer, before, after if phase[op] > FORWARD else [], -1)
@@ -157,6 +173,8 @@ def _settle(graph: Graph, layer: list[int], position: list[int]) -> None:
                 first = min(readers, key=lambda reader: (layer[reader], position[reader]))
                 layer[op], position[op] = layer[first], position[first]
     for op in np.flatnonzero(graph.phase == UPDATE).tolist():
-        homes = [source for source in inputs[op] if phase[source] == PARAMETER and layer[source] >= 0]
+        homes = [
+            source for source in inputs[op] if phase[source] == PARAMETER and layer[source] >= 0
+        ]
         if homes:
             layer[op], position[op] = layer[homes[0]], position[homes[0]]

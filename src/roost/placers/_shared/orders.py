@@ -17,9 +17,17 @@ from roost.simulator.compiled import Simulator
 from roost.simulator.order import placed_rank
 
 
-def placement_of(problem: Problem, device: Array, order: str = "program", priority: Array | None = None) -> Placement:
+def placement_of(
+    problem: Problem, device: Array, order: str = "program", priority: Array | None = None
+) -> Placement:
     """A placement that says which graph and which devices it is for."""
-    return Placement(device, order, priority=priority, devices=problem.cluster.device_names, graph=problem.graph.digest)
+    return Placement(
+        device,
+        order,
+        priority=priority,
+        devices=problem.cluster.device_names,
+        graph=problem.graph.digest,
+    )
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
@@ -32,8 +40,11 @@ def best_of(trials: Iterable[Trial]) -> Trial:
     return found
 
 
-def best_order(problem: Problem, evaluate: Evaluate, device: Array, extra: Iterable[Placement] = ()) -> Placement:
-    """The devices in each order there is for any devices, or one of the others given: whichever is best."""
+def best_order(
+    problem: Problem, evaluate: Evaluate, device: Array, extra: Iterable[Placement] = ()
+) -> Placement:
+    """The devices in each order there is for any devices, or one of the others given: whichever is
+    best."""
     return best_of(evaluate([*in_orders(problem, device), *extra])).placement
 
 
@@ -46,7 +57,8 @@ def in_orders(problem: Problem, device: Array) -> list[Placement]:
 
 
 def early_updates(problem: Problem) -> Array:  # [ops]
-    """Priorities for program order with each update as soon as it can be: gradients are then not kept to the end.
+    """Priorities for program order with each update as soon as it can be: gradients are then not
+    kept to the end.
 
     An update waits for its gradient, and for every op that reads what it rewrites.
     """
@@ -55,7 +67,8 @@ def early_updates(problem: Problem) -> Array:  # [ops]
         graph = problem.graph
         source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
         position = np.arange(graph.num_ops, dtype=np.float64)
-        last = np.where(graph.is_parameter, -1.0, position)  # of a parameter: of its last reader that is no update
+        # Of a parameter: of its last reader that is no update.
+        last = np.where(graph.is_parameter, -1.0, position)
         readers = graph.is_parameter[source] & ~update[target]
         np.maximum.at(last, source[readers], position[target[readers]])
         before = np.full(graph.num_ops, -1.0)
@@ -66,17 +79,21 @@ def early_updates(problem: Problem) -> Array:  # [ops]
 
 
 def listed_order(problem: Problem, device: Array, urgency: Array | None = None) -> Array:  # [ops]
-    """Priorities by list scheduling on these devices: longest remaining path first, or most urgent first."""
+    """Priorities by list scheduling on these devices: longest remaining path first, or most urgent
+    first."""
     return listed(problem, device, urgency)[0]
 
 
 def listed(problem: Problem, device: Array, urgency: Array | None = None) -> tuple[Array, float]:
-    """The same, and the step time in that order: exact unless devices share a bus to send, fetch or have gaps."""
+    """The same, and the step time in that order: exact unless devices share a bus to send, fetch or
+    have gaps."""
     simulator = Simulator.of(problem)
     layout = simulator.layout(placement_of(problem, device))
     rank = placed_rank(problem, device) if urgency is None else urgency
     begun = np.empty(len(layout.op), dtype=np.uint32)
-    seconds = dispatch(layout, np.asarray(device, dtype=np.uint32)[layout.op], rank[layout.op], begun)
+    seconds = dispatch(
+        layout, np.asarray(device, dtype=np.uint32)[layout.op], rank[layout.op], begun
+    )
     priority = np.zeros(problem.graph.num_ops)
     priority[layout.op[begun]] = -np.arange(len(begun), dtype=np.float64)
     return priority, float(seconds)

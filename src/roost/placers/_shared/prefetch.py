@@ -1,4 +1,5 @@
-"""How far ahead parameters are fetched that live elsewhere: far enough for each to be sent once a step."""
+"""How far ahead parameters are fetched that live elsewhere: far enough for each to be sent once a
+step."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from roost.core.problem import Problem
 
 
 def fetched_once(problem: Problem, device: Array) -> Array:  # [devices] bytes
-    """For devices [ops]: windows with room for all the parameters that each device reads and does not hold."""
+    """For devices [ops]: windows with room for all the parameters that each device reads and does
+    not hold."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     edges = _reads(problem)
     parameter, reader = graph.input_op[edges], device[graph.edge_target[edges]]
@@ -24,5 +26,7 @@ def _reads(problem: Problem) -> Array:
     """The edges from parameters."""
     kept = vars(problem).get("_reads")
     if kept is None:
-        kept = vars(problem)["_reads"] = np.flatnonzero(problem.graph.is_parameter[problem.graph.input_op])
+        kept = vars(problem)["_reads"] = np.flatnonzero(
+            problem.graph.is_parameter[problem.graph.input_op]
+        )
     return np.asarray(kept)

@@ -1,4 +1,5 @@
-"""Settings of placers that learn, checked when they are made: none that would end in a crash, or in no number."""
+"""Settings of placers that learn, checked when they are made: none that would end in a crash, or in
+no number."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ def check_number(settings: Any, least: float, most: float, *names: str) -> None:
     """These fields are numbers between these, both included."""
     for name in names:
         value = getattr(settings, name)
-        if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not least <= value <= most:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float | np.number)
+            or not least <= value <= most
+        ):
             raise InputError(f"{name} is {value!r}; it must be a number from {least:g} to {most:g}")
 
 
@@ -30,4 +35,6 @@ def check_choice(settings: Any, name: str, choices: Sequence[object]) -> None:
     """This field is one of these."""
     value = getattr(settings, name)
     if value not in choices or type(value) is not type(choices[0]):
-        raise InputError(f"{name} is {value!r}; it must be one of {', '.join(str(choice) for choice in choices)}")
+        raise InputError(
+            f"{name} is {value!r}; it must be one of {', '.join(str(choice) for choice in choices)}"
+        )

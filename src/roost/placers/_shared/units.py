@@ -15,7 +15,8 @@ from roost.transforms.merging.unions import Unions
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A partition of the ops, such that every choice of an allowed device for each unit is a valid placement."""
+    """A partition of the ops, such that every choice of an allowed device for each unit is a valid
+    placement."""
 
     problem: Problem
     unit: Array  # [ops] i8, numbered by the first op of each that is no parameter
@@ -24,9 +25,10 @@ class Units:
     def of(problem: Problem, tie: str = "readers") -> Units:
         """The groups of a problem, and each op without one, joined further.
 
-        `tie` says what parameters are joined with. "readers": all the ops that read them, so that nothing is ever
-        fetched. "updates": the updates that read them, so that nothing is sent home. "nothing": they go anywhere.
-        Two that may share no device are never joined. They are made once for a problem: several placers ask for them.
+        `tie` says what parameters are joined with. "readers": all the ops that read them, so that
+        nothing is ever fetched. "updates": the updates that read them, so that nothing is sent
+        home. "nothing": they go anywhere. Two that may share no device are never joined. They are
+        made once for a problem: several placers ask for them.
         """
         kept: dict[str, Units] = vars(problem).setdefault("_units", {})
         if tie not in kept:
@@ -39,7 +41,9 @@ class Units:
         bits = 1 << np.arange(problem.cluster.num_devices, dtype=object)
         sets = Unions([int(mask) for mask in (problem.allowed * bits).sum(axis=1)])
         members = np.flatnonzero(graph.group >= 0)
-        for op, leader in zip(members.tolist(), problem.group_leader[graph.group[members]].tolist(), strict=True):
+        for op, leader in zip(
+            members.tolist(), problem.group_leader[graph.group[members]].tolist(), strict=True
+        ):
             sets.join(op, leader)
         if tie != "nothing":
             reads = graph.is_parameter[graph.input_op]
@@ -58,7 +62,8 @@ class Units:
 
     @cached_property
     def ops(self) -> Array:
-        """[ops] the ops by unit, ascending within one; those of unit i are ops[start[i]:start[i + 1]]."""
+        """[ops] the ops by unit, ascending within one; those of unit i are ops[start[i]:start[i +
+        1]]."""
         return np.argsort(self.unit, kind="stable")
 
     @cached_property
@@ -103,7 +108,8 @@ class Units:
         return np.asarray(unit_device, dtype=np.int32)[self.unit]
 
     def unit_devices(self, device: Array) -> Array:  # [units] i4
-        """The device of each unit, from that of each op: that of its first op that is no parameter."""
+        """The device of each unit, from that of each op: that of its first op that is no
+        parameter."""
         return np.asarray(device, dtype=np.int32)[self.leader]
 
     @cached_property
@@ -114,7 +120,8 @@ class Units:
 def _leaders(is_parameter: Array, unit: Array, count: int) -> Array:
     leader = np.zeros(count, dtype=np.int64)
     order = np.arange(len(unit))
-    for ops in (order[is_parameter][::-1], order[~is_parameter][::-1]):  # what is written last stays
+    # What is written last stays.
+    for ops in (order[is_parameter][::-1], order[~is_parameter][::-1]):
         leader[unit[ops]] = ops
     return leader
 

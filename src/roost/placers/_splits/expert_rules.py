@@ -27,9 +27,12 @@ def rule_for(graph: Graph, layers: Layers) -> str:
 
 
 def split(weights: Array, shares: Array) -> Array:  # [items] part
-    """Contiguous parts with about these shares of the weight; an item belongs to the part that holds its middle."""
+    """Contiguous parts with about these shares of the weight; an item belongs to the part that
+    holds its middle."""
     total = weights.sum()
-    middle = (np.cumsum(weights) - weights / 2) / total if total > 0 else np.linspace(0, 1, len(weights))
+    middle = (
+        (np.cumsum(weights) - weights / 2) / total if total > 0 else np.linspace(0, 1, len(weights))
+    )
     last = np.flatnonzero(shares)[-1]
     return np.asarray(np.minimum(np.searchsorted(np.cumsum(shares), middle, side="right"), last))
 
@@ -59,12 +62,15 @@ def blocks(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers]
 
 def cells(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers] part
     """NASNet: contiguous cells, as many in each part."""
-    is_cell = np.array(["cell_" in name or "reduction_" in name for name in layers.names], dtype=float)
+    is_cell = np.array(
+        ["cell_" in name or "reduction_" in name for name in layers.names], dtype=float
+    )
     return split(is_cell, np.full(num_devices, 1 / num_devices))
 
 
 def recurrent(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers] part
-    """RNNLM and NMT: one recurrent layer on each device; the embedding with the first, attention and softmax on top.
+    """RNNLM and NMT: one recurrent layer on each device; the embedding with the first, attention
+    and softmax on top.
 
     Where there are more layers than devices, layer i of the encoder is with layer i of the decoder.
     """
@@ -75,7 +81,8 @@ def recurrent(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [laye
         own = [layer for layer in stack if sides[layer] == side]
         alone = len(stack) <= num_devices
         part[own] = [
-            stack.index(layer) if alone else number * num_devices // len(own) for number, layer in enumerate(own)
+            stack.index(layer) if alone else number * num_devices // len(own)
+            for number, layer in enumerate(own)
         ]
     for layer, name in enumerate(layers.names):
         if layer not in stack:
@@ -99,7 +106,9 @@ def recurrent_layers(graph: Graph, layers: Layers) -> list[int]:
     for module in set(graph.modules):
         if (path := without_calls(module)) in calls:
             calls[path] += 1
-    whole = {layers.names[layer] for layer in set(layers.layer[_recurrent_ops(graph.kinds)].tolist())}
+    whole = {
+        layers.names[layer] for layer in set(layers.layer[_recurrent_ops(graph.kinds)].tolist())
+    }
     return [
         layer
         for layer, name in enumerate(layers.names)

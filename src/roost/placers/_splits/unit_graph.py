@@ -1,4 +1,5 @@
-"""What the partition placers share: the units as an undirected graph with whole weights, and the speeds of devices."""
+"""What the partition placers share: the units as an undirected graph with whole weights, and the
+speeds of devices."""
 
 from __future__ import annotations
 
@@ -12,11 +13,13 @@ from roost.core.cluster import MEMORY
 from roost.core.problem import Problem
 from roost.placers._shared.units import Units
 
-MOST_WEIGHT = 2**30  # of all vertices or all edges together: the libraries may add them up in 32 bits
+# Of all vertices or all edges together: the libraries may add them up in 32 bits.
+MOST_WEIGHT = 2**30
 
 
 class UnitGraph(NamedTuple):
-    """Units and the tensors between them, each pair of units in both directions and without loops."""
+    """Units and the tensors between them, each pair of units in both directions and without
+    loops."""
 
     start: Array  # [units + 1] i8 neighbours of unit i are neighbour[start[i]:start[i + 1]]
     neighbour: Array  # [pairs] i8
@@ -28,7 +31,9 @@ def unit_graph(units: Units) -> UnitGraph:
     """The undirected graph of the units."""
     source, target, size = units.edges
     one, other = np.concatenate([source, target]), np.concatenate([target, source])
-    pairs, inverse, counts = np.unique(one * units.num_units + other, return_inverse=True, return_counts=True)
+    pairs, inverse, counts = np.unique(
+        one * units.num_units + other, return_inverse=True, return_counts=True
+    )
     total = np.bincount(inverse, np.concatenate([size, size]), minlength=len(pairs)).astype(float)
     degree = np.bincount(pairs // units.num_units, minlength=units.num_units)
     start = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
@@ -36,7 +41,8 @@ def unit_graph(units: Units) -> UnitGraph:
 
 
 def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
-    """Weights as whole numbers of at least 1 that keep their proportions and add up to about `most` or less."""
+    """Weights as whole numbers of at least 1 that keep their proportions and add up to about `most`
+    or less."""
     total = float(weights.sum())
     scale = most / total if total > 0 else 0.0
     if isinf(scale):  # weights so small that a float does not hold what they are multiplied with
@@ -47,11 +53,14 @@ def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
 def accelerators(problem: Problem) -> list[int]:
     """The devices that are no CPU, or all of them where there is nothing else."""
     devices = problem.cluster.devices
-    return [d for d, device in enumerate(devices) if device.kind not in ("cpu", MEMORY)] or list(range(len(devices)))
+    return [d for d, device in enumerate(devices) if device.kind not in ("cpu", MEMORY)] or list(
+        range(len(devices))
+    )
 
 
 def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1
-    """How fast devices are beside one another, by the seconds of all the ops that may run on every one of them."""
+    """How fast devices are beside one another, by the seconds of all the ops that may run on every
+    one of them."""
     everywhere = units.allowed[:, devices].all(axis=1)
     seconds = units.time[everywhere][:, devices].sum(axis=0)
     if not (seconds > 0).all():  # nothing to tell them by, or one that takes no time at all
@@ -63,4 +72,6 @@ def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1
 def mean_seconds(units: Units, devices: list[int]) -> Array:  # [units]
     """Seconds of each unit, averaged over those of the devices on which it may run."""
     may = units.allowed[:, devices]
-    return np.asarray(np.where(may, units.time[:, devices], 0.0).sum(axis=1) / np.maximum(may.sum(axis=1), 1))
+    return np.asarray(
+        np.where(may, units.time[:, devices], 0.0).sum(axis=1) / np.maximum(may.sum(axis=1), 1)
+    )

@@ -1,7 +1,9 @@
-"""Where parameters do not fit beside the ops that read them: let some live elsewhere, and be fetched for each use.
+"""Where parameters do not fit beside the ops that read them: let some live elsewhere, and be
+fetched for each use.
 
-As ZeRO-Offload (Ren et al. 2021) keeps optimizer states and updates on the host, and weights too where that must be.
-Where not even that makes room, ops with large activations go there as well, with what they read.
+As ZeRO-Offload (Ren et al. 2021) keeps optimizer states and updates on the host, and weights too
+where that must be. Where not even that makes room, ops with large activations go there as well,
+with what they read.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ def offloaded(problem: Problem, evaluate: Evaluate, placement: Placement) -> lis
 
 
 def _offload(
-    problem: Problem, evaluate: Evaluate, units: Units, start: Placement, share: float, with_updates: bool
+    problem: Problem,
+    evaluate: Evaluate,
+    units: Units,
+    start: Placement,
+    share: float,
+    with_updates: bool,
 ) -> Iterator[Trial]:
     device = np.array(problem.check(start).device)
     window = _windows(problem, device, share)
@@ -79,7 +86,8 @@ def _offload(
 
 
 def _relieved(problem: Problem, units: Units, device: Array, crowded: int, excess: Array) -> bool:
-    """Move the unit with the op that holds most while it runs away from a device, to the fastest with room for it."""
+    """Move the unit with the op that holds most while it runs away from a device, to the fastest
+    with room for it."""
     graph = problem.graph
     size = np.where(graph.is_parameter, 0, graph.output_bytes)
     held = size + graph.workspace_bytes
@@ -102,19 +110,24 @@ def _follow(problem: Problem, device: Array, ops: Array) -> None:
     graph, target = problem.graph, device[ops[0]]
     consumers = graph.consumer_lists()
     read = {int(tensor) for op in ops.tolist() for tensor in graph.inputs_of(op)}
-    for parameter in (tensor for tensor in sorted(read) if graph.is_parameter[tensor] and graph.group[tensor] < 0):
+    for parameter in (
+        tensor for tensor in sorted(read) if graph.is_parameter[tensor] and graph.group[tensor] < 0
+    ):
         if problem.allowed[parameter, target] and (device[consumers[parameter]] == target).all():
             device[parameter] = target
 
 
 def _windows(problem: Problem, device: Array, share: float) -> Array:  # [devices] bytes
     """A window on each device that runs something; none on the others."""
-    runs = np.bincount(device[~problem.graph.is_parameter], minlength=problem.cluster.num_devices) > 0
+    runs = (
+        np.bincount(device[~problem.graph.is_parameter], minlength=problem.cluster.num_devices) > 0
+    )
     return np.where(runs, problem.cluster.memory * share, 0).astype(np.int64)
 
 
 def _candidates(problem: Problem, units: Units, with_updates: bool) -> list[Array]:
-    """Ops that move together: parameters that updates rewrite, with these or without; those read least often first."""
+    """Ops that move together: parameters that updates rewrite, with these or without; those read
+    least often first."""
     graph = problem.graph
     readers = np.diff(graph.consumer_start)
     found: list[tuple[int, int, Array]] = []
@@ -122,27 +135,36 @@ def _candidates(problem: Problem, units: Units, with_updates: bool) -> list[Arra
         ops = units.ops[units.start[unit] : units.start[unit + 1]]
         parameters = ops[graph.is_parameter[ops]]
         others = ops[~graph.is_parameter[ops]]
-        if (graph.phase[others] != UPDATE).any() or ((graph.group[ops] >= 0).any() and not with_updates):
+        if (graph.phase[others] != UPDATE).any() or (
+            (graph.group[ops] >= 0).any() and not with_updates
+        ):
             continue
         chosen = ops if with_updates else parameters
-        found.append((int(readers[parameters].max()), -int(graph.output_bytes[parameters].sum()), chosen))
+        found.append(
+            (int(readers[parameters].max()), -int(graph.output_bytes[parameters].sum()), chosen)
+        )
     return [ops for _, _, ops in sorted(found, key=lambda row: row[:2])]
 
 
 def _nearest(problem: Problem, excess: Array, ops: Array, crowded: int, size: int) -> int | None:
-    """The nearest device with room for it, the one with most where several are as near, hosts first; or None."""
+    """The nearest device with room for it, the one with most where several are as near, hosts
+    first; or None."""
     cluster = problem.cluster
     allowed = np.array(problem.allowed[ops].all(axis=0)) & (-excess > size)
     allowed[crowded] = False
     hosts = np.array([device.kind in ("cpu", MEMORY) for device in cluster.devices])
     for among in (hosts & allowed, ~hosts & allowed):
         if among.any():
-            return min(np.flatnonzero(among).tolist(), key=lambda d: (cluster.seconds_per_byte[d, crowded], excess[d]))
+            return min(
+                np.flatnonzero(among).tolist(),
+                key=lambda d: (cluster.seconds_per_byte[d, crowded], excess[d]),
+            )
     return None
 
 
 def needs_offload(problem: Problem) -> bool:
-    """Whether the parameters are more than the accelerators hold, so that some must live with a host."""
+    """Whether the parameters are more than the accelerators hold, so that some must live with a
+    host."""
     graph, cluster = problem.graph, problem.cluster
     hosts = np.array([device.kind in ("cpu", MEMORY) for device in cluster.devices])
     resident = int(graph.output_bytes[graph.is_parameter].sum())

@@ -24,13 +24,16 @@ _ROOM = 0.9  # share of the memory that is left for activations, where parameter
 _RULES, _KEPT = (
     64,
     4,
-)  # rules that are tried on whole groups, or as if parameters weighed nothing, and how many are kept
+    # Rules that are tried on whole groups, or as if parameters weighed nothing, and how many are
+    # kept.
+)
 
 
 def starting_points(
     problem: Problem, evaluate: Evaluate, placers: tuple[str, ...], groups: bool = True
 ) -> list[Placement]:
-    """What these placers find, and the best so far, the best first; offloaded where little of it fits.
+    """What these placers find, and the best so far, the best first; offloaded where little of it
+    fits.
 
     With `groups` also what rules find that place whole groups.
     """
@@ -47,7 +50,9 @@ def ask(name: str, problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """The trials of what a placer finds: one, or the best few where it has more to offer."""
     placer = catalog.find("placers", name)()
     several = getattr(placer, "several", None)
-    return evaluate(several(problem, evaluate) if several is not None else [placer.place(problem, evaluate)])
+    return evaluate(
+        several(problem, evaluate) if several is not None else [placer.place(problem, evaluate)]
+    )
 
 
 def whole_groups(problem: Problem, evaluate: Evaluate) -> list[Trial]:
@@ -56,7 +61,8 @@ def whole_groups(problem: Problem, evaluate: Evaluate) -> list[Trial]:
         return []
     seed = int(evaluate.rng.integers(2**62))
     state = evaluate.round(
-        lambda: _grouped_rules(problem, np.random.default_rng(seed), evaluate.simulations_left), "groups"
+        lambda: _grouped_rules(problem, np.random.default_rng(seed), evaluate.simulations_left),
+        "groups",
     )
     return evaluate(_placements(problem, state))
 
@@ -69,11 +75,14 @@ def _grouped_rules(problem: Problem, rng: np.random.Generator, most_simulations:
 
 
 def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
-    """Good placements as if parameters weighed nothing; these are then moved to where there is room, and fetched."""
-    # Drawn whether the round is run or taken from a journal: what is drawn after it must be the same.
+    """Good placements as if parameters weighed nothing; these are then moved to where there is
+    room, and fetched."""
+    # Drawn whether the round is run or taken from a journal: what is drawn after it must be the
+    # same.
     seed = int(evaluate.rng.integers(2**62))
     state = evaluate.round(
-        lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.simulations_left), "weightless"
+        lambda: _as_if_weightless(problem, np.random.default_rng(seed), evaluate.simulations_left),
+        "weightless",
     )
     seen = mixed(problem, evaluate)
     for placement in _placements(problem, state):
@@ -83,7 +92,9 @@ def offloads(problem: Problem, evaluate: Evaluate) -> list[Trial]:
 
 def _as_if_weightless(problem: Problem, rng: np.random.Generator, most_simulations: float) -> Round:
     graph, cluster = problem.graph, problem.cluster
-    smaller = tuple(replace(device, memory=int(_ROOM * device.memory)) for device in cluster.devices)
+    smaller = tuple(
+        replace(device, memory=int(_ROOM * device.memory)) for device in cluster.devices
+    )
     light = replace(graph, output_bytes=np.where(graph.is_parameter, 0, graph.output_bytes))
     relaxed = Problem(light, replace(cluster, devices=smaller), problem.costs)
     rolled = portfolio(relaxed, rng, _RULES, ("program", "rank"), most_simulations)
@@ -104,14 +115,19 @@ def _round_of(problem: Problem, other: Problem, kept: list[Placement], simulatio
 
 def _placements(problem: Problem, state: Mapping[str, Array]) -> list[Placement]:
     rows = zip(state["devices"], state["priorities"], strict=True)
-    return [placement_of(problem, np.array(device), "priority", np.array(urgent)) for device, urgent in rows]
+    return [
+        placement_of(problem, np.array(device), "priority", np.array(urgent))
+        for device, urgent in rows
+    ]
 
 
 def distinct(trials: list[Trial]) -> list[Trial]:
     """The trials, best first, each placement once."""
     ordered: list[Trial] = []
     for trial in trials:
-        spot = next((n for n, other in enumerate(ordered) if trial.better_than(other)), len(ordered))
+        spot = next(
+            (n for n, other in enumerate(ordered) if trial.better_than(other)), len(ordered)
+        )
         ordered.insert(spot, trial)
-    seen: set[str] = set()
-    return [t for t in ordered if t.placement.digest not in seen and not seen.add(t.placement.digest)]  # type: ignore[func-returns-value]
+    first_of = {trial.placement.digest: trial for trial in reversed(ordered)}
+    return [trial for trial in ordered if first_of[trial.placement.digest] is trial]

@@ -1,7 +1,8 @@
-"""A placement for other tools: what of it they can express, rounded to whole modules, and what that costs.
+"""A placement for other tools: what of it they can express, rounded to whole modules, and what that
+costs.
 
-`device_map` is for accelerate and transformers, `split_spec` for torch.distributed.pipelining, `llama_cpp` for
-llama.cpp. Each refuses with an InputError, and a reason, what its tool cannot do.
+`device_map` is for accelerate and transformers, `split_spec` for torch.distributed.pipelining,
+`llama_cpp` for llama.cpp. Each refuses with an InputError, and a reason, what its tool cannot do.
 """
 
 from roost.report.exports._device_map import DeviceMap, device_map

@@ -1,8 +1,9 @@
 """A `device_map` of accelerate and transformers.
 
-What accelerate does with one: a module runs on the device of its entry. An entry "cpu" beside GPUs means that the
-weights lie there and are copied to the first GPU before each use, with nothing else going on meanwhile; computing on
-the CPU beside a GPU cannot be said. Buffers stay on the GPU that computes with them.
+What accelerate does with one: a module runs on the device of its entry. An entry "cpu" beside GPUs
+means that the weights lie there and are copied to the first GPU before each use, with nothing else
+going on meanwhile; computing on the CPU beside a GPU cannot be said. Buffers stay on the GPU that
+computes with them.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class DeviceMap:
         return self.missing_bytes == 0
 
     def device_of(self, tensor: str) -> int | str | None:
-        """The entry of a tensor, as accelerate finds it: the longest that it is within; None where it has none."""
+        """The entry of a tensor, as accelerate finds it: the longest that it is within; None where
+        it has none."""
         matching = [name for name in self.entries if within(tensor, name)]
         return self.entries[max(matching, key=len)] if matching else None
 
@@ -66,7 +68,8 @@ class DeviceMap:
     def __str__(self) -> str:
         lacks = "" if self.feasible else f"; does not fit: lacks {show_bytes(self.missing_bytes)}"
         return (
-            f"{len(self.entries)} entries; {self.agreement:.1%} of the ops are where the placement has them; "
+            f"{len(self.entries)} entries; {self.agreement:.1%} of the ops are where the "
+            f"placement has them; "
             f"a step takes {self.cost:.2f} times as long{lacks}"
         )
 
@@ -74,7 +77,8 @@ class DeviceMap:
 def device_map(model: nn.Module | None, problem: Problem, placement: Placement) -> DeviceMap:
     """Round a placement of inference to whole modules.
 
-    Without the model only what the graph knows is in the map: no modules and buffers that the step does not use.
+    Without the model only what the graph knows is in the map: no modules and buffers that the step
+    does not use.
     """
     placement = problem.check(placement)
     rounding = _Rounding(Modules(problem.graph, model), problem, placement)
@@ -96,13 +100,22 @@ class _Rounding:
     """Which device each module is on, by what most of its computing is on."""
 
     def __init__(self, modules: Modules, problem: Problem, placement: Placement) -> None:
-        self.modules, self.problem, self.placement, self.graph = modules, problem, placement, problem.graph
+        self.modules, self.problem, self.placement, self.graph = (
+            modules,
+            problem,
+            placement,
+            problem.graph,
+        )
         self.device: list[int] = placement.device.tolist()
         self.value = _values(problem, placement)
-        self.gpus = sorted((d for d, value in self.value.items() if value != "cpu"), key=lambda d: int(self.value[d]))
+        self.gpus = sorted(
+            (d for d, value in self.value.items() if value != "cpu"),
+            key=lambda d: int(self.value[d]),
+        )
         self.cpu = next((d for d, value in self.value.items() if value == "cpu"), None)
         self.root: dict[str, str] = {}  # unit -> another that it must go with
-        self.pinned: set[int] = set()  # weights that are read while their module is not running: never offloaded
+        # Weights that are read while their module is not running: never offloaded.
+        self.pinned: set[int] = set()
         self._tie()
         self._meet()
         self.exec_of, self.offloaded = self._decide()
@@ -137,7 +150,8 @@ class _Rounding:
             self.reasons.append((one, other, op))
         for op in self.modules.forward_ops().tolist():
             self.pinned |= {source for source, _ in self.modules.foreign(op)}
-            unit = self.modules.unit[op]  # and a tensor of a module with parts goes with what it meets there
+            # And a tensor of a module with parts goes with what it meets there.
+            unit = self.modules.unit[op]
             for source in self.graph.inputs_of(op).tolist():
                 for name in self.modules.names_of.get(source, ()):
                     if unit is not None and self._owner(name) == name:
@@ -146,7 +160,8 @@ class _Rounding:
     # ------------------------------------------------------------------ where it goes
 
     def _decide(self) -> tuple[dict[str, int], set[str]]:
-        """Where each set of units computes, and which sets, or modules, have their weights on the CPU."""
+        """Where each set of units computes, and which sets, or modules, have their weights on the
+        CPU."""
         self.seconds: dict[str, dict[int, float]] = {}  # by unit and device
         for op in self.modules.forward_ops().tolist():
             if (unit := self.modules.unit[op]) is not None:
@@ -172,7 +187,8 @@ class _Rounding:
         return max(able, key=lambda device: (able[device], -device)) if able else self.main
 
     def _offloaded(self) -> set[str]:
-        sizes: dict[str, list[int]] = {}  # set of units, or module where there is but one GPU -> bytes, on the CPU
+        # Set of units, or module where there is but one GPU -> bytes, on the CPU.
+        sizes: dict[str, list[int]] = {}
         pinned: set[str] = set()
         for name, op in self._weights():
             key = self._top(self._owner(name)) if len(self.gpus) > 1 else self._place_of(name)
@@ -184,10 +200,15 @@ class _Rounding:
         return {key for key, (size, there) in sizes.items() if 2 * there > size} - pinned
 
     def _weights(self) -> list[tuple[str, int]]:
-        return [(name, op) for name, op in self.modules.op_of.items() if name not in self.modules.buffers]
+        return [
+            (name, op)
+            for name, op in self.modules.op_of.items()
+            if name not in self.modules.buffers
+        ]
 
     def _place_of(self, tensor: str) -> str:
-        """What a tensor is offloaded with where there is one GPU: its module, or itself where that has parts."""
+        """What a tensor is offloaded with where there is one GPU: its module, or itself where that
+        has parts."""
         module = tensor.rpartition(".")[0]
         return tensor if self.modules.children.get(module) or not module else module
 
@@ -208,7 +229,8 @@ class _Rounding:
         return self.main if top in self.offloaded else self.exec_of.get(top, self.main)
 
     def _check_sensible(self) -> None:
-        """Refuse where several GPUs became one only because whole modules cannot be split as the placement splits."""
+        """Refuse where several GPUs became one only because whole modules cannot be split as the
+        placement splits."""
         total: dict[int, float] = {}
         for op in self.modules.forward_ops().tolist():
             device = self.device[op]
@@ -223,12 +245,14 @@ class _Rounding:
                 path = self.modules.path[op] or "the model"
                 raise InputError(
                     f"the placement computes on {names}, but {one!r} and {other!r} meet in op "
-                    f"{self.graph.op_names[op]!r} of {path}, where accelerate moves nothing: they must share a device, "
+                    f"{self.graph.op_names[op]!r} of {path}, where accelerate moves nothing: they "
+                    f"must share a device, "
                     "and so all of it would"
                 )
         unit = max(self.seconds, key=lambda unit: len(self.seconds[unit]))
         raise InputError(
-            f"the placement splits {unit!r} over {names}; accelerate can only place it whole, and nothing else is left"
+            f"the placement splits {unit!r} over {names}; accelerate can only place it whole, and "
+            f"nothing else is left"
         )
 
     # ------------------------------------------------------------------ what comes out
@@ -237,13 +261,15 @@ class _Rounding:
         """Every tensor and every module covered; a module whose parts agree is one entry."""
         listed = self._listed("")
         filled: dict[str, int | str] = {}
-        latest = self.value[self.main]  # for modules that hold nothing: a device that computes, the one before
+        # For modules that hold nothing: a device that computes, the one before.
+        latest = self.value[self.main]
         for name, value in listed.items():
             latest = value if value is not None and (value != "cpu" or not self.gpus) else latest
             filled[name] = latest if value is None else value
         if self.gpus and set(filled.values()) == {"cpu"}:
             raise InputError(
-                "every weight lies on the CPU while GPUs compute; a device_map of 'cpu' alone would compute there too. "
+                "every weight lies on the CPU while GPUs compute; a device_map of 'cpu' alone "
+                "would compute there too. "
                 "accelerate.cpu_offload does this"
             )
         return filled
@@ -267,7 +293,9 @@ class _Rounding:
         unit = self.modules.unit_of_module(module)
         if unit is None or self._top(unit) not in self.exec_of:
             return self.value[self.main] if tensors else None
-        if not tensors and (unit != module or len(self.gpus) < 2 or self._top(unit) in self.offloaded):
+        if not tensors and (
+            unit != module or len(self.gpus) < 2 or self._top(unit) in self.offloaded
+        ):
             return None  # it has nothing to hold, and runs where all around it does
         return self.value[self._computes_on(unit)]
 
@@ -295,7 +323,11 @@ class _Rounding:
         names = self.modules.names_of.get(op)
         if not names:
             return self.main  # a constant
-        if self.cpu is not None and self._is_offloaded(names[0]) and names[0] not in self.modules.buffers:
+        if (
+            self.cpu is not None
+            and self._is_offloaded(names[0])
+            and names[0] not in self.modules.buffers
+        ):
             return self.cpu
         return self._computes_on(self._owner(names[0]))
 
@@ -312,11 +344,16 @@ def _values(problem: Problem, placement: Placement) -> dict[int, int | str]:
             found[number] = "cpu"
         else:
             raise InputError(
-                f"accelerate does not know device {device.name!r} of kind {device.kind!r}: only cpu, cuda:N"
+                f"accelerate does not know device {device.name!r} of kind {device.kind!r}: only "
+                f"cpu, cuda:N"
             )
-    if (cpus := [problem.cluster.device_names[d] for d, value in found.items() if value == "cpu"])[1:]:
+    if (cpus := [problem.cluster.device_names[d] for d, value in found.items() if value == "cpu"])[
+        1:
+    ]:
         raise InputError(f"the placement uses {' and '.join(cpus)}; accelerate knows but one cpu")
     hosts = {problem.cluster.devices[number].host for number in found}
     if len(hosts) > 1:
-        raise InputError(f"the placement uses hosts {', '.join(sorted(hosts))}; a device_map is for one")
+        raise InputError(
+            f"the placement uses hosts {', '.join(sorted(hosts))}; a device_map is for one"
+        )
     return found

@@ -1,8 +1,8 @@
 """Options of llama.cpp for a Llama-shaped model: `-ngl` and the tensor overrides `-ot`.
 
-llama.cpp runs a layer where its weights lie, and asks the regexes of `-ot` in order for where that is; the first that
-is found in the name of a tensor counts. On a machine with one GPU all tensors are on it but those that are listed;
-with several, every tensor is listed.
+llama.cpp runs a layer where its weights lie, and asks the regexes of `-ot` in order for where that
+is; the first that is found in the name of a tensor counts. On a machine with one GPU all tensors
+are on it but those that are listed; with several, every tensor is listed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ _IN_LAYER = {
     "mlp.shared_expert.down_proj": ("ffn_down_shexp",),
     "mlp.shared_expert_gate": ("ffn_gate_inp_shexp",),
 }
-# All experts of a layer are one tensor in llama.cpp; newer transformers have them as one or two tensors too.
+# All experts of a layer are one tensor in llama.cpp; newer transformers have them as one or two
+# tensors too.
 _EXPERTS = {
     "gate_proj": ("ffn_gate_exps",),
     "up_proj": ("ffn_up_exps",),
@@ -88,7 +89,8 @@ class Overrides:
 
 
 def llama_cpp(problem: Problem, placement: Placement) -> Overrides:
-    """The options for where the placement has the weights. Raises InputError for what is not shaped like Llama."""
+    """The options for where the placement has the weights. Raises InputError for what is not shaped
+    like Llama."""
     placement = problem.check(placement)
     sizes = _sizes(problem, placement)
     chosen = {tensor: max(there, key=lambda b: (there[b], b)) for tensor, there in sizes.items()}
@@ -99,8 +101,12 @@ def llama_cpp(problem: Problem, placement: Placement) -> Overrides:
     agreement = kept / total if total else 1.0
     if not gpus:
         return Overrides((), 0, chosen, agreement)  # and then everything is on the CPU
-    usual = gpus[0] if sum(device.kind == "cuda" for device in problem.cluster.devices) == 1 else None
-    listed = {tensor: buffer for tensor, buffer in chosen.items() if buffer != _default(tensor, usual)}
+    usual = (
+        gpus[0] if sum(device.kind == "cuda" for device in problem.cluster.devices) == 1 else None
+    )
+    listed = {
+        tensor: buffer for tensor, buffer in chosen.items() if buffer != _default(tensor, usual)
+    }
     return Overrides(tuple(_rules(listed, set(chosen))), layers + 1, chosen, agreement)
 
 
@@ -118,7 +124,8 @@ def _sizes(problem: Problem, placement: Placement) -> dict[str, dict[str, int]]:
         tensors = gguf_names(name)
         if not tensors:
             raise InputError(
-                f"{name!r} is no weight of a Llama as transformers has them (model.layers.N.self_attn.q_proj.weight, "
+                f"{name!r} is no weight of a Llama as transformers has them "
+                f"(model.layers.N.self_attn.q_proj.weight, "
                 "...); llama.cpp overrides are for those alone"
             )
         buffer = _buffer(problem, int(placement.device[op]))
@@ -126,7 +133,10 @@ def _sizes(problem: Problem, placement: Placement) -> dict[str, dict[str, int]]:
             there = found.setdefault(tensor, {})
             there[buffer] = there.get(buffer, 0) + int(graph.output_bytes[op]) // len(tensors)
     if not any(tensor.startswith("blk.") for tensor in found):
-        raise InputError(f"graph {graph.name!r} has no layers of a Llama; llama.cpp overrides are for those alone")
+        raise InputError(
+            f"graph {graph.name!r} has no layers of a Llama; llama.cpp overrides are for those "
+            f"alone"
+        )
     return found
 
 
@@ -153,7 +163,10 @@ def _buffer(problem: Problem, device: int) -> str:
         return f"CUDA{cuda[1]}"
     if found.kind == "cpu":
         return "CPU"
-    raise InputError(f"llama.cpp overrides are for cpu and cuda:N; device {found.name!r} is of kind {found.kind!r}")
+    raise InputError(
+        f"llama.cpp overrides are for cpu and cuda:N; device {found.name!r} is of kind "
+        f"{found.kind!r}"
+    )
 
 
 def _rules(listed: Mapping[str, str], everything: set[str]) -> Iterable[tuple[str, str]]:
@@ -161,7 +174,8 @@ def _rules(listed: Mapping[str, str], everything: set[str]) -> Iterable[tuple[st
     whole: dict[int, set[str]] = {}  # layer -> all its tensors
     for number, part in filter(None, map(_in_layer, everything)):
         whole.setdefault(number, set()).add(part)
-    wanted: dict[str, dict[int, set[str]]] = {}  # buffer -> layer -> those of its tensors that belong there
+    # Buffer -> layer -> those of its tensors that belong there.
+    wanted: dict[str, dict[int, set[str]]] = {}
     for tensor, buffer in listed.items():
         if (place := _in_layer(tensor)) is None:
             yield f"^{re.escape(tensor)}", buffer
@@ -170,7 +184,9 @@ def _rules(listed: Mapping[str, str], everything: set[str]) -> Iterable[tuple[st
     for buffer, layers in wanted.items():
         alike: dict[frozenset[str], list[int]] = {}  # tensors, none for all -> layers
         for number, parts in sorted(layers.items()):
-            alike.setdefault(frozenset() if parts == whole[number] else frozenset(parts), []).append(number)
+            alike.setdefault(
+                frozenset() if parts == whole[number] else frozenset(parts), []
+            ).append(number)
         for some, numbers in alike.items():
             inside = _factored(sorted(some)) if some else ""
             yield rf"^blk\.{whole_numbers(numbers)}\.{inside}", buffer
@@ -185,12 +201,15 @@ def _in_layer(tensor: str) -> tuple[int, str] | None:
 def _factored(names: list[str]) -> str:
     """A regex for one of these names, what they all begin and end with written once.
 
-    Nothing says that a name ends there: a dollar sign would be read by some shells, and none goes on after `.weight`.
+    Nothing says that a name ends there: a dollar sign would be read by some shells, and none goes
+    on after `.weight`.
     """
     front = _common_start(names)
     front = front[: front.rfind("_") + 1]
     back = _common_start([name[len(front) :][::-1] for name in names])[::-1]
-    back = back[min((at for at in (back.find("_"), back.find(".")) if at >= 0), default=len(back)) :]
+    back = back[
+        min((at for at in (back.find("_"), back.find(".")) if at >= 0), default=len(back)) :
+    ]
     middles = [name[len(front) : len(name) - len(back)] for name in names]
     return re.escape(front) + _choice([re.escape(middle) for middle in middles]) + re.escape(back)
 
@@ -219,7 +238,9 @@ def whole_numbers(numbers: Iterable[int]) -> str:
             found.append(end)
         if named:
             short = all(len(front) == 1 for front in named)
-            found.append((_digits([int(front) for front in named]) if short else _choice(named)) + end)
+            found.append(
+                (_digits([int(front) for front in named]) if short else _choice(named)) + end
+            )
     return _choice(found)
 
 
@@ -233,4 +254,11 @@ def _digits(numbers: list[int]) -> str:
             runs[-1][1] = number
         else:
             runs.append([number, number])
-    return f"[{''.join(str(a) if a == b else f'{a}{b}' if b == a + 1 else f'{a}-{b}' for a, b in runs)}]"
+    return f"[{''.join(_run(first, last) for first, last in runs)}]"
+
+
+def _run(first: int, last: int) -> str:
+    """Digits `first` to `last` as they stand between brackets of a regular expression."""
+    if first == last:
+        return str(first)
+    return f"{first}{last}" if last == first + 1 else f"{first}-{last}"

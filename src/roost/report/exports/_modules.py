@@ -1,9 +1,9 @@
 """The modules of a graph, and which of them other tools must keep whole.
 
-Tools that place modules move what a module is called with to the module's device, and nothing else. So where the code
-of a module itself brings together what it was called with and what its parts returned (a residual connection), its
-parts must be on one device with it: it is a *block*. Where it brings together what only its parts returned, those parts
-must share a device: they *meet*.
+Tools that place modules move what a module is called with to the module's device, and nothing else.
+So where the code of a module itself brings together what it was called with and what its parts
+returned (a residual connection), its parts must be on one device with it: it is a *block*. Where it
+brings together what only its parts returned, those parts must share a device: they *meet*.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ _CONSTANT = re.compile(r"(_?tensor_constant|lifted_tensor)_?\d*")
 
 
 class Modules:
-    """The tree of modules of a graph. With the model itself, tied weights, buffers and idle modules are known too."""
+    """The tree of modules of a graph. With the model itself, tied weights, buffers and idle modules
+    are known too."""
 
     def __init__(self, graph: Graph, model: nn.Module | None = None) -> None:
         self.graph = graph
-        self.path = [re.sub(r"@\d+", "", module) for module in graph.modules]  # [ops] without the number of the call
+        # [ops] without the number of the call.
+        self.path = [re.sub(r"@\d+", "", module) for module in graph.modules]
         self.tensors: dict[str, list[str]] = {}  # module -> its own parameters and buffers
         self.op_of: dict[str, int] = {}  # tensor, by any of its names -> its op
         self.buffers: set[str] = set()
@@ -56,19 +58,26 @@ class Modules:
                 f"exports are for inference, and graph {graph.name!r} is of a training step "
                 f"(op {graph.op_names[int(trained[0])]!r}); place the model without training"
             )
-        parameters = {name: op for op, name in enumerate(graph.op_names) if graph.phase[op] == PARAMETER}
+        parameters = {
+            name: op for op, name in enumerate(graph.op_names) if graph.phase[op] == PARAMETER
+        }
         if model is None:
             for name, op in parameters.items():
                 if not _CONSTANT.fullmatch(name):
                     self._tensor(name, op)
             return
-        named = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        named = dict(model.named_parameters(remove_duplicate=False)) | dict(
+            model.named_buffers(remove_duplicate=False)
+        )
         self.buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
         first: dict[int, str] = {}
         for name, value in named.items():
             if name in parameters:
                 first.setdefault(id(value), name)
-        missing = next((n for n in parameters if "." in n and n not in named and not _CONSTANT.fullmatch(n)), None)
+        missing = next(
+            (n for n in parameters if "." in n and n not in named and not _CONSTANT.fullmatch(n)),
+            None,
+        )
         known = set(model_names(model))
         strange = next((path for path in self.path if path not in known), None)
         if missing is not None or strange is not None:
@@ -78,8 +87,11 @@ class Modules:
             self._tensor(name, parameters[first[id(value)]] if id(value) in first else -1)
 
     def _guess_ties(self) -> None:
-        """A module without a tensor of its own that reads another's has it too, by a name that no graph tells."""
-        bare = {module for module, parts in self.children.items() if module and not parts} - set(self.tensors)
+        """A module without a tensor of its own that reads another's has it too, by a name that no
+        graph tells."""
+        bare = {module for module, parts in self.children.items() if module and not parts} - set(
+            self.tensors
+        )
         owned = {op: name for name, op in self.op_of.items()}
         for op in self.forward_ops().tolist():
             for source in self.graph.inputs_of(op).tolist() if self.path[op] in bare else []:
@@ -119,7 +131,8 @@ class Modules:
 
     @cached_property
     def unit(self) -> list[str | None]:
-        """[ops] the block, or the module without parts, that it runs with; None where it follows from no module."""
+        """[ops] the block, or the module without parts, that it runs with; None where it follows
+        from no module."""
         found: list[str | None] = []
         for op in range(self.graph.num_ops):
             own = self.unit_of_module(self.path[op])
@@ -137,12 +150,17 @@ class Modules:
         return module if not self.children.get(module) and module else None
 
     def meetings(self) -> Iterator[tuple[str, str, int]]:
-        """Two units, and the op outside of both that reads from both, or a unit and an op that reads its weight."""
+        """Two units, and the op outside of both that reads from both, or a unit and an op that
+        reads its weight."""
         unit = self.unit
         for op in self._own_ops():
             if self.unit_of_module(self.path[op]) is not None:
                 continue
-            units = list(dict.fromkeys(unit[source] for source in self.data_inputs(op) if unit[source] is not None))
+            units = list(
+                dict.fromkeys(
+                    unit[source] for source in self.data_inputs(op) if unit[source] is not None
+                )
+            )
             units += [owner for _, owner in self.foreign(op)]
             for other in units[1:]:
                 assert units[0] is not None
@@ -156,7 +174,8 @@ class Modules:
                         yield mine, owner, op
 
     def foreign(self, op: int) -> list[tuple[int, str]]:
-        """Weights that an op reads although their module is not running, with the units that own them."""
+        """Weights that an op reads although their module is not running, with the units that own
+        them."""
         found = []
         for source in self.graph.inputs_of(op).tolist():
             names = self.names_of.get(source, ())
@@ -179,7 +198,9 @@ class Modules:
 
 
 def model_names(model: nn.Module | None) -> list[str]:
-    return [] if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
+    return (
+        [] if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
+    )
 
 
 def within(path: str, module: str) -> bool:

@@ -1,4 +1,5 @@
-"""A `split_spec` for `torch.distributed.pipelining.pipeline`: before which modules a new stage begins."""
+"""A `split_spec` for `torch.distributed.pipelining.pipeline`: before which modules a new stage
+begins."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ class SplitSpec:
         return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
 
     def text(self) -> str:
-        return json.dumps({"split_spec": dict(self.points), "devices": list(self.devices)}, indent=2) + "\n"
+        return (
+            json.dumps({"split_spec": dict(self.points), "devices": list(self.devices)}, indent=2)
+            + "\n"
+        )
 
     def save(self, path: str | Path) -> None:
         files.write_bytes(Path(path), self.text().encode())
@@ -57,8 +61,9 @@ class SplitSpec:
 def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
     """The stages of a placement that goes from device to device along the model, never back.
 
-    A module counts as being where most of its computing is. Raises InputError with the first module that goes back, or
-    whose weights lie elsewhere, and where a device that computes would get no stage.
+    A module counts as being where most of its computing is. Raises InputError with the first module
+    that goes back, or whose weights lie elsewhere, and where a device that computes would get no
+    stage.
     """
     placement = problem.check(placement)
     graph, names = problem.graph, problem.cluster.device_names
@@ -70,7 +75,9 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
         if unit is not None and (not calls or calls[-1] != unit):
             calls.append(unit)
     if not calls:
-        raise InputError(f"graph {graph.name!r} has no modules to split at; capture it from a model of PyTorch")
+        raise InputError(
+            f"graph {graph.name!r} has no modules to split at; capture it from a model of PyTorch"
+        )
     stages: list[int] = []
     points: dict[str, str] = {}
     seen: list[str] = []
@@ -80,7 +87,8 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
         elif device[unit] != stages[-1]:
             if device[unit] in stages:
                 raise InputError(
-                    f"module {unit!r} goes back to {names[device[unit]]} after {names[stages[-1]]}; a pipeline goes "
+                    f"module {unit!r} goes back to {names[device[unit]]} after "
+                    f"{names[stages[-1]]}; a pipeline goes "
                     "from stage to stage once"
                 )
             stages.append(device[unit])
@@ -89,14 +97,27 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
     _check_weights(modules, problem, placement, device)
     _check_devices(modules, problem, placement, device, stages)
     ops = modules.forward_ops()
-    agree = [int(placement.device[op]) == device[unit] for op in ops.tolist() if (unit := modules.unit[op]) is not None]
-    before, after = (simulate(problem, each) for each in (placement, _staged(modules, problem, placement, device)))
+    agree = [
+        int(placement.device[op]) == device[unit]
+        for op in ops.tolist()
+        if (unit := modules.unit[op]) is not None
+    ]
+    before, after = (
+        simulate(problem, each)
+        for each in (placement, _staged(modules, problem, placement, device))
+    )
     return SplitSpec(
-        points, tuple(names[stage] for stage in stages), sum(agree) / len(agree), after.step_time, before.step_time
+        points,
+        tuple(names[stage] for stage in stages),
+        sum(agree) / len(agree),
+        after.step_time,
+        before.step_time,
     )
 
 
-def _staged(modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]) -> Placement:
+def _staged(
+    modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]
+) -> Placement:
     """The placement with whole units, and their weights, on the devices of their stages."""
     moved = np.array(placement.device)
     for op in modules.forward_ops().tolist():
@@ -104,16 +125,23 @@ def _staged(modules: Modules, problem: Problem, placement: Placement, device: Ma
         moved[op] = device.get(unit, moved[op]) if unit is not None else moved[op]
     for op, tensors in modules.names_of.items():
         units = [modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors]
-        moved[op] = next((device[unit] for unit in units if unit is not None and unit in device), moved[op])
+        moved[op] = next(
+            (device[unit] for unit in units if unit is not None and unit in device), moved[op]
+        )
     members = np.flatnonzero(problem.graph.group >= 0)
     moved[members] = moved[problem.group_leader[problem.graph.group[members]]]
     return replace(placement, device=moved, order="program", priority=None)
 
 
 def _check_devices(
-    modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int], stages: list[int]
+    modules: Modules,
+    problem: Problem,
+    placement: Placement,
+    device: Mapping[str, int],
+    stages: list[int],
 ) -> None:
-    """A device that goes in and out of modules would have no stage, and what it does would be somebody else's."""
+    """A device that goes in and out of modules would have no stage, and what it does would be
+    somebody else's."""
     ops = modules.forward_ops()
     seconds = np.zeros(problem.cluster.num_devices)
     np.add.at(seconds, placement.device[ops], problem.op_time[ops, placement.device[ops]])
@@ -123,11 +151,18 @@ def _check_devices(
         name = problem.cluster.device_names[lost]
         first = next(op for op in ops.tolist() if placement.device[op] == lost)
         inside = modules.unit[first]
-        there = "elsewhere" if inside is None else problem.cluster.device_names[device.get(inside, stages[0])]
+        there = (
+            "elsewhere"
+            if inside is None
+            else problem.cluster.device_names[device.get(inside, stages[0])]
+        )
         raise InputError(
-            f"{name} computes {seconds[lost] / seconds.sum():.0%} of the step, but most of no module: the first of its "
-            f"ops, {problem.graph.op_names[first]!r}, is in {inside!r}, which is on {there} for the most part; a "
-            "pipeline has whole modules in its stages: place with contiguous or expert, or on fewer devices"
+            f"{name} computes {seconds[lost] / seconds.sum():.0%} of the step, but most of no "
+            f"module: the first of its "
+            f"ops, {problem.graph.op_names[first]!r}, is in {inside!r}, which is on {there} for "
+            f"the most part; a "
+            "pipeline has whole modules in its stages: place with contiguous or expert, or on "
+            "fewer devices"
         )
 
 
@@ -147,13 +182,20 @@ def _majority(modules: Modules, problem: Problem, placement: Placement) -> dict[
     return {unit: max(there, key=lambda d: (there[d], -d)) for unit, there in seconds.items()}
 
 
-def _check_weights(modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]) -> None:
-    """A stage holds its own weights: most of each unit's must be where it computes, and a tied one in one stage."""
+def _check_weights(
+    modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]
+) -> None:
+    """A stage holds its own weights: most of each unit's must be where it computes, and a tied one
+    in one stage."""
     names = problem.cluster.device_names
     sizes: dict[str, dict[int, int]] = {}  # unit -> bytes by where they lie
     for op, tensors in modules.names_of.items():
         units = {tensor: modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors}
-        homes = {device[unit]: tensor for tensor, unit in units.items() if unit is not None and unit in device}
+        homes = {
+            device[unit]: tensor
+            for tensor, unit in units.items()
+            if unit is not None and unit in device
+        }
         if len(homes) > 1:
             raise InputError(
                 f"{' and '.join(map(repr, homes.values()))} are one weight, used on "
@@ -167,6 +209,7 @@ def _check_weights(modules: Modules, problem: Problem, placement: Placement, dev
         if 2 * there.get(device[unit], 0) < sum(there.values()):
             lies = max(there, key=lambda home: (there[home], -home))
             raise InputError(
-                f"weights of module {unit!r} lie on {names[lies]} while it computes on {names[device[unit]]}; "
+                f"weights of module {unit!r} lie on {names[lies]} while it computes on "
+                f"{names[device[unit]]}; "
                 "a stage of a pipeline holds its own weights"
             )

@@ -1,9 +1,11 @@
-"""Costs held against whole steps: on each device alone, and cut into pieces that go from device to device.
+"""Costs held against whole steps: on each device alone, and cut into pieces that go from device to
+device.
 
-Ops are timed one by one; in a step they find other caches, other threads and other launches around them. What a step on
-one device alone takes more or less is put on all ops of that device alike, so that placements on several devices are
-predicted with each as fast as it is at work. Then a few steps in pieces tell what crossings cost among other work: a
-probe has them in a loop, where all that Python needs for them is at hand.
+Ops are timed one by one; in a step they find other caches, other threads and other launches around
+them. What a step on one device alone takes more or less is put on all ops of that device alike, so
+that placements on several devices are predicted with each as fast as it is at work. Then a few
+steps in pieces tell what crossings cost among other work: a probe has them in a loop, where all
+that Python needs for them is at hand.
 """
 
 from __future__ import annotations
@@ -68,19 +70,25 @@ def calibrated(
     cores: Sequence[set[int]] | None = None,
     seconds: float = 1.0,
 ) -> Calibrated:
-    """The problem with devices as fast as whole steps on them are, and crossings as steps in pieces tell.
+    """The problem with devices as fast as whole steps on them are, and crossings as steps in pieces
+    tell.
 
-    A device that the whole step does not fit on, or fails on, keeps its costs. `inputs` are a tuple, a dict or a
-    tensor; `residents` are copied; `seconds` are for each placement that is run, at least five steps.
+    A device that the whole step does not fit on, or fails on, keeps its costs. `inputs` are a
+    tuple, a dict or a tensor; `residents` are copied; `seconds` are for each placement that is run,
+    at least five steps.
     """
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
     def measured(placement: Placement, what: str) -> float | None:
         try:
-            with GraphRuntime(step, problem, placement, residents, Optimizer(rate=0.0), cores) as run:
+            with GraphRuntime(
+                step, problem, placement, residents, Optimizer(rate=0.0), cores
+            ) as run:
                 return _step_time(run, given, seconds)
         except (RoostError, RuntimeError) as error:
-            log.warning("the whole step could not be run %s: %s", what, str(error).partition("\n")[0])
+            log.warning(
+                "the whole step could not be run %s: %s", what, str(error).partition("\n")[0]
+            )
             return None
 
     slower: dict[str, float] = {}
@@ -98,29 +106,44 @@ def calibrated(
         slower[name] = took / expected.step_time
         if not 1 / _ODD < slower[name] < _ODD:
             log.warning(
-                "a whole step on %s takes %.2g times what its ops take: time them anew, with nothing else at work",
+                "a whole step on %s takes %.2g times what its ops take: time them anew, with "
+                "nothing else at work",
                 name,
                 slower[name],
             )
         op_time[:, number] *= slower[name]
-    source = f"{problem.costs.source}, held against whole steps on {' and '.join(slower)}" if slower else ""
+    source = (
+        f"{problem.costs.source}, held against whole steps on {' and '.join(slower)}"
+        if slower
+        else ""
+    )
     found = Problem(problem.graph, problem.cluster, Costs(op_time, source or problem.costs.source))
     if len(slower) < 2:
         return Calibrated(found, slower)
-    tried = [(placement, measured(placement, "in pieces")) for placement in _in_pieces(found, list(slower))]
+    tried = [
+        (placement, measured(placement, "in pieces"))
+        for placement in _in_pieces(found, list(slower))
+    ]
     crossings = _fitted(found, [(placement, took) for placement, took in tried if took is not None])
-    return Calibrated(Problem(found.graph, with_crossings(found.cluster, crossings), found.costs), slower, crossings)
+    return Calibrated(
+        Problem(found.graph, with_crossings(found.cluster, crossings), found.costs),
+        slower,
+        crossings,
+    )
 
 
 def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
-    """The program cut into pieces, each on the next device; parameters where they are first read."""
+    """The program cut into pieces, each on the next device; parameters where they are first
+    read."""
     graph, found = problem.graph, []
     devices = np.array([problem.cluster.index_of(name) for name in names])
     consumers, members = graph.consumer_lists(), np.flatnonzero(graph.group >= 0)
     computes = np.flatnonzero(~graph.is_parameter)
     for pieces in (count for count in _PIECES if count <= len(computes)):
         device = np.full(graph.num_ops, devices[0])
-        device[computes] = devices[np.arange(len(computes)) * pieces // len(computes) % len(devices)]
+        device[computes] = devices[
+            np.arange(len(computes)) * pieces // len(computes) % len(devices)
+        ]
         for parameter in np.flatnonzero(graph.is_parameter).tolist():
             if consumers[parameter]:
                 device[parameter] = device[consumers[parameter][0]]
@@ -133,24 +156,33 @@ def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
 
 
 def _fitted(problem: Problem, measured: Sequence[tuple[Placement, float]]) -> Crossings:
-    """What brings predicted steps nearest to measured ones; as probed where nothing is much nearer."""
+    """What brings predicted steps nearest to measured ones; as probed where nothing is much
+    nearer."""
 
     def error(crossings: Crossings) -> float:
         other = Problem(problem.graph, with_crossings(problem.cluster, crossings), problem.costs)
-        return statistics.mean(abs(math.log(simulate(other, each).step_time / took)) for each, took in measured)
+        return statistics.mean(
+            abs(math.log(simulate(other, each).step_time / took)) for each, took in measured
+        )
 
     if not measured:
         return _AS_PROBED
-    errors = {crossings: error(crossings) for crossings in (Crossings(*each) for each in product(_TIMES, _MORE))}
+    errors = {
+        crossings: error(crossings)
+        for crossings in (Crossings(*each) for each in product(_TIMES, _MORE))
+    }
     # Of several that are as near, the one that is nearest to what was probed.
-    best = min(errors, key=lambda each: (round(errors[each], 6), abs(math.log(each.times)), each.more))
+    best = min(
+        errors, key=lambda each: (round(errors[each], 6), abs(math.log(each.times)), each.more)
+    )
     log.info("in pieces, steps are off by %.0f %% as probed, %.0f %% with %s", *(
         100 * each for each in (errors[_AS_PROBED], errors[best])), best)  # fmt: skip
     return best if errors[best] < _BETTER * errors[_AS_PROBED] else _AS_PROBED
 
 
 def with_crossings(cluster: Cluster, crossings: Crossings) -> Cluster:
-    """The cluster with links whose crossings cost so much; where they keep no device busy, they take longer."""
+    """The cluster with links whose crossings cost so much; where they keep no device busy, they
+    take longer."""
     times, more = crossings
     links = []
     for link in cluster.links:

@@ -13,7 +13,8 @@ from roost.runtime.ops.lines import Line, Ref, refs
 def compiled(
     lines: Sequence[Line], title: str, takes: Sequence[str] = (), returns: Sequence[str] = ()
 ) -> tuple[Callable[..., Any], list[int]]:
-    """The lines as a function, and the op of each line; each name is dropped after the last line that reads it."""
+    """The lines as a function, and the op of each line; each name is dropped after the last line
+    that reads it."""
     last: dict[str, int] = {}
     for number, line in enumerate(lines):
         for name in line.read | ({line.name} if line.name else set()):
@@ -28,18 +29,29 @@ def compiled(
     source, ops = [f"def step({', '.join(takes)}):"], [-1]
     for number, line in enumerate(lines):
         if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
-            raise InputError(f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}")
-        args = [*map(said, line.args), *(f"{key}={said(value)}" for key, value in line.kwargs.items())]
-        source.append(f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})")
+            raise InputError(
+                f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}"
+            )
+        args = [
+            *map(said, line.args),
+            *(f"{key}={said(value)}" for key, value in line.kwargs.items()),
+        ]
+        source.append(
+            f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})"
+        )
         ops.append(line.op)
         if number in dropped:
             source.append(f"    {' = '.join(sorted(dropped[number]))} = None")
             ops.append(line.op)
-    source.append(f"    return ({''.join(f'{name}, ' for name in returns)})" if returns else "    return")
+    source.append(
+        f"    return ({''.join(f'{name}, ' for name in returns)})" if returns else "    return"
+    )
     ops.append(-1)
-    # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No value is in it.
+    # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No
+    # value is in it.
     exec(compile("\n".join(source), title, "exec"), constants.named)
-    found: Callable[..., Any] = constants.named.pop("step")  # or it would hold itself, and all that is in there
+    # Or it would hold itself, and all that is in there.
+    found: Callable[..., Any] = constants.named.pop("step")
     return found, ops
 
 

@@ -1,11 +1,13 @@
 """A CUDA device of the runtime: a stream that computes, and streams that copy beside it.
 
-It computes on the default stream, so that memory which the caller gives back after a step is reused in order, and from
-one pool; the streams that copy are of the kind that does not wait for the default stream. Fetches ahead have a stream
-of their own: one that waits for room in the window does not hold up a tensor that is needed now.
+It computes on the default stream, so that memory which the caller gives back after a step is reused
+in order, and from one pool; the streams that copy are of the kind that does not wait for the
+default stream. Fetches ahead have a stream of their own: one that waits for room in the window does
+not hold up a tensor that is needed now.
 
-Host memory that is copied from or to is pinned, from PyTorch's cache of pinned blocks, which knows the streams that use
-them. Tensors of the device that another stream reads are made known to the allocator (`keep`).
+Host memory that is copied from or to is pinned, from PyTorch's cache of pinned blocks, which knows
+the streams that use them. Tensors of the device that another stream reads are made known to the
+allocator (`keep`).
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ class Stream(Protocol):
     """Work in order, beside that of others."""
 
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
-        """Copy, when its turn comes; `beside` is a stream of the device of the source, where that is another one."""
+        """Copy, when its turn comes; `beside` is a stream of the device of the source, where that
+        is another one."""
 
     def empty_like(self, like: Tensor) -> Tensor: ...
     def wait(self, mark: Mark) -> None: ...
     def mark(self, sleep: bool = False) -> Mark:
-        """The point when all is done that was given so far; who waits for it may sleep, or look all the time."""
+        """The point when all is done that was given so far; who waits for it may sleep, or look all
+        the time."""
 
     def keep(self, tensor: Tensor) -> None:
         """Do not reuse the memory of a tensor before what was given so far is done."""
@@ -78,7 +82,8 @@ class CudaStream:
         self.raw, self._default = raw, torch.cuda.default_stream(raw.device)
 
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
-        # Between two CUDA devices PyTorch copies on the current stream of the source, in step with that of the target.
+        # Between two CUDA devices PyTorch copies on the current stream of the source, in step with
+        # that of the target.
         with nullcontext() if beside is None else torch.cuda.stream(beside.raw):  # type: ignore[attr-defined]
             self._here(target.copy_, source, non_blocking=True)
 
@@ -87,7 +92,8 @@ class CudaStream:
         return found
 
     def _here(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Threads of ours are on the default stream: `torch.cuda.stream` would look for that, and takes longer."""
+        """Threads of ours are on the default stream: `torch.cuda.stream` would look for that, and
+        takes longer."""
         torch.cuda.set_stream(self.raw)
         try:
             return call(*args, **kwargs)
@@ -176,10 +182,13 @@ class Cuda:
     def __init__(self, device: torch.device, engine: Engine | None = None) -> None:
         self.device, self.engine = device, engine or CudaEngine()
         self.compute = self.engine.compute(device)
-        self.fetches, self.arrivals, self.departures = (self.engine.stream(device) for _ in range(3))
+        self.fetches, self.arrivals, self.departures = (
+            self.engine.stream(device) for _ in range(3)
+        )
         self.window_bytes = 0
         self._before = self.engine.allocated(device)
-        self._leaving: deque[tuple[Mark, int]] = deque()  # copies of new values on their way home, and their bytes
+        # Copies of new values on their way home, and their bytes.
+        self._leaving: deque[tuple[Mark, int]] = deque()
         self._leaving_bytes = 0
 
     # ------------------------------------------------------------------ Place
@@ -223,7 +232,8 @@ class Cuda:
         for stream in (self.compute, self.fetches, self.arrivals, self.departures):
             try:
                 stream.mark().synchronize()
-            except RuntimeError as error:  # of the device itself, which whoever ran the step was told
+            # Of the device itself, which whoever ran the step was told.
+            except RuntimeError as error:
                 log.debug("%s: %s", self.device, error)
 
     def set_clock(self) -> None:
@@ -238,7 +248,11 @@ class Cuda:
     # ------------------------------------------------------------------ copies
 
     def bring(
-        self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None, source: Cuda | None = None
+        self,
+        tensor: Tensor,
+        after: Sequence[Mark | None] = (),
+        into: Tensor | None = None,
+        source: Cuda | None = None,
     ) -> Parcel:
         """Copy a tensor to this device, from the host or from another CUDA device."""
         if source is None and not tensor.is_pinned():
@@ -246,25 +260,33 @@ class Cuda:
         return self._bring(self.arrivals, tensor, after, into, source)
 
     def posted(self, tensor: Tensor) -> Parcel:
-        """A small tensor of the host for this device: whoever receives it copies it in the stream that computes.
+        """A small tensor of the host for this device: whoever receives it copies it in the stream
+        that computes.
 
-        Streams of their own cost whoever sends more than they save. And a thread of the host that computes has nothing
-        to ask of the device then.
+        Streams of their own cost whoever sends more than they save. And a thread of the host that
+        computes has nothing to ask of the device then.
         """
         return Parcel(self.engine.pinned(tensor).copy_(tensor), None, on_host=True)
 
     def handed(self, tensor: Tensor) -> Parcel:
-        """A small tensor of this device for the host, copied in the stream that computes; by its own thread."""
+        """A small tensor of this device for the host, copied in the stream that computes; by its
+        own thread."""
         target = self.engine.pinned(tensor)
         target.copy_(tensor, non_blocking=True)
         return Parcel(target, self.mark())
 
     def fetch(self, tensor: Tensor, slot: Tensor, source: Cuda | None = None) -> Parcel:
-        """Copy a resident of another device into the window, when what was told to this device so far is done."""
+        """Copy a resident of another device into the window, when what was told to this device so
+        far is done."""
         return self._bring(self.fetches, tensor, (self.mark(),), slot, source)
 
     def _bring(
-        self, stream: Stream, tensor: Tensor, after: Sequence[Mark | None], into: Tensor | None, source: Cuda | None
+        self,
+        stream: Stream,
+        tensor: Tensor,
+        after: Sequence[Mark | None],
+        into: Tensor | None,
+        source: Cuda | None,
     ) -> Parcel:
         target = stream.empty_like(tensor) if into is None else into
         for mark in after:
@@ -277,7 +299,9 @@ class Cuda:
             source.departures.keep(tensor)
         return Parcel(target, stream.mark())
 
-    def take(self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None) -> Parcel:
+    def take(
+        self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None
+    ) -> Parcel:
         """Copy a tensor of this device to the host."""
         target = self.engine.pinned(tensor) if into is None else into
         for mark in after:
@@ -285,14 +309,18 @@ class Cuda:
                 self.departures.wait(mark)
         self.departures.copy(target, tensor)
         self.departures.keep(tensor)
-        return Parcel(target, self.departures.mark(sleep=into is not None))  # for a new value nobody is in haste
+        # For a new value nobody is in haste.
+        return Parcel(target, self.departures.mark(sleep=into is not None))
 
-    # ------------------------------------------------------------------ new values on their way home
+    # ------------------------------------------------------------------ new values on their way
+    # home
 
     def leaving(self, value: Tensor) -> Tensor:
-        """A new value that lies in the window, in memory of its own: the window goes on to the next parameter.
+        """A new value that lies in the window, in memory of its own: the window goes on to the next
+        parameter.
 
-        Of such copies there are at most as many bytes as in the window, where the host runs far ahead of the device.
+        Of such copies there are at most as many bytes as in the window, where the host runs far
+        ahead of the device.
         """
         while self._leaving and self._leaving_bytes + value.nbytes > self.window_bytes:
             arrival, size = self._leaving.popleft()
@@ -310,7 +338,8 @@ class Cuda:
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes in use in the last step, residents and the window among them, beyond those before this was."""
+        """The most bytes in use in the last step, residents and the window among them, beyond those
+        before this was."""
         return self.engine.peak(self.device) - self._before
 
     def window(self, likes: Sequence[Tensor], offsets: Sequence[int], size: int) -> list[Tensor]:
@@ -318,7 +347,9 @@ class Cuda:
         self.window_bytes = size
         arena = torch.empty(size, dtype=torch.uint8, device=self.device)
         return [
-            arena[offset : offset + like.nbytes].view(like.dtype).as_strided(like.shape, like.stride(), None)
+            arena[offset : offset + like.nbytes]
+            .view(like.dtype)
+            .as_strided(like.shape, like.stride(), None)
             if like.numel()
             else torch.empty_like(like, device=self.device)
             for like, offset in zip(likes, offsets, strict=True)
@@ -326,7 +357,8 @@ class Cuda:
 
 
 class Pins:
-    """Residents of the host that are pinned, so that a copy to a CUDA device is one transfer; up to a limit."""
+    """Residents of the host that are pinned, so that a copy to a CUDA device is one transfer; up to
+    a limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -335,7 +367,8 @@ class Pins:
     def home(self, value: Tensor, pinned: Callable[[Tensor], Tensor]) -> Tensor:
         """A pinned copy of a resident, or where that cannot be a plain one."""
         try:
-            takes = 1 << (value.nbytes - 1).bit_length() if value.nbytes else 0  # PyTorch rounds up to a power of two
+            # PyTorch rounds up to a power of two.
+            takes = 1 << (value.nbytes - 1).bit_length() if value.nbytes else 0
             if takes <= self.left:
                 found = pinned(value).copy_(value.detach())
                 self.left -= takes
@@ -350,7 +383,8 @@ class Pins:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this machine that a cluster calls so: `cpu`, `cpu:N` for some of its cores, or `cuda:N`."""
+    """The device of this machine that a cluster calls so: `cpu`, `cpu:N` for some of its cores, or
+    `cuda:N`."""
     kind, _, number = name.partition(":")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cpu" and (not number or number.isdecimal()):

@@ -1,8 +1,10 @@
-"""A placed step as one straight function of Python for each host, a thread that has one device or all of them.
+"""A placed step as one straight function of Python for each host, a thread that has one device or
+all of them.
 
-What a device does is known beforehand: which ops it runs in which order, what it receives and sends, when it asks for
-the next parameter, when a tensor is read for the last time. All of that is written out as source and compiled; at run
-time nothing is decided. Names in the source are numbers of ours; nothing of the model's own text gets into it.
+What a device does is known beforehand: which ops it runs in which order, what it receives and
+sends, when it asks for the next parameter, when a tensor is read for the last time. All of that is
+written out as source and compiled; at run time nothing is decided. Names in the source are numbers
+of ours; nothing of the model's own text gets into it.
 
 A view is made anew on each device that looks at one: only what the view looks into is sent.
 """
@@ -58,10 +60,12 @@ class Hands(Protocol):
         """Tell that no op at its home reads the old value of a parameter any more."""
 
     def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
-        """Write new values of a parameter and its states in place, each once so many copies of the old were taken."""
+        """Write new values of a parameter and its states in place, each once so many copies of the
+        old were taken."""
 
     def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
-        """Send the new value of a parameter home, to be written there after so many reads of the old one."""
+        """Send the new value of a parameter home, to be written there after so many reads of the
+        old one."""
 
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]: ...
     def capturing(self, device: int) -> Capture | None:
@@ -85,10 +89,14 @@ class Code:
     ) -> None:
         """`watch` is called after each op with its number and its output, which is only valid then.
 
-        Of an update it is given the new value, what it was made of (such as the gradient), and the new states.
+        Of an update it is given the new value, what it was made of (such as the gradient), and the
+        new states.
         """
         if placement.order == "fifo":
-            raise InputError("a placement in fifo order cannot be run: devices follow one order; take program or rank")
+            raise InputError(
+                "a placement in fifo order cannot be run: devices follow one order; take program "
+                "or rank"
+            )
         self.step, self.problem, self.placement, self.hands = step, problem, placement, hands
         self.watch = watch
         graph = step.graph
@@ -97,7 +105,10 @@ class Code:
         self.order: list[int] = dispatch_order(problem, placement).tolist()
         self.place = {op: place for place, op in enumerate(self.order)}
         self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
-        self.is_parameter, self.is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
+        self.is_parameter, self.is_update = (
+            graph.is_parameter.tolist(),
+            (graph.phase == UPDATE).tolist(),
+        )
         self.copies, self.window = plan_fetches(problem, placement, self.order)
         self.results: dict[int, list[int]] = {}  # op -> which results look into its output
         for number, node in enumerate(step.program.results):
@@ -106,7 +117,8 @@ class Code:
     def function(
         self, devices: Sequence[int], told_ahead: Sequence[int] = ()
     ) -> tuple[Callable[[], None], dict[str, list[int]]]:
-        """What a host runs in a step; and for the title of each source of it, the op that each line belongs to.
+        """What a host runs in a step; and for the title of each source of it, the op that each line
+        belongs to.
 
         `told_ahead` are those of its devices that it only tells what to do.
         """
@@ -115,7 +127,9 @@ class Code:
         for device in devices:
             rows[device] = _Writer(self, device).written()
             if (capture := self.hands.capturing(device)) is not None:
-                rows[device], more = segmented(rows[device], f"<step of {names[device]}>", capture, f"d{device}")
+                rows[device], more = segmented(
+                    rows[device], f"<step of {names[device]}>", capture, f"d{device}"
+                )
                 parts |= more
         title = f"<step of {' and '.join(names[device] for device in devices)}>"
         if len(rows) == 1:
@@ -138,7 +152,11 @@ class Code:
     def last_read_at_home(self, parameter: int) -> int | None:
         """The last op at its home that reads a parameter, updates aside."""
         home = self.device[parameter]
-        there = [op for op in self.consumers[parameter] if self.device[op] == home and not self.is_update[op]]
+        there = [
+            op
+            for op in self.consumers[parameter]
+            if self.device[op] == home and not self.is_update[op]
+        ]
         return max(there, key=self.place.__getitem__, default=None)
 
 
@@ -148,9 +166,13 @@ class _Writer:
     def __init__(self, code: Code, device: int) -> None:
         self.code, self.device, self.lines = code, device, list[Line]()
         self.names: dict[Any, str] = {}  # node, or copy -> name
-        self.node_number = {node: number for number, node in enumerate(code.step.program.module.graph.nodes)}
+        self.node_number = {
+            node: number for number, node in enumerate(code.step.program.module.graph.nodes)
+        }
         self.copy_of = {
-            (op, copy.parameter): number for number, copy in enumerate(code.copies[device]) for op in copy.users
+            (op, copy.parameter): number
+            for number, copy in enumerate(code.copies[device])
+            for op in copy.users
         }
         self.sent: set[str] = set()  # names whose tensor somebody else may still be reading
         self.temporary = 0
@@ -186,11 +208,17 @@ class _Writer:
             self._call(copy.users[0] if op < 0 else op, fetch, gives=gives)
 
     def _leaving(self) -> dict[int, list[int]]:
-        """Op -> parameters at home here that it is the last to read, where their new value comes from elsewhere."""
+        """Op -> parameters at home here that it is the last to read, where their new value comes
+        from elsewhere."""
         code, found = self.code, dict[int, list[int]]()
-        for update in (op for op, yes in enumerate(code.is_update) if yes and code.device[op] != self.device):
+        for update in (
+            op for op, yes in enumerate(code.is_update) if yes and code.device[op] != self.device
+        ):
             for parameter in (p for p in code.inputs[update] if code.is_parameter[p]):
-                if code.device[parameter] == self.device and (last := code.last_read_at_home(parameter)) is not None:
+                if (
+                    code.device[parameter] == self.device
+                    and (last := code.last_read_at_home(parameter)) is not None
+                ):
                     found.setdefault(last, []).append(parameter)
         return found
 
@@ -206,12 +234,16 @@ class _Writer:
         else:
             self._run(op, node)
         self._watch(op, Ref(self.names[node]))
-        for target in sorted({code.device[consumer] for consumer in code.consumers[op]} - {self.device}):
+        for target in sorted(
+            {code.device[consumer] for consumer in code.consumers[op]} - {self.device}
+        ):
             send = code.hands.sending(op, self.device, target)
             self._call(op, send, Ref(self.names[node]), gives=(("value", op, target),))
             self.sent.add(self.names[node])
         for number in code.results.get(op, ()):
-            self._call(op, code.hands.result(number), self._value(code.step.program.results[number], op))
+            self._call(
+                op, code.hands.result(number), self._value(code.step.program.results[number], op)
+            )
             self.sent.add(self.names[node])
 
     def _results_of_parameters(self) -> None:
@@ -220,7 +252,11 @@ class _Writer:
         for op, numbers in code.results.items():
             if code.is_parameter[op] and code.device[op] == self.device:
                 for number in numbers:
-                    self._call(op, code.hands.result(number), self._value(code.step.program.results[number], op))
+                    self._call(
+                        op,
+                        code.hands.result(number),
+                        self._value(code.step.program.results[number], op),
+                    )
 
     def _run(self, op: int, node: fx.Node) -> str:
         """A call as it is in the program, on values of this device."""
@@ -228,7 +264,8 @@ class _Writer:
         if is_random(target):
             target = self.code.hands.drawing(target, op, self.device)
         elif target in (aten.view.default, aten._unsafe_view.default):
-            target = aten.reshape.default  # kernels of another device may lay out their outputs in another way
+            # Kernels of another device may lay out their outputs in another way.
+            target = aten.reshape.default
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
         if _says_no_device(node):  # it would be made on the host
             kwargs["device"] = self.code.hands.torch_device(self.device)
@@ -254,9 +291,18 @@ class _Writer:
         holds = [self._held(parameter, op) for parameter in touched]
         reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
         value = self._value(update.value, op)
-        needs = tuple((_read(parameter), count) for parameter, count in zip(touched, reads, strict=True))
+        needs = tuple(
+            (_read(parameter), count) for parameter, count in zip(touched, reads, strict=True)
+        )
         with self._timed(op):
-            self._call(op, code.hands.updating(op, touched, reads), holds[0], value, *holds[1:], needs=needs)
+            self._call(
+                op,
+                code.hands.updating(op, touched, reads),
+                holds[0],
+                value,
+                *holds[1:],
+                needs=needs,
+            )
         self._watch(op, (holds[0], value, *holds[1:]))
         for parameter, held in zip(touched, holds, strict=True):
             if code.device[parameter] != self.device:
@@ -272,10 +318,13 @@ class _Writer:
             return type(value)(self._values(each, op) for each in value)
         if isinstance(value, dict):
             return {key: self._values(each, op) for key, each in value.items()}
-        return self.code.hands.torch_device(self.device) if isinstance(value, torch.device) else value
+        return (
+            self.code.hands.torch_device(self.device) if isinstance(value, torch.device) else value
+        )
 
     def _value(self, node: fx.Node, op: int) -> Any:
-        """A tensor of the program as this device has it: at home, received, fetched, or a view of such."""
+        """A tensor of the program as this device has it: at home, received, fetched, or a view of
+        such."""
         code, step = self.code, self.code.step
         if node in self.names:
             return Ref(self.names[node])
@@ -289,14 +338,16 @@ class _Writer:
         return Ref(self._define(op, node, receive, (), needs=((("value", owner, self.device), 1),)))
 
     def _view(self, node: fx.Node, op: int, keep: bool) -> str:
-        """Looks into what is here; kept for later, unless what it looks into may be gone by then."""
+        """Looks into what is here; kept for later, unless what it looks into may be gone by
+        then."""
         name = self._run(op, node)
         if not keep:
             del self.names[node]
         return name
 
     def _held(self, parameter: int, op: int) -> Any:
-        """A parameter as an op reads it: itself at home, or the copy that was fetched for this op."""
+        """A parameter as an op reads it: itself at home, or the copy that was fetched for this
+        op."""
         code = self.code
         if code.device[parameter] == self.device:
             return code.hands.resident(parameter)
@@ -304,7 +355,10 @@ class _Writer:
         if ("copy", number) not in self.names:
             copy = code.copies[self.device][number]
             name = self.names["copy", number] = f"c{number}d{self.device}"
-            take, needs = code.hands.fetched(self.device, number, copy), ((("copy", number, self.device), 1),)
+            take, needs = (
+                code.hands.fetched(self.device, number, copy),
+                ((("copy", number, self.device), 1),),
+            )
             self.lines.append(Line(op, take, (), name=name, needs=needs))
             self.sent.add(name)  # an update writes into it, and nobody else may
         return Ref(self.names["copy", number])
@@ -345,6 +399,10 @@ def _read(parameter: int) -> Key:
 
 def _says_no_device(node: fx.Node) -> bool:
     """Whether an op makes a tensor of nothing, on whatever device."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.all_input_nodes or node.kwargs.get("device"):
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or node.all_input_nodes
+        or node.kwargs.get("device")
+    ):
         return False
     return any(argument.name == "device" for argument in node.target._schema.arguments)

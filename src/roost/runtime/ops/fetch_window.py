@@ -1,8 +1,8 @@
 """Where in a device's window each fetched parameter lies, worked out before the step.
 
-Copies that are there at the same time never share a byte. A copy may lie on bytes of others that are gone by then: all
-of them were given up by it or by copies asked for before it, so it is enough that a fetch waits until the device has
-run what it was told before it asked.
+Copies that are there at the same time never share a byte. A copy may lie on bytes of others that
+are gone by then: all of them were given up by it or by copies asked for before it, so it is enough
+that a fetch waits until the device has run what it was told before it asked.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.simulator.reference import Copy
 
-ALIGNMENT = 512  # as PyTorch aligns what it allocates: kernels are chosen by it, and so are the last bits of a sum
+# As PyTorch aligns what it allocates: kernels are chosen by it, and so are the last bits of a sum.
+ALIGNMENT = 512
 
 
 def lives(copies: Sequence[Copy]) -> list[tuple[int, int]]:
-    """For each copy, in the order asked for: its own number, and that of the copy it makes room for, or their count."""
+    """For each copy, in the order asked for: its own number, and that of the copy it makes room
+    for, or their count."""
     number = {id(copy): place for place, copy in enumerate(copies)}
     ends = [len(copies)] * len(copies)
     for place, copy in enumerate(copies):
@@ -28,12 +30,16 @@ def lives(copies: Sequence[Copy]) -> list[tuple[int, int]]:
 
 
 def packed(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """The offset of each copy, and the bytes of the whole: the better of first come and largest first."""
+    """The offset of each copy, and the bytes of the whole: the better of first come and largest
+    first."""
     if not sizes:
         return [], 0
     room = -(-np.asarray(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
     begin, end = np.asarray(lives, dtype=np.int64).T
-    tries = [_placed(order, room, begin, end) for order in (np.arange(len(room)), np.argsort(-room, kind="stable"))]
+    tries = [
+        _placed(order, room, begin, end)
+        for order in (np.arange(len(room)), np.argsort(-room, kind="stable"))
+    ]
     offsets, total = min(tries, key=lambda found: found[1])
     return offsets.tolist(), total
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import fx
 
-Key = tuple[str, int, int]  # something that one line leaves for another: a value, a copy, word that one was read
+# Something that one line leaves for another: a value, a copy, word that one was read.
+Key = tuple[str, int, int]
 
 
 @dataclass

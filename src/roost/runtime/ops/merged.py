@@ -1,9 +1,10 @@
 """The lines of all devices in one order, for a host that is one thread.
 
-A thread that tells a GPU what to do and a thread that computes on the CPU share one interpreter: whoever needs its lock
-waits for the other. One thread for both has nobody to wait for. What it loses is that nothing is launched while an op
-runs on the CPU; so before such an op the devices that are told ahead of time are told all that they will begin before
-it ends, as the simulator has it. And where the CPU is busy much of the time, it has too little left for the GPU.
+A thread that tells a GPU what to do and a thread that computes on the CPU share one interpreter:
+whoever needs its lock waits for the other. One thread for both has nobody to wait for. What it
+loses is that nothing is launched while an op runs on the CPU; so before such an op the devices that
+are told ahead of time are told all that they will begin before it ends, as the simulator has it.
+And where the CPU is busy much of the time, it has too little left for the GPU.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from roost.core.arrays import Array
 from roost.core.timeline import HOME, Timeline
 from roost.runtime.ops.lines import Key, Line
 
-# Seconds of Python, with what it calls, as seen beside an H200: to launch an op, to have a tensor cross (what the host
-# does on both sides), to send a new value home.
+# Seconds of Python, with what it calls, as seen beside an H200: to launch an op, to have a tensor
+# cross (what the host does on both sides), to send a new value home.
 _LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
-# Share of a step, as simulated, that one thread may be busy. A step of GPT-2 for 0.97 of which it was to be busy
-# took 1.42 of what was simulated, another with a thread each 1.23: what takes longer than expected delays all.
+# Share of a step, as simulated, that one thread may be busy. A step of GPT-2 for 0.97 of which it
+# was to be busy took 1.42 of what was simulated, another with a thread each 1.23: what takes longer
+# than expected delays all.
 _BUSY = 0.6
 
 
 def has_time(timeline: Timeline, told_ahead: Collection[int]) -> bool:
-    """Whether one thread can do all that hosts do within a step as it was simulated, and have time to spare."""
+    """Whether one thread can do all that hosts do within a step as it was simulated, and have time
+    to spare."""
     assert timeline.device is not None
     assert timeline.transfers is not None
     ahead = np.isin(np.arange(len(timeline.device_names)), list(told_ahead))
@@ -52,7 +55,10 @@ def merged(
     while left:
         ready = [device for device, at in left.items() if _can(rows[device][at], given)]
         assert ready, "an order of all ops is known in which each has what it needs"
-        done = min((end[device][left[device]] for device in ready if device not in told_ahead), default=float("inf"))
+        done = min(
+            (end[device][left[device]] for device in ready if device not in told_ahead),
+            default=float("inf"),
+        )
         device = min(
             ready,
             key=lambda device: (
@@ -71,7 +77,8 @@ def merged(
 
 
 def _before(row: Sequence[Line], seconds: Array) -> list[float]:
-    """When each line is due: no later than any that comes after it, such as an op that a fetch is asked for early."""
+    """When each line is due: no later than any that comes after it, such as an op that a fetch is
+    asked for early."""
     due = accumulate((float(seconds[line.op]) for line in reversed(row)), min)
     return list(due)[::-1]
 

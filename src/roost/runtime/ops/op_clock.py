@@ -1,7 +1,8 @@
 """When each op of a step began and ended on its device: the measured timeline.
 
-A CPU's thread reads the host's clock. A CUDA device is told to note the time in its own stream, which the host turns
-into its own seconds afterwards. Transfers are not timed: where a device waits for one, its timeline has a gap.
+A CPU's thread reads the host's clock. A CUDA device is told to note the time in its own stream,
+which the host turns into its own seconds afterwards. Transfers are not timed: where a device waits
+for one, its timeline has a gap.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Clock:
 
     def __init__(self, places: Sequence[Place]) -> None:
         self._places = places
-        self._stamps: dict[int, tuple[int, list[Any]]] = {}  # op -> device, and stamps at its begin and its end
+        # Op -> device, and stamps at its begin and its end.
+        self._stamps: dict[int, tuple[int, list[Any]]] = {}
         self._began = self._ended = 0.0
 
     def around(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]]:
@@ -50,13 +52,18 @@ class Clock:
     def end(self) -> None:
         self._ended = time.perf_counter()
 
-    def timeline(self, problem: Problem, placement: Placement, peaks: Mapping[str, int]) -> Timeline:
-        """Of the last step. Memory of CUDA devices is what they held; of others what the simulator says."""
+    def timeline(
+        self, problem: Problem, placement: Placement, peaks: Mapping[str, int]
+    ) -> Timeline:
+        """Of the last step. Memory of CUDA devices is what they held; of others what the simulator
+        says."""
         if not self._ended:
             raise InputError("no step has been run yet: there is no timeline")
         start, finish = np.zeros(problem.graph.num_ops), np.zeros(problem.graph.num_ops)
         for op, (device, stamps) in self._stamps.items():
-            start[op], finish[op] = (self._places[device].seconds(stamp) - self._began for stamp in stamps)
+            start[op], finish[op] = (
+                self._places[device].seconds(stamp) - self._began for stamp in stamps
+            )
         simulated = simulate(problem, placement)
         peak = simulated.peak_memory.copy()
         for name, held in peaks.items():

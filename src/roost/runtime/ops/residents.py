@@ -1,4 +1,5 @@
-"""Residents of a step on the devices where they live, and the windows into which other devices fetch them."""
+"""Residents of a step on the devices where they live, and the windows into which other devices
+fetch them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Homes:
         places: Sequence[Place],
         copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
         residents: Mapping[str, Tensor],
-        states: Mapping[str, Tensor] | None = None,  # what the optimizer keeps, where it does not begin with zeros
+        # What the optimizer keeps, where it does not begin with zeros.
+        states: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.device: list[int] = placement.device.tolist()  # [ops]
         self.tensor: dict[int, Tensor] = {}  # parameter -> its value
@@ -42,15 +44,21 @@ class Homes:
         for name, value in _values(step, residents):
             self._settle(number[name], value)
         if states is not None and not isinstance(states, Mapping):
-            raise InputError(f"states is {type(states).__name__}; give what run.states() had, tensors by name")
+            raise InputError(
+                f"states is {type(states).__name__}; give what run.states() had, tensors by name"
+            )
         begun = None if states is None else dict(states)
         for update in step.updates.values():
             zeros = torch.zeros_like(self.tensor[number[update.resident]], device="cpu")
             for state in update.states:
                 self._settle(number[state], zeros if begun is None else _begun(begun, state, zeros))
         if begun:
-            raise InputError(f"states has {next(iter(begun))!r}, which the optimizer of this step does not keep")
-        touched = [name for update in step.updates.values() for name in (update.resident, *update.states)]
+            raise InputError(
+                f"states has {next(iter(begun))!r}, which the optimizer of this step does not keep"
+            )
+        touched = [
+            name for update in step.updates.values() for name in (update.resident, *update.states)
+        ]
         self.written = {number[name] for name in touched}  # parameters that get a new value
         self.window = [self._window(device) for device in range(len(places))]
 
@@ -78,25 +86,31 @@ def _begun(states: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
 
 
 def _like(what: str, value: object, like: Tensor) -> Tensor:
-    """A value that can stand for this tensor: of another shape many an op would take it, and give other numbers."""
+    """A value that can stand for this tensor: of another shape many an op would take it, and give
+    other numbers."""
     if not isinstance(value, Tensor):
         raise InputError(f"{what} is {type(value).__name__}; it must be a tensor")
     if value.shape != like.shape or value.dtype != like.dtype:
         raise InputError(
-            f"{what} is {list(value.shape)} of {value.dtype}; the step has {list(like.shape)} of {like.dtype}"
+            f"{what} is {list(value.shape)} of {value.dtype}; the step has {list(like.shape)} of "
+            f"{like.dtype}"
         )
     if value.is_meta or value.layout != torch.strided:
         raise InputError(
-            f"{what} is {'on the meta device' if value.is_meta else 'sparse'}; it must be dense, with values"
+            f"{what} is {'on the meta device' if value.is_meta else 'sparse'}; it must be dense, "
+            f"with values"
         )
     return value
 
 
 def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The ops that are parameters, buffers and constants, with their values; what an optimizer keeps is not there."""
+    """The ops that are parameters, buffers and constants, with their values; what an optimizer
+    keeps is not there."""
     program = step.program
     names = dict(zip(program.placeholders, program.residents, strict=False))
-    for op in (name for name, yes in zip(step.graph.op_names, step.graph.is_parameter, strict=True) if yes):
+    for op in (
+        name for name, yes in zip(step.graph.op_names, step.graph.is_parameter, strict=True) if yes
+    ):
         node = step.maker.get(op)
         if node is None:
             continue
@@ -105,4 +119,7 @@ def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[
             given = residents.get(names[node], program.constants.get(names[node]))
         if given is None:
             raise InputError(f"residents lacks {names[node]!r}")
-        yield op, _like(f"resident {names[node]!r}", given, node.meta["val"]) if node in names else given
+        yield (
+            op,
+            _like(f"resident {names[node]!r}", given, node.meta["val"]) if node in names else given,
+        )

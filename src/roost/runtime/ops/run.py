@@ -1,9 +1,10 @@
 """Runs a captured step op by op on the devices of its placement, several steps in a row.
 
-Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each device, or one for GPUs
-and a CPU beside them (`merged.py`). Tensors that cross are sent once to each device that reads them while both go on
-(`transfers.py`). A parameter that lives elsewhere is fetched for its uses into a window, and a new value goes home,
-exactly as the simulator has it; and no new value is written before all reads of the old one.
+Devices are run by hosts, each a thread with its own straight function (`code.py`): one for each
+device, or one for GPUs and a CPU beside them (`merged.py`). Tensors that cross are sent once to
+each device that reads them while both go on (`transfers.py`). A parameter that lives elsewhere is
+fetched for its uses into a window, and a new value goes home, exactly as the simulator has it; and
+no new value is written before all reads of the old one.
 """
 
 from __future__ import annotations
@@ -56,28 +57,40 @@ class GraphRuntime(Transfers):
     ) -> None:
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
-        `cores` are those of the thread of each device, of the CPU's where others share it; an empty set leaves it to
-        the system. `places` are the devices, by default those of this machine that have the names of the cluster's.
-        With `graphs` runs of ops without transfers are launched as CUDA graphs from the second step on; what they make
-        is kept from step to step. `watch` sees the output of every op (see `Code`); not with `graphs`. `states` and
-        `num_steps` are those of a run that this one goes on from, with its residents: it then does what that would have
-        done. With `record` ops are timed, for `timeline`, which takes some time itself; not with `graphs`. Whether one
-        thread has the GPUs and the CPU beside them (one CPU, not several) is up to what the simulator says of its time,
-        or to `one_thread`.
+        `cores` are those of the thread of each device, of the CPU's where others share it; an empty
+        set leaves it to the system. `places` are the devices, by default those of this machine that
+        have the names of the cluster's. With `graphs` runs of ops without transfers are launched as
+        CUDA graphs from the second step on; what they make is kept from step to step. `watch` sees
+        the output of every op (see `Code`); not with `graphs`. `states` and `num_steps` are those
+        of a run that this one goes on from, with its residents: it then does what that would have
+        done. With `record` ops are timed, for `timeline`, which takes some time itself; not with
+        `graphs`. Whether one thread has the GPUs and the CPU beside them (one CPU, not several) is
+        up to what the simulator says of its time, or to `one_thread`.
         """
         placement = problem.check(placement)
         if problem.graph.digest != step.graph.digest:
             raise InputError(
-                f"the problem is of graph {problem.graph.digest}, the captured step is {step.graph.digest}"
+                f"the problem is of graph {problem.graph.digest}, the captured step is "
+                f"{step.graph.digest}"
             )
         if graphs and (watch is not None or record):
-            raise InputError("ops that are launched as CUDA graphs cannot be watched or timed; leave out graphs")
+            raise InputError(
+                "ops that are launched as CUDA graphs cannot be watched or timed; leave out graphs"
+            )
         names = problem.cluster.device_names
         for what, given in (("cores", cores), ("places", places)):
             if given is not None and len(given) != len(names):
-                raise InputError(f"{what} are {len(given)}; the cluster has {len(names)} devices, so give one for each")
+                raise InputError(
+                    f"{what} are {len(given)}; the cluster has {len(names)} devices, so give one "
+                    f"for each"
+                )
         super().__init__(names, [_place(name) for name in names] if places is None else places)
-        self.program, self.graph, self.placement, self.problem = step.program, step.graph, placement, problem
+        self.program, self.graph, self.placement, self.problem = (
+            step.program,
+            step.graph,
+            placement,
+            problem,
+        )
         self._clock = Clock(self.places) if record else None
         self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
         self.chance.step = _checked_steps(num_steps)
@@ -87,10 +100,13 @@ class GraphRuntime(Transfers):
         code = Code(step, problem, placement, self, watch)
         told_ahead = [device for device, place in enumerate(self.places) if isinstance(place, Cuda)]
         if one_thread is None:
-            one_thread = 0 < len(told_ahead) < len(self.places) and has_time(code.timeline, told_ahead)
+            one_thread = 0 < len(told_ahead) < len(self.places) and has_time(
+                code.timeline, told_ahead
+            )
         self.hosts = hosts(self.places, one_thread)
         with torch.inference_mode(False), torch.no_grad():
-            # Threads of ours write new values into them, and no thread takes over the mode of another.
+            # Threads of ours write new values into them, and no thread takes over the mode of
+            # another.
             self.homes = Homes(step, placement, self.places, code.copies, residents, states)
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
@@ -101,11 +117,14 @@ class GraphRuntime(Transfers):
         try:
             for host in self.hosts:
                 self._functions.append(code.function(host, told_ahead))
-                # Whoever only tells a GPU what to do computes nothing: a pool of threads would be in the way of others.
+                # Whoever only tells a GPU what to do computes nothing: a pool of threads would be
+                # in the way of others.
                 threads = int(set(host) <= set(told_ahead))
                 mine = next((device for device in host if device not in told_ahead), host[0])
                 title = " and ".join(names[device] for device in host)
-                self._workers.append(Worker(title, self._fail, None if cores is None else cores[mine], threads))
+                self._workers.append(
+                    Worker(title, self._fail, None if cores is None else cores[mine], threads)
+                )
                 for device in host:
                     self._workers[-1].give(self.places[device].enter)
         except BaseException:
@@ -115,7 +134,8 @@ class GraphRuntime(Transfers):
     # ------------------------------------------------------------------ use
 
     def step(self, *inputs: Any, **named: Any) -> list[Any]:
-        """Run one step: what the model returns. Inputs are as they were captured, in that order or by name.
+        """Run one step: what the model returns. Inputs are as they were captured, in that order or
+        by name.
 
         Threads that call it take turns.
         """
@@ -124,18 +144,25 @@ class GraphRuntime(Transfers):
 
     def _step(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
         if self._error is not None:
-            raise InputError("this run has failed before, and cannot go on; make another") from self._error
+            raise InputError(
+                "this run has failed before, and cannot go on; make another"
+            ) from self._error
         if not self._workers:
             raise InputError("this run is closed; make another")
         given: Any = named or inputs
         if len(inputs) == 1 and isinstance(inputs[0], Mapping):
             given = inputs[0]
         if inputs and named:
-            raise InputError(f"inputs are given in order and by name ({', '.join(named)}); give them all in one way")
+            raise InputError(
+                f"inputs are given in order and by name ({', '.join(named)}); give them all in "
+                f"one way"
+            )
         tensors = {name for name, value in named.items() if isinstance(value, Tensor)}
         if named and (odd := tensors ^ set(self.program.inputs)):
             takes = ", ".join(self.program.inputs)
-            raise InputError(f"the step takes {takes}; missing, or not one of these: {', '.join(sorted(odd))}")
+            raise InputError(
+                f"the step takes {takes}; missing, or not one of these: {', '.join(sorted(odd))}"
+            )
         check_flags(given, self.program.flags)
         self._inputs = self._checked(flat(given, self.program.inputs))
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
@@ -155,36 +182,48 @@ class GraphRuntime(Transfers):
         return results
 
     def _checked(self, given: list[Tensor]) -> list[Tensor]:
-        """Refuse other inputs than were captured: sizes are in the program, and others would give wrong numbers."""
+        """Refuse other inputs than were captured: sizes are in the program, and others would give
+        wrong numbers."""
         names, nodes = self.program.inputs, self.program.placeholders[len(self.program.residents) :]
         if len(given) != len(names):
-            raise InputError(f"the step takes {len(names)} tensors ({', '.join(names)}), not {len(given)}")
+            raise InputError(
+                f"the step takes {len(names)} tensors ({', '.join(names)}), not {len(given)}"
+            )
         for name, node, value in zip(names, nodes, given, strict=True):
             wanted = node.meta["val"]
             if value.shape != wanted.shape or value.dtype != wanted.dtype:
                 raise InputError(
-                    f"input {name!r} is {list(value.shape)} of {value.dtype}; the step was captured with "
+                    f"input {name!r} is {list(value.shape)} of {value.dtype}; the step was "
+                    f"captured with "
                     f"{list(wanted.shape)} of {wanted.dtype}"
                 )
         return given
 
     def residents(self) -> dict[str, Tensor]:
-        """Parameters, buffers and constants by name, as they are now; those of the program, tied ones once."""
+        """Parameters, buffers and constants by name, as they are now; those of the program, tied
+        ones once."""
         holders = zip(self.program.residents, self.program.placeholders, strict=False)
         return {name: self.homes.tensor[self._number[self._op_of[node]]] for name, node in holders}
 
     def write_back(self, model: torch.nn.Module) -> None:
-        """Give a model the values that its parameters and buffers have now; tied ones under all their names."""
-        there = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+        """Give a model the values that its parameters and buffers have now; tied ones under all
+        their names."""
+        there = dict(model.named_parameters(remove_duplicate=False)) | dict(
+            model.named_buffers(remove_duplicate=False)
+        )
         with torch.no_grad():
             for name, value in self.residents().items():
                 if name in there:
                     there[name].copy_(value)
                 elif name not in self.program.constants:
-                    raise InputError(f"the model has no {name!r}, which the captured step has; it is another model")
+                    raise InputError(
+                        f"the model has no {name!r}, which the captured step has; it is another "
+                        f"model"
+                    )
 
     def peak_memory(self) -> dict[str, int]:
-        """The most bytes in use on each CUDA device in the last step, residents and window among them."""
+        """The most bytes in use on each CUDA device in the last step, residents and window among
+        them."""
         named = zip(self.device_names, self.places, strict=True)
         return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
 
@@ -236,14 +275,16 @@ class GraphRuntime(Transfers):
         self._done.put(None)
 
     def _next(self) -> Mark | None:
-        """The next thing that a step waits for: a host that is done (None), or a new value on its way home."""
+        """The next thing that a step waits for: a host that is done (None), or a new value on its
+        way home."""
         found = self._done.get()
         if isinstance(found, BaseException):
             raise self._told(found) from found
         return found
 
     def _await(self, marks: Sequence[Mark | None]) -> None:
-        """Wait for new values to be home; after all devices are done, which may need every core till then."""
+        """Wait for new values to be home; after all devices are done, which may need every core
+        till then."""
         try:
             for mark in marks:
                 if mark is not None:
@@ -253,7 +294,8 @@ class GraphRuntime(Transfers):
             raise self._told(error) from error
 
     def _fail(self, error: BaseException) -> None:
-        """The first failure ends all: whoever waits for something is told that nothing will come."""
+        """The first failure ends all: whoever waits for something is told that nothing will
+        come."""
         with self._closing:
             if self._error is None:
                 self._error = error
@@ -284,14 +326,25 @@ class GraphRuntime(Transfers):
         return self.homes.tensor[op]
 
     def given(self, op: int, device: int) -> Callable[[], Any]:
-        names = {node: number for number, node in enumerate(self.program.placeholders[len(self.program.residents) :])}
-        number = next(place for node, place in names.items() if self._number[self._op_of[node]] == op)
+        names = {
+            node: number
+            for number, node in enumerate(self.program.placeholders[len(self.program.residents) :])
+        }
+        number = next(
+            place for node, place in names.items() if self._number[self._op_of[node]] == op
+        )
         place = self.places[device]
         return lambda: place.given(self._inputs[number])
 
     def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
-        waits = [(self._reads_of(parameter), count) for parameter, count in zip(touched, reads, strict=True) if count]
-        write = _copy if self.graph.kinds[op] == "copy" else self.optimizer.update(self.graph.kinds[op])
+        waits = [
+            (self._reads_of(parameter), count)
+            for parameter, count in zip(touched, reads, strict=True)
+            if count
+        ]
+        write = (
+            _copy if self.graph.kinds[op] == "copy" else self.optimizer.update(self.graph.kinds[op])
+        )
         place = self.places[int(self.placement.device[op])]
 
         def update(*tensors: Tensor) -> None:
@@ -307,14 +360,19 @@ class GraphRuntime(Transfers):
 
     def capturing(self, device: int) -> Capture | None:
         place = self.places[device]
-        return place.engine.capturing(place.device) if self._graphs and isinstance(place, Cuda) else None
+        return (
+            place.engine.capturing(place.device)
+            if self._graphs and isinstance(place, Cuda)
+            else None
+        )
 
     def timing(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]] | None:
         return None if self._clock is None else self._clock.around(op, device)
 
     def result(self, number: int) -> Callable[[Any], None]:
         def keep(value: Any) -> None:
-            self._results[number] = value.clone() if self._graphs else value  # a graph makes it there the next time too
+            # A graph makes it there the next time too.
+            self._results[number] = value.clone() if self._graphs else value
 
         return keep
 

@@ -1,7 +1,9 @@
-"""Runs of ops without transfers, each as one call: recorded as a CUDA graph, so that the host launches it as a whole.
+"""Runs of ops without transfers, each as one call: recorded as a CUDA graph, so that the host
+launches it as a whole.
 
-What a segment takes is copied to where it was when recorded, unless it is always there: a copy in the window, or what
-an earlier segment made. What it makes is always in the same memory, so it is good until the next step.
+What a segment takes is copied to where it was when recorded, unless it is always there: a copy in
+the window, or what an earlier segment made. What it makes is always in the same memory, so it is
+good until the next step.
 """
 
 from __future__ import annotations
@@ -23,14 +25,20 @@ _FEWEST = 4  # ops that are worth a graph
 _SYNCHRONISES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
-# Records what a function does to these tensors: how to do it again, and what it returns, always in the same memory.
-Capture = Callable[[Callable[..., tuple[Any, ...]], Sequence[Any]], tuple[Callable[[], None], tuple[Any, ...]]]
+# Records what a function does to these tensors: how to do it again, and what it returns, always in
+# the same memory.
+Capture = Callable[
+    [Callable[..., tuple[Any, ...]], Sequence[Any]], tuple[Callable[[], None], tuple[Any, ...]]
+]
 
 
 class Segment:
-    """A run of lines as a function of the names it takes, that returns those that are read later."""
+    """A run of lines as a function of the names it takes, that returns those that are read
+    later."""
 
-    def __init__(self, function: Callable[..., tuple[Any, ...]], stays: Sequence[bool], capture: Capture) -> None:
+    def __init__(
+        self, function: Callable[..., tuple[Any, ...]], stays: Sequence[bool], capture: Capture
+    ) -> None:
         """`stays` says of each thing it takes whether it is always in the same memory."""
         self._function, self._stays, self._capture = function, stays, capture
         self._replay: Callable[[], None] | None = None
@@ -44,14 +52,17 @@ class Segment:
             for taken, arg in zip(self._taken, args, strict=True):
                 if taken is not arg:
                     taken.copy_(arg)
-        elif self._calls == 1 or self._fails or not self._record(args):  # the first time libraries settle in
+        # The first time libraries settle in.
+        elif self._calls == 1 or self._fails or not self._record(args):
             return self._function(*args)
         assert self._replay is not None
         self._replay()
         return self._made
 
     def _record(self, args: Sequence[Any]) -> bool:
-        self._taken = [arg if stays else arg.clone() for arg, stays in zip(args, self._stays, strict=True)]
+        self._taken = [
+            arg if stays else arg.clone() for arg, stays in zip(args, self._stays, strict=True)
+        ]
         try:
             self._replay, self._made = self._capture(self._function, self._taken)
         except RuntimeError as error:
@@ -63,7 +74,8 @@ class Segment:
 def segmented(
     lines: Sequence[Line], title: str, capture: Capture, mine: str = ""
 ) -> tuple[list[Line], dict[str, list[int]]]:
-    """The lines with each run of ops as one line; and for each function's title the op of each of its lines.
+    """The lines with each run of ops as one line; and for each function's title the op of each of
+    its lines.
 
     Names of runs end with `mine`.
     """
@@ -80,7 +92,8 @@ def segmented(
         run = lines[begin:end]
         if not can[begin] or sum(map(_computes, run)) < _FEWEST:
             found.extend(run)
-            static |= {line.name for line in run if line.name.startswith("c")}  # copies in the window
+            # Copies in the window.
+            static |= {line.name for line in run if line.name.startswith("c")}
             continue
         made = {line.name for line in run}
         takes = sorted({name for line in run for name in line.read} - made)
@@ -90,7 +103,10 @@ def segmented(
         segment = Segment(function, [name in static for name in takes], capture)
         together, op = f"s{len(parts)}{mine}", run[0].op
         found.append(Line(op, segment, tuple(map(Ref, takes)), name=together))
-        found += [Line(op, operator.getitem, (Ref(together), place), name=name) for place, name in enumerate(returns)]
+        found += [
+            Line(op, operator.getitem, (Ref(together), place), name=name)
+            for place, name in enumerate(returns)
+        ]
         static |= set(returns)
     return found, parts
 
@@ -108,7 +124,11 @@ def _capturable(lines: Sequence[Line]) -> list[bool]:
 def _computes(line: Line) -> bool:
     """Whether a line is more than a look at what is there: a graph of such alone would be empty."""
     call = line.call
-    return isinstance(call, torch._ops.OpOverload) and not call.is_view and call is not torch.ops.aten.reshape.default
+    return (
+        isinstance(call, torch._ops.OpOverload)
+        and not call.is_view
+        and call is not torch.ops.aten.reshape.default
+    )
 
 
 def _launches(line: Line) -> bool:

@@ -1,8 +1,10 @@
-"""What crosses between the devices of a run: values, fetched parameters, and new values on their way home.
+"""What crosses between the devices of a run: values, fetched parameters, and new values on their
+way home.
 
-Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA device, a stream
-copies, and it is told to by the thread that has the tensor at hand: of the device that sends, or that fetches. One
-thread may have the CUDA devices and the CPU beside them (`merged.py`).
+Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA
+device, a stream copies, and it is told to by the thread that has the tensor at hand: of the device
+that sends, or that fetches. One thread may have the CUDA devices and the CPU beside them
+(`merged.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Transfers:
         self._reads: dict[int, Reads] = {}
         self._links: dict[tuple[int, int, str], Worker] = {}
         self._num_home = 0  # new values that go home in each step
-        self._done: SimpleQueue[BaseException | Mark | None] = SimpleQueue()  # what a step waits for
+        # What a step waits for.
+        self._done: SimpleQueue[BaseException | Mark | None] = SimpleQueue()
 
     def _fail(self, error: BaseException) -> None:
         """Whoever waits for something is told that nothing will come."""
@@ -43,12 +46,14 @@ class Transfers:
             reads.end()
 
     def _box(self, kind: str, number: int, device: int) -> Box:
-        # Beside GPUs threads have cores of their own; devices that are threads share them with those that copy.
+        # Beside GPUs threads have cores of their own; devices that are threads share them with
+        # those that copy.
         awake = AWAKE if any(isinstance(place, Cuda) for place in self.places) else 0.0
         return self._boxes.setdefault((kind, number, device), Box(awake))
 
     def _link(self, source: int, target: int, what: str = "values") -> Worker:
-        """A thread that copies from one device to another; one for new values, which may have to wait."""
+        """A thread that copies from one device to another; one for new values, which may have to
+        wait."""
         key = source, target, what
         if key not in self._links:
             name = f"{what} from {self.device_names[source]} to {self.device_names[target]}"
@@ -106,7 +111,10 @@ class Transfers:
                 reads.add(parcel.arrival)
 
         if isinstance(end, Cuda):
-            slot, source = self.homes.window[device][number], start if isinstance(start, Cuda) else None
+            slot, source = (
+                self.homes.window[device][number],
+                start if isinstance(start, Cuda) else None,
+            )
             return lambda: fetched(end.fetch(value, slot, source))
         if isinstance(start, Cuda):
             return lambda: fetched(start.take(value))
@@ -155,7 +163,8 @@ class Transfers:
 
 
 def hosts(places: Sequence[Place], together: bool = False) -> list[list[int]]:
-    """The devices of each thread: one each, or if asked all, where no more than one of them has to compute itself."""
+    """The devices of each thread: one each, or if asked all, where no more than one of them has to
+    compute itself."""
     every = list(range(len(places)))
     computing = sum(not isinstance(place, Cuda) for place in places)
     return [every] if together and computing <= 1 else [[device] for device in every]

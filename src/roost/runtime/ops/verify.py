@@ -1,9 +1,11 @@
-"""Whether a placed step has the numbers of the unplaced model; and where not, which op is the first to differ.
+"""Whether a placed step has the numbers of the unplaced model; and where not, which op is the first
+to differ.
 
-Every step starts from the same weights on both sides and is compared in parts, so that no difference grows: what the
-model returns and its gradients with those of PyTorch itself, then what the optimizer makes of the placed gradients with
-what PyTorch's makes of the same ones. A step that draws at random (dropout) cannot be asked of PyTorch, which would
-draw other numbers: it is compared with the captured program, run node by node on one device, alone.
+Every step starts from the same weights on both sides and is compared in parts, so that no
+difference grows: what the model returns and its gradients with those of PyTorch itself, then what
+the optimizer makes of the placed gradients with what PyTorch's makes of the same ones. A step that
+draws at random (dropout) cannot be asked of PyTorch, which would draw other numbers: it is compared
+with the captured program, run node by node on one device, alone.
 """
 
 from __future__ import annotations
@@ -48,11 +50,13 @@ def verify(
     tolerance: float | None = None,
     loss: Callable[..., Tensor] | None = None,
 ) -> Verification:
-    """Run a placed step and the unplaced model side by side; `model` has weights and is left as it is.
+    """Run a placed step and the unplaced model side by side; `model` has weights and is left as it
+    is.
 
-    `inputs` are a tensor, a tuple or a dict, and `loss` is what the step was captured with. The unplaced model runs on
-    the GPU that most ops are on, or on the CPU where none are. `tolerance` is relative to the largest magnitude of each
-    tensor; without it, that of the tensor's type counts.
+    `inputs` are a tensor, a tuple or a dict, and `loss` is what the step was captured with. The
+    unplaced model runs on the GPU that most ops are on, or on the CPU where none are. `tolerance`
+    is relative to the largest magnitude of each tensor; without it, that of the tensor's type
+    counts.
     """
     placement = problem.check(placement)
     check_devices(problem.cluster)
@@ -60,7 +64,9 @@ def verify(
     _check_residents(step, model)
     if steps < 1:
         raise InputError(f"steps is {steps}; it must be at least 1")
-    sides = _Sides(step, problem, placement, model, inputs, optimizer or Optimizer(), seed, tolerance, loss)
+    sides = _Sides(
+        step, problem, placement, model, inputs, optimizer or Optimizer(), seed, tolerance, loss
+    )
     with _exactly():
         found = sides.compared(steps)
         if found.same:
@@ -78,7 +84,8 @@ def check_devices(cluster: Cluster) -> None:
             raise InputError(f"cluster {cluster.name!r}: {error}") from None
         if found.type != device.kind:
             raise InputError(
-                f"device {device.name!r} of cluster {cluster.name!r} is of kind {device.kind!r}; only cpu, cpu:N and "
+                f"device {device.name!r} of cluster {cluster.name!r} is of kind {device.kind!r}; "
+                f"only cpu, cpu:N and "
                 "cuda:N can be run on"
             )
 
@@ -86,7 +93,9 @@ def check_devices(cluster: Cluster) -> None:
 def check_weights(model: nn.Module) -> None:
     for name, value in residents_of(model).items():
         if value.is_meta:
-            raise InputError(f"{name!r} is on the meta device and has no value; build the model with its weights")
+            raise InputError(
+                f"{name!r} is on the meta device and has no value; build the model with its weights"
+            )
 
 
 def _check_residents(step: Described, model: nn.Module) -> None:
@@ -99,14 +108,16 @@ def _check_residents(step: Described, model: nn.Module) -> None:
         if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
             has = "has none" if value is None else f"has {list(value.shape)} of {value.dtype}"
             raise InputError(
-                f"the step was captured from another model: it has {name!r}, {list(wanted.shape)} of {wanted.dtype}; "
+                f"the step was captured from another model: it has {name!r}, {list(wanted.shape)} "
+                f"of {wanted.dtype}; "
                 f"this model {has}"
             )
 
 
 @contextmanager
 def _exactly() -> Iterator[None]:
-    """Without TF32, in which GPUs may multiply float32, and convolve it by themselves; no CPU does."""
+    """Without TF32, in which GPUs may multiply float32, and convolve it by themselves; no CPU
+    does."""
     settings: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
     before = [setting.allow_tf32 for setting in settings]
     try:
@@ -165,8 +176,12 @@ class _Sides:
             for ops in self._chunks():
                 if wrong := self._run(step, ops)[1]:
                     return self._producer(min(wrong))
-        # No op differs from the captured program: it is what comes after (a value on its way home), or the program.
-        return min((self._op_behind(name) for name, each in found.differences.items() if not each.same), default=0)
+        # No op differs from the captured program: it is what comes after (a value on its way home),
+        # or the program.
+        return min(
+            (self._op_behind(name) for name, each in found.differences.items() if not each.same),
+            default=0,
+        )
 
     def _chunks(self) -> Iterator[set[int]]:
         """Ops in program order, as many at a time as can be held."""
@@ -202,7 +217,9 @@ class _Sides:
         return self.number.get(resident, 0)
 
     def _holder(self, resident: str) -> Any:
-        holders = dict(zip(self.step.program.residents, self.step.program.placeholders, strict=False))
+        holders = dict(
+            zip(self.step.program.residents, self.step.program.placeholders, strict=False)
+        )
         return holders.get(resident, next(iter(holders.values())))
 
     def _result_names(self) -> list[str]:
@@ -211,10 +228,18 @@ class _Sides:
         return [first if number == 0 else f"output {number}" for number in range(count)]
 
     def _run(self, steps: int, probed: set[int]) -> tuple[Verification, list[int]]:
-        """Some steps on both sides; in the last, the outputs of some ops as well: those that differ."""
+        """Some steps on both sides; in the last, the outputs of some ops as well: those that
+        differ."""
         program, updates = self.step.program, self.step.updates
         unplaced = Unplaced(
-            self.step, self.model, self.inputs, self.optimizer, self.seed, self.on, self.loss, self._torch_device
+            self.step,
+            self.model,
+            self.inputs,
+            self.optimizer,
+            self.seed,
+            self.on,
+            self.loss,
+            self._torch_device,
         )
         resident_of = {op: name for name, op in unplaced.resident_ops().items()}
         learned = {self.number[op]: resident_of[u.resident] for op, u in updates.items()}
@@ -250,9 +275,13 @@ class _Sides:
             for notes.step in range(1, steps + 1):
                 last = notes.step == steps
                 gradients.clear()
-                returned = [kept(value) for value in placed.step(*given) if isinstance(value, Tensor)]
+                returned = [
+                    kept(value) for value in placed.step(*given) if isinstance(value, Tensor)
+                ]
                 results, slopes, buffers = unplaced.captured(watch_unplaced)
-                notes.several("output", CAPTURED, self._result_names(), returned, results, " (captured)")
+                notes.several(
+                    "output", CAPTURED, self._result_names(), returned, results, " (captured)"
+                )
                 notes.gradients(CAPTURED, gradients, slopes, " (captured)")
                 if not unplaced.draws:
                     results, slopes = unplaced.eager()
@@ -263,13 +292,26 @@ class _Sides:
         values, states = residents_of(unplaced.model), unplaced.states()
         for op, name in learned.items():
             if op in ours:
-                theirs[op] = [values[name], *(states[s] for s in updates[self.step.graph.op_names[op]].states)]
-        wrong = [op for op, value in ours.items() if op in theirs and not notes.all_close(value, theirs[op])]
+                theirs[op] = [
+                    values[name],
+                    *(states[s] for s in updates[self.step.graph.op_names[op]].states),
+                ]
+        wrong = [
+            op
+            for op, value in ours.items()
+            if op in theirs and not notes.all_close(value, theirs[op])
+        ]
         names = tuple(self.names[device] for device in sorted(set(self.placement.device.tolist())))
-        note = "The step draws at random: compared with the captured program on one device." if unplaced.draws else ""
+        note = (
+            "The step draws at random: compared with the captured program on one device."
+            if unplaced.draws
+            else ""
+        )
         return Verification(notes.found, steps, names, note=note), wrong
 
-    def _residents(self, notes: Notes, placed: GraphRuntime, unplaced: Unplaced, buffers: Mapping[str, Tensor]) -> None:
+    def _residents(
+        self, notes: Notes, placed: GraphRuntime, unplaced: Unplaced, buffers: Mapping[str, Tensor]
+    ) -> None:
         """Parameters, states, buffers and tied weights after a step."""
         mine, theirs, program = placed.residents(), residents_of(unplaced.model), self.step.program
         parameters = dict(unplaced.model.named_parameters(remove_duplicate=False))
@@ -281,7 +323,13 @@ class _Sides:
                 notes.one(what, EAGER, name, kept(mine[name]), kept(theirs[name]))
         for other, name in program.tied.items():
             if other in theirs:
-                notes.one("tied weight", EAGER, f"{other} (tied to {name})", kept(mine[name]), kept(theirs[other]))
+                notes.one(
+                    "tied weight",
+                    EAGER,
+                    f"{other} (tied to {name})",
+                    kept(mine[name]),
+                    kept(theirs[other]),
+                )
         states = placed.states()
         for name, value in unplaced.states().items():
             notes.one("optimizer state", EAGER, name, kept(states[name]), kept(value))

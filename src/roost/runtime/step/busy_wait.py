@@ -6,7 +6,8 @@ from roost.simulator.kernels.base import compiled
 
 
 def _pause(turns: int) -> int:
-    """Does nothing of use, so many times; what it returns keeps the compiler from leaving that out."""
+    """Does nothing of use, so many times; what it returns keeps the compiler from leaving that
+    out."""
     state = 1
     for _ in range(turns):
         state = (state * 1103515245 + 12345) & 0x7FFFFFFF

@@ -1,6 +1,7 @@
 """What runs side by side: a thread for each device, and one for each way between two devices.
 
-A device of the kind `cpu` is a thread with cores of its own, so that several of them are several devices in earnest.
+A device of the kind `cpu` is a thread with cores of its own, so that several of them are several
+devices in earnest.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _STARTING = threading.Lock()
 
 
 def look(there: Callable[[], bool], seconds: float) -> None:
-    """Look again and again, for so long, whether something is there; other threads of Python go on meanwhile."""
+    """Look again and again, for so long, whether something is there; other threads of Python go on
+    meanwhile."""
     end = time.perf_counter() + seconds
     while not there() and time.perf_counter() < end:
         pause(_TURNS)
@@ -40,7 +42,8 @@ class Box:
     """One value from one thread to another, once in each step."""
 
     def __init__(self, awake: float = 0.0) -> None:
-        """Who waits for it stays awake for so many seconds: a core that sleeps takes its time to wake up."""
+        """Who waits for it stays awake for so many seconds: a core that sleeps takes its time to
+        wake up."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._awake = awake
 
@@ -60,7 +63,8 @@ class Box:
 
 
 class Reads:
-    """Who has read the old value of a parameter in this step; whoever writes the new one waits for all of them."""
+    """Who has read the old value of a parameter in this step; whoever writes the new one waits for
+    all of them."""
 
     def __init__(self) -> None:
         self._marks: SimpleQueue[Any] = SimpleQueue()
@@ -90,10 +94,11 @@ class Reads:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Start threads that set, before the end of this, over how many threads PyTorch splits their ops.
+    """Start threads that set, before the end of this, over how many threads PyTorch splits their
+    ops.
 
-    What one thread sets is what new threads begin with, so it is set back; and they are started one at a time, or what
-    one of them has set would be taken by another for the number of its caller.
+    What one thread sets is what new threads begin with, so it is set back; and they are started one
+    at a time, or what one of them has set would be taken by another for the number of its caller.
     """
     with _STARTING:
         before = torch.get_num_threads()
@@ -107,9 +112,14 @@ class Worker:
     """A thread that does what it is given, one thing after the other, and tells when it failed."""
 
     def __init__(
-        self, name: str, failed: Callable[[BaseException], None], cores: set[int] | None = None, threads: int = 0
+        self,
+        name: str,
+        failed: Callable[[BaseException], None],
+        cores: set[int] | None = None,
+        threads: int = 0,
     ) -> None:
-        """`threads` that ops of the CPU are split over; by default one for each core, or as many as PyTorch has."""
+        """`threads` that ops of the CPU are split over; by default one for each core, or as many as
+        PyTorch has."""
         machine.keep_memory()
         self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._failed, self._cores = failed, cores
@@ -123,7 +133,8 @@ class Worker:
         if self._refused is not None:
             self._thread.join()
             raise InputError(
-                f"the thread of {name!r} cannot have cores {cores}: {self._refused}; give cores that this process may "
+                f"the thread of {name!r} cannot have cores {cores}: {self._refused}; give cores "
+                f"that this process may "
                 "use"
             )
 
@@ -138,13 +149,14 @@ class Worker:
         try:
             if self._cores:
                 os.sched_setaffinity(0, self._cores)  # of this thread
-        except Exception as error:  # no such core, or none that this process may use, or no number of one
+        # No such core, or none that this process may use, or no number of one.
+        except Exception as error:
             self._refused = error
             self._ready.set()
             return
-        # Said even where it changes nothing: otherwise products are split over as many threads as are free, and a sum
-        # made in another order is another sum. Asked for before: a thread that has never asked takes over, at its first
-        # op, what another thread has set in the meantime.
+        # Said even where it changes nothing: otherwise products are split over as many threads as
+        # are free, and a sum made in another order is another sum. Asked for before: a thread that
+        # has never asked takes over, at its first op, what another thread has set in the meantime.
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads or before)
         self._ready.set()

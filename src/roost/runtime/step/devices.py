@@ -1,7 +1,8 @@
 """What a device is to the runtime, and how a tensor gets from one to another.
 
-A device of the kind `cpu` has done what it was told when the call returns. A CUDA device is told ahead of time: what it
-will have done by some point is a mark, which others wait for, on the device itself where they can.
+A device of the kind `cpu` has done what it was told when the call returns. A CUDA device is told
+ahead of time: what it will have done by some point is a mark, which others wait for, on the device
+itself where they can.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import Tensor
 
 
 class Mark(Protocol):
-    """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is past."""
+    """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is
+    past."""
 
     def synchronize(self) -> None: ...
     def query(self) -> bool:
@@ -33,7 +35,8 @@ class Parcel:
 
 
 class Place(Protocol):
-    """A device; its own thread calls what is not said to be called by others, and neither `home` nor `close`."""
+    """A device; its own thread calls what is not said to be called by others, and neither `home`
+    nor `close`."""
 
     device: torch.device
 
@@ -117,7 +120,8 @@ class Cpu:
 
 
 def copied(tensor: Tensor, after: Iterable[Mark | None] = (), into: Tensor | None = None) -> Parcel:
-    """The same tensor in memory of another device of the kind `cpu`, or in a tensor that is there."""
+    """The same tensor in memory of another device of the kind `cpu`, or in a tensor that is
+    there."""
     for mark in after:
         if mark is not None:
             mark.synchronize()
@@ -125,6 +129,9 @@ def copied(tensor: Tensor, after: Iterable[Mark | None] = (), into: Tensor | Non
 
 
 class Carry(Protocol):
-    """Copies a tensor to another device, after some points; into a tensor that is there, or a new one."""
+    """Copies a tensor to another device, after some points; into a tensor that is there, or a new
+    one."""
 
-    def __call__(self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None) -> Parcel: ...
+    def __call__(
+        self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None
+    ) -> Parcel: ...

@@ -21,9 +21,14 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 
 def eager_step_time(
-    model: nn.Module, inputs: Any, device: torch.device, optimizer: str | None = None, seconds: float = 1.0
+    model: nn.Module,
+    inputs: Any,
+    device: torch.device,
+    optimizer: str | None = None,
+    seconds: float = 1.0,
 ) -> float:
-    """Seconds of a step, the median of some; inference where there is no optimizer. The model stays on the device."""
+    """Seconds of a step, the median of some; inference where there is no optimizer. The model stays
+    on the device."""
     model = model.to(device).train(optimizer is not None)
     inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
     args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})

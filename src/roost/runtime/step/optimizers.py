@@ -1,4 +1,5 @@
-"""One step of an optimizer for one parameter, in place: the arithmetic of `torch.optim`, to the last bit."""
+"""One step of an optimizer for one parameter, in place: the arithmetic of `torch.optim`, to the
+last bit."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Optimizer:
-    """Settings of the optimizer that a step was captured with; the defaults are PyTorch's, but for the rate of SGD."""
+    """Settings of the optimizer that a step was captured with; the defaults are PyTorch's, but for
+    the rate of SGD."""
 
     rate: float = 1e-3
     momentum: float = 0.9
@@ -20,7 +22,8 @@ class Optimizer:
     weight_decay: float = 1e-2  # of adamw alone
 
     def update(self, kind: str) -> Callable[..., None]:
-        """The function that takes the number of the step, from 1, parameter, gradient and states."""
+        """The function that takes the number of the step, from 1, parameter, gradient and
+        states."""
         found: Callable[..., None] = getattr(self, f"_{kind}")
         return found
 
@@ -31,7 +34,9 @@ class Optimizer:
         velocity.mul_(self.momentum).add_(gradient)
         parameter.add_(velocity, alpha=-self.rate)
 
-    def _adam(self, step: int, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
+    def _adam(
+        self, step: int, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
+    ) -> None:
         first, second = self.betas
         mean.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
@@ -39,6 +44,8 @@ class Optimizer:
         denominator = square.sqrt().div_(sqrt(1 - second**step)).add_(self.epsilon)
         parameter.addcdiv_(mean, denominator, value=-size)
 
-    def _adamw(self, step: int, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) -> None:
+    def _adamw(
+        self, step: int, parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor
+    ) -> None:
         parameter.mul_(1 - self.rate * self.weight_decay)
         self._adam(step, parameter, gradient, mean, square)

@@ -1,6 +1,8 @@
-"""Ops that draw at random, such as dropout: what each draws depends on the seed, the step and the op alone.
+"""Ops that draw at random, such as dropout: what each draws depends on the seed, the step and the
+op alone.
 
-So a step draws the same under every placement on devices of one kind, in whatever order they come to it.
+So a step draws the same under every placement on devices of one kind, in whatever order they come
+to it.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ aten = torch.ops.aten
 
 
 def is_random(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
 
 
 class Chance:
@@ -42,15 +47,26 @@ def _with_generator(target: Any) -> Callable[..., Any]:
     if target is aten.native_dropout.default:
         return _dropout
     if any(argument.name == "generator" for argument in target._schema.arguments):
-        return lambda generator, *args, **kwargs: target(*args, **{**kwargs, "generator": generator})
+        return lambda generator, *args, **kwargs: target(
+            *args, **{**kwargs, "generator": generator}
+        )
     if target is aten.rand_like.default:
-        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).uniform_(generator=generator)
+        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).uniform_(
+            generator=generator
+        )
     if target is aten.randn_like.default:
-        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).normal_(generator=generator)
-    raise UnsupportedOp(f"{target} draws at random in a way that cannot be placed; use dropout, bernoulli or rand_like")
+        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).normal_(
+            generator=generator
+        )
+    raise UnsupportedOp(
+        f"{target} draws at random in a way that cannot be placed; use dropout, bernoulli or "
+        f"rand_like"
+    )
 
 
-def _dropout(generator: torch.Generator, values: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+def _dropout(
+    generator: torch.Generator, values: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
     if not train or p == 0.0:
         return values.clone(), torch.ones_like(values, dtype=torch.bool)
     kept = torch.empty_like(values, dtype=torch.bool).bernoulli_(1 - p, generator=generator)

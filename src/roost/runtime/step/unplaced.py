@@ -1,7 +1,8 @@
-"""The step as it is without any placement, on one device: PyTorch's own model and optimizer, and the captured program.
+"""The step as it is without any placement, on one device: PyTorch's own model and optimizer, and
+the captured program.
 
-The captured program is run node by node, nothing in place and nothing freed early: slow, and with nothing of the
-runtime in it but what ops draw at random.
+The captured program is run node by node, nothing in place and nothing freed early: slow, and with
+nothing of the runtime in it but what ops draw at random.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def kept(value: Tensor) -> Tensor:
 
 def residents_of(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by all of their names."""
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    found = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
     return {name: value.detach() for name, value in found.items()}
 
 
@@ -48,7 +51,8 @@ class Unplaced:
         loss: Callable[..., Tensor] | None = None,
         draws_on: Callable[[int], torch.device] | None = None,
     ) -> None:
-        """`draws_on` tells where an op draws in the placed step: devices of another kind draw other numbers."""
+        """`draws_on` tells where an op draws in the placed step: devices of another kind draw other
+        numbers."""
         self.step, self.loss, self.device, self.chance = step, loss, device, Chance(seed)
         self.draws_on = draws_on or (lambda op: device)
         self.train = step.optimizer is not None
@@ -65,18 +69,27 @@ class Unplaced:
         return any(is_random(node.target) for node in self.step.program.module.graph.nodes)
 
     def captured(self, watch: Watch) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Results, gradients and new values of buffers of the captured program, from where the model stands."""
+        """Results, gradients and new values of buffers of the captured program, from where the
+        model stands."""
         program, values = self.step.program, residents_of(self.model)
         self.chance.step += 1
         residents = []
         for name in program.residents:
             if name not in values and name not in program.constants:
-                raise InputError(f"the model has no {name!r}, which the captured step has; it is of another model")
-            residents.append((values[name] if name in values else program.constants[name]).to(self.device))
-        # Types that autocast chooses are in the program, where it was captured so: they are not chosen once more.
+                raise InputError(
+                    f"the model has no {name!r}, which the captured step has; it is of another "
+                    f"model"
+                )
+            residents.append(
+                (values[name] if name in values else program.constants[name]).to(self.device)
+            )
+        # Types that autocast chooses are in the program, where it was captured so: they are not
+        # chosen once more.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             runner = _Runner(self, watch)
-            found = runner.run(*residents, *flat(self.inputs, program.inputs), enable_io_processing=False)
+            found = runner.run(
+                *residents, *flat(self.inputs, program.inputs), enable_io_processing=False
+            )
         flattened = iter([kept(value) for value in found])
         results = [next(flattened) for _ in program.results]
         gradients = {name: next(flattened) for name in program.gradients}
@@ -91,12 +104,15 @@ class Unplaced:
             raise
         except Exception as error:  # whatever the model raises
             raise InputError(
-                f"the model itself fails, unplaced: {type(error).__name__}: {error}; there is nothing to compare with"
+                f"the model itself fails, unplaced: {type(error).__name__}: {error}; there is "
+                f"nothing to compare with"
             ) from error
         results = [kept(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
         parameters = dict(self.model.named_parameters(remove_duplicate=True))
         other = self.step.program.tied
-        found = {other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None}
+        found = {
+            other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None
+        }
         return results, {name: kept(gradient) for name, gradient in found.items()}
 
     def _called(self) -> Any:
@@ -105,7 +121,9 @@ class Unplaced:
             if isinstance(given, Mapping):
                 returned = self.model(**given)
             else:
-                returned = self.model(*given) if isinstance(given, tuple | list) else self.model(given)
+                returned = (
+                    self.model(*given) if isinstance(given, tuple | list) else self.model(given)
+                )
             returned = returned if self.loss is None else self.loss(returned)
             if self.train:
                 _loss_in(returned).backward()  # type: ignore[no-untyped-call]
@@ -138,7 +156,10 @@ class Unplaced:
     def resident_ops(self) -> dict[str, str]:
         """Resident of the program -> its op."""
         program = self.step.program
-        return {n: self.step.op_of[node] for n, node in zip(program.residents, program.placeholders, strict=False)}
+        return {
+            n: self.step.op_of[node]
+            for n, node in zip(program.residents, program.placeholders, strict=False)
+        }
 
 
 class _Runner(fx.Interpreter):
@@ -172,7 +193,8 @@ class _Runner(fx.Interpreter):
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, and what names a device, on this one; a module with the tensors that are its plain attributes."""
+    """Tensors, and what names a device, on this one; a module with the tensors that are its plain
+    attributes."""
     if isinstance(value, nn.Module):
         for module in value.modules():
             for name, each in vars(module).items():
@@ -181,7 +203,13 @@ def _moved(value: Any, device: torch.device) -> Any:
         return value.to(device)
 
     def move(each: Any) -> Any:
-        return device if isinstance(each, torch.device) else each.to(device) if isinstance(each, Tensor) else each
+        return (
+            device
+            if isinstance(each, torch.device)
+            else each.to(device)
+            if isinstance(each, Tensor)
+            else each
+        )
 
     return tree_map(move, value)
 
@@ -194,7 +222,9 @@ def flat(inputs: Any, names: tuple[str, ...]) -> list[Tensor]:
         if not missing:
             return [found[name] for name in names]
         if len(missing) < len(names):
-            raise InputError(f"the step takes {', '.join(names)}; it was not given {', '.join(missing)}")
+            raise InputError(
+                f"the step takes {', '.join(names)}; it was not given {', '.join(missing)}"
+            )
     return [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
 
 
@@ -208,15 +238,21 @@ def _by_name(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def check_flags(inputs: Any, flags: Mapping[str, Any]) -> None:
-    """Refuse another value of what is no tensor: the program is what came of the one that was captured."""
+    """Refuse another value of what is no tensor: the program is what came of the one that was
+    captured."""
     if isinstance(inputs, Mapping):
         given = {name: value for name, value in _by_name(inputs) if name in flags}
     else:
         values = [value for value in tree_leaves(inputs) if not isinstance(value, Tensor)]
-        given = dict(zip(flags, values, strict=True)) if values and len(values) == len(flags) else {}
+        given = (
+            dict(zip(flags, values, strict=True)) if values and len(values) == len(flags) else {}
+        )
     for name, value in given.items():
         if value is not flags[name] and value != flags[name]:
-            raise InputError(f"input {name!r} is {value!r}; it was captured with {flags[name]!r}: capture another")
+            raise InputError(
+                f"input {name!r} is {value!r}; it was captured with {flags[name]!r}: capture "
+                f"another"
+            )
 
 
 def _loss_in(returned: Any) -> Tensor:
@@ -224,19 +260,30 @@ def _loss_in(returned: Any) -> Tensor:
     if isinstance(returned, Mapping) and "loss" in returned:
         returned = returned["loss"]
     elif not isinstance(returned, Tensor):
-        returned = getattr(returned, "loss", None) if hasattr(returned, "loss") else tree_leaves(returned)[0]
+        returned = (
+            getattr(returned, "loss", None)
+            if hasattr(returned, "loss")
+            else tree_leaves(returned)[0]
+        )
     assert isinstance(returned, Tensor), "it was captured with a loss"
     return returned
 
 
-def _optimizer(settings: Optimizer, kind: str | None, parameters: list[Any]) -> torch.optim.Optimizer | None:
+def _optimizer(
+    settings: Optimizer, kind: str | None, parameters: list[Any]
+) -> torch.optim.Optimizer | None:
     """PyTorch's own, one parameter after the other."""
     if kind is None or not parameters:
         return None
     if kind in ("sgd", "momentum"):
         momentum = settings.momentum if kind == "momentum" else 0.0
         return torch.optim.SGD(parameters, lr=settings.rate, momentum=momentum, foreach=False)
-    common: dict[str, Any] = {"lr": settings.rate, "betas": settings.betas, "eps": settings.epsilon, "foreach": False}
+    common: dict[str, Any] = {
+        "lr": settings.rate,
+        "betas": settings.betas,
+        "eps": settings.epsilon,
+        "foreach": False,
+    }
     if kind == "adam":
         return torch.optim.Adam(parameters, **common)
     return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay, **common)

@@ -1,8 +1,9 @@
 """Runs a model as it is written, with its weights where a placement has them.
 
-A module's weights are kept on the device that computes, or streamed to it ahead of need, or the module runs where they
-lie. Nothing of the model changes but where its tensors are and what happens around a call: names in `state_dict` stay,
-tied weights stay tied, and `remove` takes it all off again. For inference: training steps have the graph runtime.
+A module's weights are kept on the device that computes, or streamed to it ahead of need, or the
+module runs where they lie. Nothing of the model changes but where its tensors are and what happens
+around a call: names in `state_dict` stay, tied weights stay tied, and `remove` takes it all off
+again. For inference: training steps have the graph runtime.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from roost.runtime.whole.weight_window import Load, Ring, alike
 
 _MARK = "_roost_placed"
 
-_NO_COPIES = "a placed model cannot be copied or pickled; take its plan off first, plan.remove(model)"
+_NO_COPIES = (
+    "a placed model cannot be copied or pickled; take its plan off first, plan.remove(model)"
+)
 
-Slots = tuple[Tensor, list[tuple[dict[str, Any], str]]]  # a tensor at home, and under which names modules hold it
+# A tensor at home, and under which names modules hold it.
+Slots = tuple[Tensor, list[tuple[dict[str, Any], str]]]
 
 
 @dataclass(frozen=True)
@@ -38,37 +42,55 @@ class ModulePlacement:
     """Where the weights of a model live, and where its modules run."""
 
     main: str  # the device on which everything runs that is not mentioned
-    home: Mapping[str, str]  # parameter or buffer -> device; tied ones under one of their names, or all
-    runs_on: Mapping[str, str] = field(default_factory=dict)  # modules that run on another device than the main one
-    streamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # module -> weights brought for each call
+    # Parameter or buffer -> device; tied ones under one of their names, or all.
+    home: Mapping[str, str]
+    # Modules that run on another device than the main one.
+    runs_on: Mapping[str, str] = field(default_factory=dict)
+    # Module -> weights brought for each call.
+    streamed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     window: int = 0  # bytes on the main device for weights on their way
     model: str = ""  # signature of the model that it is for; "" is any
-    few_rows: int = 0  # with more rows than this in a tensor, what runs elsewhere runs on the main device; 0: never
-    stays: tuple[str, ...] = ()  # of those that run elsewhere: what they give is read there, and stays
-    on_the_spot: tuple[str, ...] = ()  # of those with weights brought: in the call itself, not through the window
+    # With more rows than this in a tensor, what runs elsewhere runs on the main device; 0: never.
+    few_rows: int = 0
+    # Of those that run elsewhere: what they give is read there, and stays.
+    stays: tuple[str, ...] = ()
+    # Of those with weights brought: in the call itself, not through the window.
+    on_the_spot: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for module in self.stays:
             if module not in self.runs_on:
-                raise InputError(f"what module {module!r} gives is to stay elsewhere, but it runs on {self.main}")
+                raise InputError(
+                    f"what module {module!r} gives is to stay elsewhere, but it runs on {self.main}"
+                )
         if len(set(self.on_the_spot)) < len(self.on_the_spot):
-            raise InputError("a module is named twice of those whose weights are to come on the spot")
+            raise InputError(
+                "a module is named twice of those whose weights are to come on the spot"
+            )
         for module in self.on_the_spot:
             if module not in self.streamed:
-                raise InputError(f"weights of module {module!r} are to come on the spot, but none of it are streamed")
+                raise InputError(
+                    f"weights of module {module!r} are to come on the spot, but none of it are "
+                    f"streamed"
+                )
         for module, names in self.streamed.items():
             if module in self.runs_on:
                 raise InputError(
-                    f"module {module!r} runs on {self.runs_on[module]}; its weights cannot be streamed too"
+                    f"module {module!r} runs on {self.runs_on[module]}; its weights cannot be "
+                    f"streamed too"
                 )
             for name in names:
                 if self.home.get(name) in (None, self.main):
-                    raise InputError(f"{name!r} is streamed to {module!r}, but lives on {self.main} already")
+                    raise InputError(
+                        f"{name!r} is streamed to {module!r}, but lives on {self.main} already"
+                    )
 
 
 def signature(model: nn.Module) -> str:
     """A short name that differs where names, shapes or types of parameters and buffers differ."""
-    return digest([f"{name} {list(t.shape)} {t.dtype}" for name, t in sorted(named_tensors(model).items())])
+    return digest(
+        [f"{name} {list(t.shape)} {t.dtype}" for name, t in sorted(named_tensors(model).items())]
+    )
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -110,7 +132,8 @@ class Placed:
         self.model, self.placement = model, placement
         self.main = place_of(placement.main)
         self._modules = dict(model.named_modules(remove_duplicate=False))
-        self._wrapped: list[tuple[nn.Module, Any]] = []  # and a forward that was put there by somebody else
+        # And a forward that was put there by somebody else.
+        self._wrapped: list[tuple[nn.Module, Any]] = []
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
         self._one_at_a_time = threading.RLock()  # a model may be called by several threads
@@ -158,7 +181,8 @@ class Placed:
         self.model.__dict__.pop(_MARK, None)
 
     def _settle(self) -> None:
-        """Bring every tensor home: first those that leave the main device, so that there is room for the others."""
+        """Bring every tensor home: first those that leave the main device, so that there is room
+        for the others."""
         home: dict[int, tuple[Tensor, torch.device]] = {}
         for name, tensor in named_tensors(self.model).items():
             device = place_of(self.placement.home.get(name, self.placement.main))
@@ -182,42 +206,61 @@ class Placed:
             for module, names in self.placement.streamed.items()
         }
         for module in self.placement.on_the_spot:
-            self._wrap(self._modules[module], functools.partial(_on_the_spot, self.main, module, slots.pop(module)))
+            self._wrap(
+                self._modules[module],
+                functools.partial(_on_the_spot, self.main, module, slots.pop(module)),
+            )
         if not slots:
             return
-        loads = {module: Load(module, [tensor for tensor, _ in own]) for module, own in slots.items()}
+        loads = {
+            module: Load(module, [tensor for tensor, _ in own]) for module, own in slots.items()
+        }
         way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
         self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
         for module, own in slots.items():
-            self._wrap(self._modules[module], functools.partial(_streamed, self.ring, loads[module], own))
+            self._wrap(
+                self._modules[module], functools.partial(_streamed, self.ring, loads[module], own)
+            )
 
     def _slots(self, tensor: Tensor, module: str) -> Slots:
         """Where a module, or what is inside it, holds a tensor."""
         tables: list[dict[str, Any]] = [
-            table for inside in self._modules[module].modules() for table in (inside._parameters, inside._buffers)
+            table
+            for inside in self._modules[module].modules()
+            for table in (inside._parameters, inside._buffers)
         ]
-        return tensor, [(table, key) for table in tables for key, value in table.items() if value is tensor]
+        return tensor, [
+            (table, key) for table in tables for key, value in table.items() if value is tensor
+        ]
 
     def _run_elsewhere(self, name: str, device: torch.device) -> None:
-        """A module runs on another device; where a call has many rows, its weights come to the main one instead."""
+        """A module runs on another device; where a call has many rows, its weights come to the main
+        one instead."""
         if name in self.placement.stays:
             self._wrap(self._modules[name], functools.partial(_elsewhere, self.spent, device, None))
             return
         if self.main.type != "cuda" or device.type != "cpu":
-            self._wrap(self._modules[name], functools.partial(_elsewhere, self.spent, device, self.main))
+            self._wrap(
+                self._modules[name], functools.partial(_elsewhere, self.spent, device, self.main)
+            )
             return
         if self.aside is None:
             self.aside = Aside(self.main, self.spent)
         few = self.placement.few_rows
         if few:
-            for inside in (module for module in self._modules[name].modules() if module._parameters):
+            for inside in (
+                module for module in self._modules[name].modules() if module._parameters
+            ):
                 own = [tensor for tensor in inside._parameters.values() if tensor is not None]
                 self._pinned += [tensor for tensor in own if pin(tensor)]
-                self._wrap(inside, functools.partial(_brought, self.main, inside._parameters), alone=False)
+                self._wrap(
+                    inside, functools.partial(_brought, self.main, inside._parameters), alone=False
+                )
         self._wrap(self._modules[name], functools.partial(_aside, self.aside, few))
 
     def _run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """A call of the whole model: inputs come to the main device, what it returns goes where its inputs were."""
+        """A call of the whole model: inputs come to the main device, what it returns goes where its
+        inputs were."""
         before = next(_tensors((args, kwargs)), None)
         with torch.no_grad():
             args, kwargs = moved((args, kwargs), self.main)
@@ -231,7 +274,8 @@ class Placed:
             return returned if before is None else moved(returned, before.device)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any], alone: bool = True) -> None:
-        """`alone`: one thread at a time. Not what may run in a thread of ours, while the caller's waits for it."""
+        """`alone`: one thread at a time. Not what may run in a thread of ours, while the caller's
+        waits for it."""
         run = _Wrapped(module.forward, around, self._one_at_a_time if alone else nullcontext())
         self._wrapped.append((module, module.__dict__.get("forward")))
         module.__dict__["forward"] = run
@@ -241,7 +285,8 @@ class _Wrapped:
     """A forward with something around it. It belongs to its module, and to no copy of it."""
 
     def __init__(self, forward: Callable[..., Any], around: Callable[..., Any], lock: Any) -> None:
-        functools.update_wrapper(self, forward)  # first: of a forward that is wrapped already it takes what is in there
+        # First: of a forward that is wrapped already it takes what is in there.
+        functools.update_wrapper(self, forward)
         self._forward, self._around, self._lock = forward, around, lock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -273,9 +318,16 @@ def _streamed(
 
 
 def _on_the_spot(
-    main: torch.device, name: str, slots: list[Slots], forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    main: torch.device,
+    name: str,
+    slots: list[Slots],
+    forward: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """Weights come in the order of what is computed, and go when it is done: they need no window."""
+    """Weights come in the order of what is computed, and go when it is done: they need no
+    window."""
     _check_slots(name, slots)
     here = []
     with torch.inference_mode(False), torch.no_grad():
@@ -288,13 +340,20 @@ def _check_slots(name: str, slots: list[Slots]) -> None:
     for tensor, places in slots:
         if any(table[key] is not tensor for table, key in places):
             raise InputError(
-                f"a weight of module {name!r} is another tensor than when the plan was applied; take the plan off "
+                f"a weight of module {name!r} is another tensor than when the plan was applied; "
+                f"take the plan off "
                 "before, and apply it again, or write into the tensor that is there"
             )
 
 
 def _with(
-    name: str, slots: list[Slots], here: Sequence[Tensor], forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    name: str,
+    slots: list[Slots],
+    here: Sequence[Tensor],
+    forward: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """A call of a module with other tensors in the place of its weights."""
     brought = []
@@ -305,7 +364,9 @@ def _with(
     try:
         returned = forward(*args, **kwargs)
         if any(other._version != version for _, other, version, _ in brought):
-            raise InputError(f"module {name!r} writes into its own weights; it cannot be streamed, keep them")
+            raise InputError(
+                f"module {name!r} writes into its own weights; it cannot be streamed, keep them"
+            )
         return returned
     finally:
         for tensor, other, _, places in brought:
@@ -318,12 +379,15 @@ def _apart(returned: Any, window: Ring) -> Any:
     """What a module returns, and not a part of the window, which is about to be written over."""
     if isinstance(returned, Tensor):
         return returned.clone() if window.holds(returned) else returned
-    return mapped(returned, lambda tensor: tensor.clone() if window.holds(tensor) else tensor, objects=True)
+    return mapped(
+        returned, lambda tensor: tensor.clone() if window.holds(tensor) else tensor, objects=True
+    )
 
 
 def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
     raise InputError(
-        "the model is placed: it cannot be moved or converted; take its plan off first, plan.remove(model)"
+        "the model is placed: it cannot be moved or converted; take its plan off first, "
+        "plan.remove(model)"
     )
 
 
@@ -344,15 +408,28 @@ def _elsewhere(
     return returned if back is None else moved(returned, back)
 
 
-def _aside(aside: Aside, few_rows: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _aside(
+    aside: Aside, few_rows: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     if few_rows:
         given = next(_tensors((args, kwargs)), None)
-        if given is not None and given.device == aside.device and given.shape[:-1].numel() > few_rows:
+        if (
+            given is not None
+            and given.device == aside.device
+            and given.shape[:-1].numel() > few_rows
+        ):
             return forward(*args, **kwargs)
     return aside(forward, *args, **kwargs)
 
 
-def _brought(main: torch.device, own: dict[str, Any], forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _brought(
+    main: torch.device,
+    own: dict[str, Any],
+    forward: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """A module that runs on the CPU, unless it is given a tensor of the main device."""
     given = next(_tensors((args, kwargs)), None)
     if given is None or given.device != main:
@@ -383,7 +460,9 @@ def check_signature(model: nn.Module, placement: ModulePlacement) -> None:
     if placement.model and placement.model != signature(model):
         odd = sorted(set(placement.home) - set(named_tensors(model)))
         said = f", which has no {odd[0]!r}" if odd else ""
-        raise InputError(f"the plan is for model {placement.model}, this model is {signature(model)}{said}")
+        raise InputError(
+            f"the plan is for model {placement.model}, this model is {signature(model)}{said}"
+        )
 
 
 def check(model: nn.Module, placement: ModulePlacement) -> None:
@@ -391,26 +470,42 @@ def check(model: nn.Module, placement: ModulePlacement) -> None:
     if not isinstance(model, nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     forwards = (module.__dict__.get("forward") for module in model.modules())
-    if any(is_placed(module) for module in model.modules()) or any(isinstance(f, _Wrapped) for f in forwards):
-        raise InputError("the model is placed already; roost's plan.remove(model) takes that off first")
+    if any(is_placed(module) for module in model.modules()) or any(
+        isinstance(f, _Wrapped) for f in forwards
+    ):
+        raise InputError(
+            "the model is placed already; roost's plan.remove(model) takes that off first"
+        )
     refuse_dispatched(model)
     tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():
         if tensor.is_meta:
-            raise InputError(f"{name!r} is on the meta device and has no value; build the model with its weights")
+            raise InputError(
+                f"{name!r} is on the meta device and has no value; build the model with its weights"
+            )
         if tensor.layout != torch.strided:
             raise InputError(f"{name!r} is sparse; only dense weights can be placed")
     buffers = dict(model.named_buffers(remove_duplicate=False))
     for module, names in placement.streamed.items():
         for name in names:
             if name in buffers:
-                raise InputError(f"{name!r} of module {module!r} is a buffer; only parameters can be streamed")
+                raise InputError(
+                    f"{name!r} of module {module!r} is a buffer; only parameters can be streamed"
+                )
             if not name.startswith(f"{module}."):
-                raise InputError(f"{name!r} is not inside module {module!r}, and cannot be brought for it")
+                raise InputError(
+                    f"{name!r} is not inside module {module!r}, and cannot be brought for it"
+                )
     for module in placement.streamed:
-        around = next((top for top in placement.runs_on if module == top or module.startswith(f"{top}.")), None)
+        around = next(
+            (top for top in placement.runs_on if module == top or module.startswith(f"{top}.")),
+            None,
+        )
         if around is not None:
-            raise InputError(f"module {module!r} is inside {around!r}, which runs elsewhere; it cannot be streamed to")
+            raise InputError(
+                f"module {module!r} is inside {around!r}, which runs elsewhere; it cannot be "
+                f"streamed to"
+            )
     check_signature(model, placement)
     for name in placement.home:
         if name not in tensors:

@@ -1,7 +1,7 @@
 """The way from where weights live to where they are used: copies that go on while both sides work.
 
-On a GPU a stream with events; between devices that are threads of a CPU a thread. A copy is begun once what stood in
-its place was used for the last time, and nobody but who uses it waits for it.
+On a GPU a stream with events; between devices that are threads of a CPU a thread. A copy is begun
+once what stood in its place was used for the last time, and nobody but who uses it waits for it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class CudaWay:
 
 
 class ThreadWay:
-    """A thread that copies while another computes; what is computed is done when it is asked for."""
+    """A thread that copies while another computes; what is computed is done when it is asked
+    for."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Sequence[Pair], threading.Event] | None] = SimpleQueue()

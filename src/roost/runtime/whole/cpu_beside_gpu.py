@@ -1,8 +1,9 @@
 """A CPU that computes in the order of a GPU's stream, while the program that asks for it goes on.
 
-What is computed there waits for its input to arrive, and the stream waits for what comes of it: on a word of memory
-that the CPU writes when it is done. So the host can tell the GPU what comes afterwards before it is time for it, which
-takes the host longer than the GPU when a step is one token. Where the driver lacks that wait, the host waits itself.
+What is computed there waits for its input to arrive, and the stream waits for what comes of it: on
+a word of memory that the CPU writes when it is done. So the host can tell the GPU what comes
+afterwards before it is time for it, which takes the host longer than the GPU when a step is one
+token. Where the driver lacks that wait, the host waits itself.
 """
 
 from __future__ import annotations
@@ -81,7 +82,9 @@ class Aside:
         self._work.put(None)
         self._thread.join()
 
-    def _at_once(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    def _at_once(
+        self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, bool]:
         """What a module gives, and whether it wrote into what it was given."""
         (args, kwargs), copies = lent((args, kwargs), _HOST)
         begun = time.perf_counter()
@@ -103,7 +106,8 @@ class Aside:
                 made = forward(desk.come)
                 if made.shape != desk.gone.shape or made.dtype != desk.gone.dtype:
                     raise RuntimeError(
-                        f"a module gave {list(made.shape)} of {made.dtype}, and {list(desk.gone.shape)} of "
+                        f"a module gave {list(made.shape)} of {made.dtype}, and "
+                        f"{list(desk.gone.shape)} of "
                         f"{desk.gone.dtype} for the same shape before; it cannot run beside the GPU"
                     )
                 desk.gone.copy_(made)
@@ -120,8 +124,10 @@ class Aside:
 
     def _run(self) -> None:
         with suppress(OSError, AttributeError):  # not on every system, nor allowed everywhere
-            os.sched_setaffinity(0, _cores())  # of this thread, and of those that ops are split over
-        torch.get_num_threads()  # a thread that has never asked would take over at its first op what another has set
+            # Of this thread, and of those that ops are split over.
+            os.sched_setaffinity(0, _cores())
+        # A thread that has never asked would take over at its first op what another has set.
+        torch.get_num_threads()
         torch.set_num_threads(self._threads)  # counted for each thread
         self._ready.set()
         with torch.no_grad():
@@ -131,7 +137,8 @@ class Aside:
 
 
 def num_threads() -> int:
-    """Threads with which the CPU computes: whoever tells the GPU what to do, and what copies, need a core too."""
+    """Threads with which the CPU computes: whoever tells the GPU what to do, and what copies, need
+    a core too."""
     return min(len(_cores()), max(1, torch.get_num_threads() - 1))
 
 
@@ -140,7 +147,8 @@ def _cores() -> set[int]:
 
 
 class _Desk:
-    """Memory through which the tensors of one module pass, used again in each call: the next waits for the last."""
+    """Memory through which the tensors of one module pass, used again in each call: the next waits
+    for the last."""
 
     def __init__(self, given: Tensor, returned: Tensor) -> None:
         self.come = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
@@ -150,7 +158,8 @@ class _Desk:
             self._seen = torch.as_tensor(_Mapped(self.gone), device=returned.device)
 
     def fetched(self) -> Tensor:
-        """What the CPU has made, on the GPU. A small one is read by a kernel: it would wait behind weights else."""
+        """What the CPU has made, on the GPU. A small one is read by a kernel: it would wait behind
+        weights else."""
         found = torch.empty(self.gone.shape, dtype=self.gone.dtype, device=self._device)
         if self._seen is None:
             return found.copy_(self.gone, non_blocking=True)
@@ -164,8 +173,11 @@ class _Mapped:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self.__cuda_array_interface__ = {
-            "shape": (tensor.nbytes,), "typestr": "|u1", "data": (tensor.data_ptr(), False), "version": 3,
-        }  # fmt: skip
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
 
 
 def hop_seconds(device: torch.device, repeats: int = 100) -> float:

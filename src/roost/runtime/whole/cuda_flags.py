@@ -44,13 +44,15 @@ class CudaFlags:
     def new(self) -> CudaFlag:
         if self._used == _AT_ONCE:
             self._memory.append(torch.zeros(_AT_ONCE, dtype=torch.int32, pin_memory=True))
-            self._words, self._used = self._memory[-1].numpy(), 0  # the same memory, written without a kernel
+            # The same memory, written without a kernel.
+            self._words, self._used = self._memory[-1].numpy(), 0
         self._used += 1
         return CudaFlag(self._words, self._used - 1)
 
 
 def stream_wait() -> Callable[[int, int, int], None] | None:
-    """Makes a stream wait until a word of memory is at least a number; None where that cannot be."""
+    """Makes a stream wait until a word of memory is at least a number; None where that cannot
+    be."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         ask = driver.cuStreamWaitValue32_v2

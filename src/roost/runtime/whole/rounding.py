@@ -1,7 +1,8 @@
 """What a placement of ops says about modules.
 
-A search decides about graphs in which a module is one group (`transforms/by_module.py`); any other placement is rounded
-to that: a module runs where most of its time is spent. Cheap ops between modules that all run elsewhere go with them.
+A search decides about graphs in which a module is one group (`transforms/by_module.py`); any other
+placement is rounded to that: a module runs where most of its time is spent. Cheap ops between
+modules that all run elsewhere go with them.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ def by_modules(
     light: bool = False,
     on_the_spot: Collection[str] = (),
 ) -> tuple[ModulePlacement, Placement]:
-    """The placement for a model that stays Python, and the same as a placement of all ops, to be simulated.
+    """The placement for a model that stays Python, and the same as a placement of all ops, to be
+    simulated.
 
-    `problem` is of the graph as captured, without limits on where ops may run; `tied` has other names of parameters.
-    `light`: modules without weights may run elsewhere as well (`ByModule.light`). `on_the_spot`: modules whose weights,
-    if they have to be brought, come in their calls, and not through the window.
+    `problem` is of the graph as captured, without limits on where ops may run; `tied` has other
+    names of parameters. `light`: modules without weights may run elsewhere as well
+    (`ByModule.light`). `on_the_spot`: modules whose weights, if they have to be brought, come in
+    their calls, and not through the window.
     """
     work = _Rounding(problem, placement, tied or {}, light, _never_called(model), on_the_spot)
     work.place_modules()
@@ -46,9 +49,14 @@ def by_modules(
 
 
 def _never_called(model: nn.Module) -> set[str]:
-    """Modules that only hold others, as `nn.ModuleList`: nothing can be put around a call of them."""
+    """Modules that only hold others, as `nn.ModuleList`: nothing can be put around a call of
+    them."""
     named = model.named_modules(remove_duplicate=False)
-    return {name for name, module in named if getattr(module.forward, "__func__", None) is nn.Module.forward}
+    return {
+        name
+        for name, module in named
+        if getattr(module.forward, "__func__", None) is nn.Module.forward
+    }
 
 
 class _Rounding:
@@ -62,12 +70,17 @@ class _Rounding:
         on_the_spot: Collection[str],
     ) -> None:
         self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
-        self.names, self.light, self.never_called = problem.cluster.device_names, light, never_called
+        self.names, self.light, self.never_called = (
+            problem.cluster.device_names,
+            light,
+            never_called,
+        )
         self.on_the_spot = set(on_the_spot)
         self.device = np.array(self.placement.device)
         self.main = self._main()
         kinds = [one.kind for one in problem.cluster.devices]
-        self.store = kinds.index(MEMORY) if MEMORY in kinds else None  # from which all is streamed, where there is one
+        # From which all is streamed, where there is one.
+        self.store = kinds.index(MEMORY) if MEMORY in kinds else None
         self.readers = readers_of(self.graph)
         self.ops: dict[str, list[int]] = {}  # of each module
         for op, (module, parameter) in enumerate(
@@ -79,11 +92,15 @@ class _Rounding:
         number = {names[0]: op for op, names in self.known.items()}
         for other, name in tied.items():
             self.known[number[name]].append(other)
-        with_weights = dict.fromkeys(module for modules in self.readers.values() for module in modules if module)
-        # Modules that something is decided of, in the order they are called, and the device each runs on.
+        with_weights = dict.fromkeys(
+            module for modules in self.readers.values() for module in modules if module
+        )
+        # Modules that something is decided of, in the order they are called, and the device each
+        # runs on.
         decided = [*with_weights, *(weightless(self.graph) if light else ())]
         self.runs = {
-            module: self._majority(self.ops[module]) for module in sorted(decided, key=lambda each: self.ops[each][0])
+            module: self._majority(self.ops[module])
+            for module in sorted(decided, key=lambda each: self.ops[each][0])
         }
         self.streamed: dict[str, list[str]] = {module: [] for module in self.runs}
         self.tops: dict[str, int] = {}  # outermost modules that run elsewhere
@@ -95,21 +112,30 @@ class _Rounding:
             self.device[self.ops[module]] = device
             if device != self.main and not any(module.startswith(f"{top}.") for top in self.tops):
                 top = self._top(module, device)
-                self.tops = {each: where for each, where in self.tops.items() if not each.startswith(f"{top}.")}
+                self.tops = {
+                    each: where
+                    for each, where in self.tops.items()
+                    if not each.startswith(f"{top}.")
+                }
                 self.tops[top] = device
                 for inside in self._within(top, self.ops):
                     self.device[self.ops[inside]] = device
                 self.runs |= dict.fromkeys(self._within(top, self.runs), device)
 
     def place_parameters(self) -> None:
-        """Weights of a module that runs elsewhere live there; others where they were placed, if they can be brought."""
+        """Weights of a module that runs elsewhere live there; others where they were placed, if
+        they can be brought."""
         for parameter, modules in self.readers.items():
             away = [module for module in modules if self.runs.get(module, self.main) != self.main]
             if away:
                 self.device[parameter] = self.runs[away[0]]
             if self.device[parameter] == self.main:
                 continue
-            brought = {module: self._name_inside(module, parameter) for module in modules if module not in away}
+            brought = {
+                module: self._name_inside(module, parameter)
+                for module in modules
+                if module not in away
+            }
             if not away and not all(brought.values()):
                 self.device[parameter] = self.main
                 continue
@@ -122,13 +148,21 @@ class _Rounding:
     def for_model(self, model: nn.Module) -> ModulePlacement:
         tensors = named_tensors(model)
         home = {
-            name: self._home(parameter) for parameter, names in self.known.items() for name in names if name in tensors
+            name: self._home(parameter)
+            for parameter, names in self.known.items()
+            for name in names
+            if name in tensors
         }
         streamed = {module: tuple(names) for module, names in self.streamed.items() if names}
         host = self._host()
         parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        large = (name for name in parameters if tensors[name].numel() * tensors[name].element_size() >= _SMALL)
-        for name in sorted(name for name in large if name not in home):  # nothing was said of it: not used, or rarely
+        large = (
+            name
+            for name in parameters
+            if tensors[name].numel() * tensors[name].element_size() >= _SMALL
+        )
+        # Nothing was said of it: not used, or rarely.
+        for name in sorted(name for name in large if name not in home):
             module, _, _ = name.rpartition(".")
             if module and module not in streamed and host != self.names[self.main]:
                 home[name], streamed[module] = host, (name,)
@@ -152,25 +186,42 @@ class _Rounding:
 
     def _staying(self) -> tuple[str, ...]:
         """Modules that run elsewhere whose output is read by such alone, on the same device."""
-        top_of = {op: top for top in self.tops for inside in self._within(top, self.ops) for op in self.ops[inside]}
+        top_of = {
+            op: top
+            for top in self.tops
+            for inside in self._within(top, self.ops)
+            for op in self.ops[inside]
+        }
         consumers, found = self.graph.consumer_lists(), []
         for top, device in self.tops.items():
             mine = [op for op, other in top_of.items() if other == top]
-            readers = {reader for op in mine for reader in consumers[op] if top_of.get(reader) != top}
+            readers = {
+                reader for op in mine for reader in consumers[op] if top_of.get(reader) != top
+            }
             returned = any(not consumers[op] for op in mine)
-            if readers and not returned and all(self.tops.get(top_of.get(each, ""), -1) == device for each in readers):
+            if (
+                readers
+                and not returned
+                and all(self.tops.get(top_of.get(each, ""), -1) == device for each in readers)
+            ):
                 found.append(top)
         return tuple(found)
 
     def for_simulator(self) -> Placement:
         return replace(
-            self.placement, device=self.device, order="program", priority=None, graph=self.graph.digest,
+            self.placement,
+            device=self.device,
+            order="program",
+            priority=None,
+            graph=self.graph.digest,
             prefetch_bytes=self._windows(),
-        )  # fmt: skip
+        )
 
     def _windows(self) -> Array:  # [devices] bytes
         """As large as was planned, and as the weights that one module needs together."""
-        windows = np.array(np.broadcast_to(self.placement.prefetch_bytes, len(self.names)), dtype=np.int64)
+        windows = np.array(
+            np.broadcast_to(self.placement.prefetch_bytes, len(self.names)), dtype=np.int64
+        )
         number = {name: op for op, names in self.known.items() for name in names}
         loads = [
             sum(aligned(int(self.graph.output_bytes[number[name]])) for name in names)
@@ -193,7 +244,11 @@ class _Rounding:
         """The device that has most to do, one that is no CPU where there is one."""
         spent = np.zeros(self.problem.cluster.num_devices)
         np.add.at(spent, self.device, self._seconds()[np.arange(self.graph.num_ops), self.device])
-        faster = [number for number, one in enumerate(self.problem.cluster.devices) if one.kind not in ("cpu", MEMORY)]
+        faster = [
+            number
+            for number, one in enumerate(self.problem.cluster.devices)
+            if one.kind not in ("cpu", MEMORY)
+        ]
         return max(faster or range(len(spent)), key=lambda number: spent[number])
 
     def _seconds(self) -> Array:
@@ -212,7 +267,12 @@ class _Rounding:
             if around in self.never_called:
                 continue
             units = self._within(around, self.runs)
-            between = [op for name in self._within(around, self.ops) if name not in self.runs for op in self.ops[name]]
+            between = [
+                op
+                for name in self._within(around, self.ops)
+                if name not in self.runs
+                for op in self.ops[name]
+            ]
             cheap = all(class_of(self.graph.kinds[op]) == "other" for op in between)
             work = sum(float(self.graph.flop[self.ops[unit]].sum()) for unit in units)
             few = float(self.graph.flop[between].sum()) <= _CHEAP * work
@@ -225,4 +285,7 @@ class _Rounding:
 
     def _name_inside(self, module: str, parameter: int) -> str | None:
         """The name under which a module, or one inside it, has a parameter."""
-        return next((name for name in self.known[parameter] if module and name.startswith(f"{module}.")), None)
+        return next(
+            (name for name in self.known[parameter] if module and name.startswith(f"{module}.")),
+            None,
+        )

@@ -32,16 +32,19 @@ def place_of(name: str) -> torch.device:
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with all its tensors on a device; itself where all are there. What is no tuple, list or mapping is left
-    as it is: a cache of keys and values stays where the layers that fill it have it."""
+    """The same with all its tensors on a device; itself where all are there. What is no tuple, list
+    or mapping is left as it is: a cache of keys and values stays where the layers that fill it have
+    it."""
     return mapped(value, lambda tensor: _moved(tensor, device), without=("past_key_values",))
 
 
-Lent = list[tuple[Tensor, Tensor, int]]  # tensors, their copies on another device, and versions of these
+# Tensors, their copies on another device, and versions of these.
+Lent = list[tuple[Tensor, Tensor, int]]
 
 
 def lent(value: Any, device: torch.device) -> tuple[Any, Lent]:
-    """The same with all its tensors on a device, and those that were copied: for a call, which may write into them."""
+    """The same with all its tensors on a device, and those that were copied: for a call, which may
+    write into them."""
     copies: Lent = []
 
     def lend(tensor: Tensor) -> Tensor:
@@ -55,7 +58,8 @@ def lent(value: Any, device: torch.device) -> tuple[Any, Lent]:
 
 
 def given_back(copies: Lent) -> bool:
-    """What a call wrote into copies goes into the tensors themselves, as in `nn.ReLU(inplace=True)`; whether it did."""
+    """What a call wrote into copies goes into the tensors themselves, as in
+    `nn.ReLU(inplace=True)`; whether it did."""
     written = [(tensor, there) for tensor, there, version in copies if there._version != version]
     for tensor, there in written:
         tensor.copy_(there)
@@ -70,9 +74,10 @@ def mapped(
     without: Sequence[str] = (),
     around: frozenset[int] = frozenset(),
 ) -> Any:
-    """The same with a function of each tensor in place of it. What does not change is the same object: whoever writes
-    into a list or a mapping writes into that of the caller. With `objects` tensors in attributes count too. `around`
-    has what a value is inside of: what holds itself has an end."""
+    """The same with a function of each tensor in place of it. What does not change is the same
+    object: whoever writes into a list or a mapping writes into that of the caller. With `objects`
+    tensors in attributes count too. `around` has what a value is inside of: what holds itself has
+    an end."""
     if isinstance(value, Tensor):
         return function(value)
     if id(value) in around:
@@ -83,9 +88,17 @@ def mapped(
 
     if isinstance(value, tuple | list):
         parts = [inside(each) for each in value]
-        return value if all(new is old for new, old in zip(parts, value, strict=True)) else _rebuilt(value, parts)
+        return (
+            value
+            if all(new is old for new, old in zip(parts, value, strict=True))
+            else _rebuilt(value, parts)
+        )
     if isinstance(value, Mapping):
-        changed = {key: new for key, old in value.items() if key not in without and (new := inside(old)) is not old}
+        changed = {
+            key: new
+            for key, old in value.items()
+            if key not in without and (new := inside(old)) is not old
+        }
         if not changed:
             return value
         same: Any = dict(value) if type(value) is dict else copy.copy(value)
@@ -94,7 +107,9 @@ def mapped(
         return same
     if objects and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
         changed = {
-            key: new for key, old in vars(value).items() if not callable(old) and (new := inside(old)) is not old
+            key: new
+            for key, old in vars(value).items()
+            if not callable(old) and (new := inside(old)) is not old
         }
         if changed:
             same = copy.copy(value)
@@ -109,7 +124,8 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return kind(*parts) if hasattr(value, "_fields") else kind(parts)
     except TypeError as error:
         raise InputError(
-            f"tensors in a {kind.__name__} have to be moved, and it cannot be made of its parts ({error}); use a plain "
+            f"tensors in a {kind.__name__} have to be moved, and it cannot be made of its parts "
+            f"({error}); use a plain "
             "tuple or list"
         ) from None
 
@@ -130,14 +146,17 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 def pin(tensor: Tensor) -> bool:
     """Lock the pages of a tensor that is on the CPU, so that copies from it need nobody's help.
 
-    Its own memory where that can be locked: then `unpin` must be called before it goes. Else it gets memory that is.
+    Its own memory where that can be locked: then `unpin` must be called before it goes. Else it
+    gets memory that is.
     """
     if tensor.is_pinned():
         return False
     storage = tensor.data.untyped_storage()
     if int(_runtime().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0)) == 0:
         return True
-    log.info("a tensor of %d bytes could not be locked where it is; it was copied", storage.nbytes())
+    log.info(
+        "a tensor of %d bytes could not be locked where it is; it was copied", storage.nbytes()
+    )
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")  # takes the error that was left behind
     tensor.data = tensor.data.pin_memory()

@@ -1,4 +1,5 @@
-"""Whether a model with its modules placed gives what it gives unplaced; and where not, which module is the first."""
+"""Whether a model with its modules placed gives what it gives unplaced; and where not, which module
+is the first."""
 
 from __future__ import annotations
 
@@ -14,28 +15,49 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.errors import InputError
 from roost.runtime.step.differences import EAGER, TOLERANCES, Notes, Verification
-from roost.runtime.whole.apply import ModulePlacement, apply, check, is_placed, named_tensors, remove
+from roost.runtime.whole.apply import (
+    ModulePlacement,
+    apply,
+    check,
+    is_placed,
+    named_tensors,
+    remove,
+)
 
-# Rounding in 16 bits grows with depth where devices sum in different orders: 0.035 was seen after 32 layers.
+# Rounding in 16 bits grows with depth where devices sum in different orders: 0.035 was seen after
+# 32 layers.
 _DEEP = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _CPU = torch.device("cpu")
 
 
 def verify_modules(
-    model: nn.Module, placement: ModulePlacement, inputs: Any, *, steps: int = 2, tolerance: float | None = None
+    model: nn.Module,
+    placement: ModulePlacement,
+    inputs: Any,
+    *,
+    steps: int = 2,
+    tolerance: float | None = None,
 ) -> Verification:
-    """Call the model unplaced, on the CPU or where it is, then placed, some times; it is left as it was.
+    """Call the model unplaced, on the CPU or where it is, then placed, some times; it is left as it
+    was.
 
-    `inputs` are a tensor, a tuple or a dict. What it returns, its weights and buffers and their names are compared.
+    `inputs` are a tensor, a tuple or a dict. What it returns, its weights and buffers and their
+    names are compared.
     """
     if is_placed(model):
-        raise InputError("the model is placed already; verify it before, or take the plan off with plan.remove(model)")
+        raise InputError(
+            "the model is placed already; verify it before, or take the plan off with "
+            "plan.remove(model)"
+        )
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
         raise InputError(f"tolerance is {tolerance!r}; it must be a number, not negative")
     args, kwargs = call_of(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
-        raise InputError("the example inputs are on the meta device and have no values; give verify real inputs")
-    check(model, placement)  # before it is called: another model would fail with an error of its own
+        raise InputError(
+            "the example inputs are on the meta device and have no values; give verify real inputs"
+        )
+    # Before it is called: another model would fail with an error of its own.
+    check(model, placement)
     with buffers_kept(model) as before:
         return _verified(model, placement, args, kwargs, before, steps, tolerance)
 
@@ -54,7 +76,8 @@ def _verified(
     expected = _results(model, args, kwargs, where)
     if not expected:
         raise InputError(
-            "the model returned no tensor that could be compared; let it return tensors, a tuple or a dict"
+            "the model returned no tensor that could be compared; let it return tensors, a tuple "
+            "or a dict"
         )
     after = buffers_of(model)
     notes = Notes(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
@@ -64,7 +87,9 @@ def _verified(
             notes.step = step
             restore(model, before)
             found = _results(model, args, kwargs, _CPU)
-            notes.several("output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected)
+            notes.several(
+                "output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected
+            )
             for name, value in buffers_of(model).items():
                 notes.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
@@ -75,7 +100,9 @@ def _verified(
     finally:
         remove(model)
         restore(model, before)
-    devices = tuple(dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()]))
+    devices = tuple(
+        dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()])
+    )
     verification = Verification(notes.found, steps, devices)
     if verification.same:
         return verification
@@ -92,7 +119,9 @@ def call_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> list[Tensor]:
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device, copy=True), (args, kwargs))
+    args, kwargs = tree_map_only(
+        Tensor, lambda tensor: tensor.to(device, copy=True), (args, kwargs)
+    )
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)  # dropout, where it is on, draws the same on devices of one kind
         returned = model(*args, **kwargs)
@@ -112,8 +141,12 @@ def restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Copies of the buffers; in the end they are the tensors that they were, also where a call put others there."""
-    held, before = [(module, dict(module._buffers)) for module in model.modules()], buffers_of(model)
+    """Copies of the buffers; in the end they are the tensors that they were, also where a call put
+    others there."""
+    held, before = (
+        [(module, dict(module._buffers)) for module in model.modules()],
+        buffers_of(model),
+    )
     try:
         yield before
     finally:
@@ -146,9 +179,15 @@ def _tied(model: nn.Module) -> list[tuple[str, str]]:
 
 
 def _first(
-    model: nn.Module, placement: ModulePlacement, given: tuple[Any, Any], where: torch.device, notes: Notes, steps: int
+    model: nn.Module,
+    placement: ModulePlacement,
+    given: tuple[Any, Any],
+    where: torch.device,
+    notes: Notes,
+    steps: int,
 ) -> str:
-    """The first call of a module, in the order they end, whose output differs by more than is allowed."""
+    """The first call of a module, in the order they end, whose output differs by more than is
+    allowed."""
     buffers = buffers_of(model)
     expected = _watched(model, lambda: _results(model, *given, where))
     apply(model, placement)
@@ -171,7 +210,16 @@ def _watched(model: nn.Module, run: Callable[[], object]) -> list[tuple[str, lis
             if next(module.children(), None) is None:
 
                 def keep(module: nn.Module, given: Any, returned: Any, name: str = name) -> None:
-                    seen.append((name, [t.to(_CPU, copy=True) for t in tree_leaves(returned) if isinstance(t, Tensor)]))
+                    seen.append(
+                        (
+                            name,
+                            [
+                                t.to(_CPU, copy=True)
+                                for t in tree_leaves(returned)
+                                if isinstance(t, Tensor)
+                            ],
+                        )
+                    )
 
                 stack.callback(module.register_forward_hook(keep).remove)
         run()

@@ -1,9 +1,11 @@
-"""The window through which weights pass that live elsewhere: fetched ahead in the order of their use.
+"""The window through which weights pass that live elsewhere: fetched ahead in the order of their
+use.
 
-The window is one block of memory, filled round and round. A module that comes as expected finds its weights there, or
-on their way; after it has run their place is free for the next. What comes out of turn is fetched at once, and what
-had been fetched in vain is passed over. The order of one run is what the next is expected to follow, and after its
-last module comes the first of the next run: generating text never waits for its first weights.
+The window is one block of memory, filled round and round. A module that comes as expected finds its
+weights there, or on their way; after it has run their place is free for the next. What comes out of
+turn is fetched at once, and what had been fetched in vain is passed over. The order of one run is
+what the next is expected to follow, and after its last module comes the first of the next run:
+generating text never waits for its first weights.
 """
 
 from __future__ import annotations
@@ -81,9 +83,11 @@ class Ring:
         self._visits: list[Visit] = []  # oldest first
         self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
         self._came: list[Load] = []
-        self._made: dict[tuple[Load, int], list[Tensor]] = {}  # views, by where a load lies: the same in every run
+        # Views, by where a load lies: the same in every run.
+        self._made: dict[tuple[Load, int], list[Tensor]] = {}
         self.num_unexpected = 0
-        # Nobody can see whether somebody has written into such: nothing of them is fetched before its run has begun.
+        # Nobody can see whether somebody has written into such: nothing of them is fetched before
+        # its run has begun.
         self._unseen = any(tensor.is_inference() for load in loads for tensor in load.holders)
         if not self._unseen:
             self._fetch_ahead()
@@ -144,7 +148,10 @@ class Ring:
         if load in self._order:
             start = self._next
             count = len(self._order)
-            self._next = min((i for i in range(count) if self._order[i] is load), key=lambda i: (i - start) % count)
+            self._next = min(
+                (i for i in range(count) if self._order[i] is load),
+                key=lambda i: (i - start) % count,
+            )
             self._fetch_ahead()
 
     def _pass_over(self) -> None:
@@ -153,7 +160,8 @@ class Ring:
                 visit.begun = visit.left = True
 
     def _outside(self, load: Load) -> Visit:
-        """There is no room: a module with weights runs inside another whose weights fill the window."""
+        """There is no room: a module with weights runs inside another whose weights fill the
+        window."""
         copies = (tensor.to(self._device, copy=True) for tensor in load.tensors)
         views = [alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
         return Visit(load, 0, views, None, begun=True)
@@ -179,11 +187,14 @@ class Ring:
         return begin if all(visit.left for visit in over) else None
 
     def _fetch(self, load: Load, begin: int) -> None:
-        over = [visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end]
+        over = [
+            visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end
+        ]
         self._visits = [visit for visit in self._visits if visit not in over]
         views = self._made.get((load, begin))
         if views is None:
-            if len(self._made) > _MANY * len(self._order):  # where a load lies may differ from run to run for long
+            # Where a load lies may differ from run to run for long.
+            if len(self._made) > _MANY * len(self._order):
                 self._made.clear()
             with torch.inference_mode(False):
                 views = self._made[load, begin] = self._views(load, begin)
@@ -194,13 +205,17 @@ class Ring:
     def _views(self, load: Load, begin: int) -> list[Tensor]:
         found = []
         for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
-            own = self._memory[begin + offset : begin + offset + tensor.numel() * tensor.element_size()]
-            layout = torch.empty_like(tensor, device="meta").stride()  # its own, where that leaves no gaps
+            own = self._memory[
+                begin + offset : begin + offset + tensor.numel() * tensor.element_size()
+            ]
+            # Its own, where that leaves no gaps.
+            layout = torch.empty_like(tensor, device="meta").stride()
             found.append(alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
         return found
 
 
 def alike(tensor: Tensor, holder: Tensor) -> Tensor:
-    """A parameter where the holder is one. Its versions are counted by themselves, not with all that is around it."""
+    """A parameter where the holder is one. Its versions are counted by themselves, not with all
+    that is around it."""
     own = tensor.data
     return nn.Parameter(own, requires_grad=False) if isinstance(holder, nn.Parameter) else own

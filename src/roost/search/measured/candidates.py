@@ -1,4 +1,5 @@
-"""Placements that stand ready to be timed, in a process that is replaced where one of them fails."""
+"""Placements that stand ready to be timed, in a process that is replaced where one of them
+fails."""
 
 from __future__ import annotations
 
@@ -23,9 +24,11 @@ from roost.simulator.compiled import Simulator
 if TYPE_CHECKING:
     from roost.search.measured.worker_process import Built
 
-_SAMPLE_SECONDS, _MOST_STEPS = 0.02, 50  # a sample of short steps is of several: reading a clock is nothing beside it
+# A sample of short steps is of several: reading a clock is nothing beside it.
+_SAMPLE_SECONDS, _MOST_STEPS = 0.02, 50
 _CHECKED_STEPS = 2  # that a placement takes before it is warmed up
-_ROOM, _HOST_ROOM = 1.5, 2**30  # times what the simulator says; bytes of the machine that are left alone
+# Times what the simulator says; bytes of the machine that are left alone.
+_ROOM, _HOST_ROOM = 1.5, 2**30
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Limits:
     multiple: float = 10.0  # times the step of the best so far, for each step; on top of the floor
     most: float = 300.0  # seconds, for all of a trial
     start: float = 900.0  # seconds, for building and capturing the model in a new process
-    spare_bytes: int = 4 * 2**30  # of the process, beyond the model and three times what the simulator says
+    # Of the process, beyond the model and three times what the simulator says.
+    spare_bytes: int = 4 * 2**30
     share: float = 0.8  # of the memory of the machine that is free, at most
 
 
@@ -52,13 +56,21 @@ class Stand:
         runtime: Callable[..., Any] | None = None,
     ) -> None:
         check_devices(problem.cluster)
-        self.problem, self.model, self.warm_up, self.limits, self.runtime = problem, model, warm_up, limits, runtime
-        self.best_seconds = inf  # of the step of the best so far: what is very much slower is not waited for
+        self.problem, self.model, self.warm_up, self.limits, self.runtime = (
+            problem,
+            model,
+            warm_up,
+            limits,
+            runtime,
+        )
+        # Of the step of the best so far: what is very much slower is not waited for.
+        self.best_seconds = inf
         self.num_started = 0  # processes
         self._until = inf  # by the clock: then what was allowed is over
         self._worker: Worker | None = None
         self._peaks: dict[str, Array] = {}  # by digest
-        self._ready: dict[str, tuple[Placement, Built]] = {}  # by digest, what was used last comes last
+        # By digest, what was used last comes last.
+        self._ready: dict[str, tuple[Placement, Built]] = {}
 
     def open(self) -> Worker:
         """The process. Raises where the model cannot be run in it."""
@@ -66,7 +78,9 @@ class Stand:
             began = time.monotonic()
             most = self.limits.share * available_bytes()
             try:
-                self._worker = Worker(self.model, self.problem, self.runtime, self.limits.start, most)
+                self._worker = Worker(
+                    self.model, self.problem, self.runtime, self.limits.start, most
+                )
             except Failed as error:
                 if error.kind == "refused":
                     raise InputError(str(error)) from None
@@ -86,7 +100,8 @@ class Stand:
         self._until = time.monotonic() + self.limits.most
 
     def hold(self, placement: Placement) -> Built:
-        """Have a placement ready, beside others where there is room; raises `Failed` where it fails."""
+        """Have a placement ready, beside others where there is room; raises `Failed` where it
+        fails."""
         key = placement.digest
         if key in self._ready:
             self._ready[key] = self._ready.pop(key)
@@ -131,7 +146,9 @@ class Stand:
 
     def _peak(self, placement: Placement) -> Array:  # [devices] bytes
         if placement.digest not in self._peaks:
-            self._peaks[placement.digest] = Simulator.of(self.problem).simulate(placement).peak_memory
+            self._peaks[placement.digest] = (
+                Simulator.of(self.problem).simulate(placement).peak_memory
+            )
         return self._peaks[placement.digest]
 
     def _build(self, placement: Placement) -> Built:
@@ -145,18 +162,25 @@ class Stand:
         seconds = limits.floor + (limits.multiple * self.best_seconds * steps if steps else 0.0)
         limit = max(0.0, min(limits.most, seconds, self._until - time.monotonic()))
         try:
-            return worker.ask(command, *args, limit=limit, most_bytes=self._most_bytes(worker, more))
+            return worker.ask(
+                command, *args, limit=limit, most_bytes=self._most_bytes(worker, more)
+            )
         except BaseException as error:
             if not (isinstance(error, Failed) and error.kind == "refused"):
                 self.close()
             raise
 
     def _most_bytes(self, worker: Worker, more: Placement | None) -> float:
-        """What the process may hold: one that allocates without end must not take the machine with it."""
-        held = [placement for placement, _ in self._ready.values()] + ([] if more is None else [more])
+        """What the process may hold: one that allocates without end must not take the machine with
+        it."""
+        held = [placement for placement, _ in self._ready.values()] + (
+            [] if more is None else [more]
+        )
         need = 3.0 * sum(float(self._peak(placement)[self._is_host].sum()) for placement in held)
         now = worker.held_bytes()
-        return min(worker.rss + need + self.limits.spare_bytes, now + self.limits.share * available_bytes())
+        return min(
+            worker.rss + need + self.limits.spare_bytes, now + self.limits.share * available_bytes()
+        )
 
 
 def check_devices(cluster: Cluster) -> None:
@@ -166,7 +190,8 @@ def check_devices(cluster: Cluster) -> None:
         where = f"device {device.name!r} of cluster {cluster.name!r}"
         if named is None or named[1] != device.kind:
             raise InputError(
-                f"{where} is a {device.kind}, and cannot be run on here; what is measured runs on cpu, cpu:N (threads "
+                f"{where} is a {device.kind}, and cannot be run on here; what is measured runs on "
+                f"cpu, cpu:N (threads "
                 "with cores of their own) and cuda:N"
             )
         if device.kind == "cuda":
@@ -174,4 +199,7 @@ def check_devices(cluster: Cluster) -> None:
 
             count = torch.cuda.device_count()
             if int(named[2] or 0) >= count:
-                raise InputError(f"{where} is not here: PyTorch finds {count or 'no'} CUDA device{'s' * (count != 1)}")
+                raise InputError(
+                    f"{where} is not here: PyTorch finds {count or 'no'} CUDA "
+                    f"device{'s' * (count != 1)}"
+                )

@@ -1,7 +1,8 @@
 """Placements -> trials by running them, in a process of their own, in turn with the best so far.
 
-A placement that fails in any way, by memory, time, a crash or wrong numbers, is a trial that is not feasible and says
-why; the process is replaced, and the search goes on. What does not fit as simulated is not run at all.
+A placement that fails in any way, by memory, time, a crash or wrong numbers, is a trial that is not
+feasible and says why; the process is replaced, and the search goes on. What does not fit as
+simulated is not run at all.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LEAST_SECONDS_EACH = 0.2  # so that every trial is written down when it is done, and the budget looked at
+# So that every trial is written down when it is done, and the budget looked at.
+_LEAST_SECONDS_EACH = 0.2
 _CHANCE = 0.06  # that what is no faster counts as faster
 _SHARE = 0.1  # of the time for a trial that one set of repeats may take
 _SLOW = 4.0  # times the best: what is that slow is timed once
@@ -39,12 +41,12 @@ _SLOW = 4.0  # times the best: what is that slow is timed once
 class Measuring:
     """Devices as a source of trials.
 
-    The step time of a trial is its time over that of the best so far, both run in turn, times the step time of the
-    trial of that best. So a machine that grows slower or faster in the course of a search decides nothing: trials
-    compare as the steps did side by side, and all are in the seconds of the first. What seems to be faster than the
-    best is timed as often again, and counts as faster only as far as that is beyond the noise: otherwise the luckiest
-    of many would be taken for the best, the next would be the luckiest beside it, and step times would shrink without
-    end.
+    The step time of a trial is its time over that of the best so far, both run in turn, times the
+    step time of the trial of that best. So a machine that grows slower or faster in the course of a
+    search decides nothing: trials compare as the steps did side by side, and all are in the seconds
+    of the first. What seems to be faster than the best is timed as often again, and counts as
+    faster only as far as that is beyond the noise: otherwise the luckiest of many would be taken
+    for the best, the next would be the luckiest beside it, and step times would shrink without end.
     """
 
     source = "measured"
@@ -60,9 +62,12 @@ class Measuring:
         limits: Limits | None = None,
         runtime: Callable[..., Any] | None = None,
     ) -> None:
-        """`runtime` is called as `GraphRuntime` is, in the process and in place of it; it must be picklable."""
+        """`runtime` is called as `GraphRuntime` is, in the process and in place of it; it must be
+        picklable."""
         if repeats < 1 or warm_up < 1:
-            raise InputError(f"repeats is {repeats} and warm_up is {warm_up}; both must be at least 1")
+            raise InputError(
+                f"repeats is {repeats} and warm_up is {warm_up}; both must be at least 1"
+            )
         self.problem, self.repeats = problem, repeats
         self.stand = Stand(problem, model, warm_up, limits or Limits(), runtime)
         self.seconds_each = 1.0
@@ -70,7 +75,8 @@ class Measuring:
         self._known: dict[str, Trial] = {}
 
     def open(self) -> None:
-        """Start the process, which takes seconds, before any are counted. Raises where the model cannot be run."""
+        """Start the process, which takes seconds, before any are counted. Raises where the model
+        cannot be run."""
         self.stand.open()
 
     def close(self) -> None:
@@ -82,11 +88,13 @@ class Measuring:
         return Lent(self)
 
     def trials(self, placements: Sequence[Placement]) -> list[Trial]:
-        """One trial for each placement, in their order. What was measured before is not measured again."""
+        """One trial for each placement, in their order. What was measured before is not measured
+        again."""
         return [self._trial(placement) for placement in placements]
 
     def remember(self, trials: Sequence[Trial]) -> None:
-        """Trials of an earlier part of the search, from its journal: the next are compared with the best of them."""
+        """Trials of an earlier part of the search, from its journal: the next are compared with the
+        best of them."""
         for trial in trials:
             self._keep(trial)
 
@@ -112,18 +120,25 @@ class Measuring:
         if not step.feasible:
             why = "does not fit, as simulated; it was not run"
             lacks = int(step.missing.sum())
-            return Trial(placement, step.step_time, step.peak_memory, False, missing_bytes=lacks, why=why)
+            return Trial(
+                placement, step.step_time, step.peak_memory, False, missing_bytes=lacks, why=why
+            )
         try:
             seconds, built = self._measured(placement)
         except Failed as error:
             log.info("placement %s: %s", placement.digest, error)
-            return Trial(placement, inf, step.peak_memory, False, source=self.source, why=str(error))
-        peak = step.peak_memory.copy()  # of devices whose memory cannot be measured: threads share that of the process
+            return Trial(
+                placement, inf, step.peak_memory, False, source=self.source, why=str(error)
+            )
+        # Of devices whose memory cannot be measured: threads share that of the process.
+        peak = step.peak_memory.copy()
         for device, held in built.peak.items():
             peak[device] = held
         lacks = int(np.maximum(peak - self.problem.cluster.memory, 0).sum())
         why = "holds more memory than there is" if lacks else ""
-        return Trial(placement, seconds, peak, not lacks, source=self.source, missing_bytes=lacks, why=why)
+        return Trial(
+            placement, seconds, peak, not lacks, source=self.source, missing_bytes=lacks, why=why
+        )
 
     def _measured(self, placement: Placement) -> tuple[float, Built]:
         """The step time, and what was found on the way."""
@@ -179,7 +194,9 @@ class Measuring:
 def surely_below(samples: Sequence[float]) -> float:
     """What the median of the distribution is below, by a sign test: the 8th of 10, the 5th of 5."""
     count = len(samples)
-    tail = [sum(comb(count, n) for n in range(k, count + 1)) / 2**count for k in range(1, count + 1)]
+    tail = [
+        sum(comb(count, n) for n in range(k, count + 1)) / 2**count for k in range(1, count + 1)
+    ]
     rank = next((k for k, chance in enumerate(tail, 1) if chance <= _CHANCE), count)
     return sorted(samples)[rank - 1]
 

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class ModelSource:
     """A model and how its step is captured.
 
-    `model` is the name of a zoo model, `package.module:callable`, a function that gives a module and its inputs (one
-    that can be pickled: at the top of a module), or a module and its inputs. Settings are for names alone.
+    `model` is the name of a zoo model, `package.module:callable`, a function that gives a module
+    and its inputs (one that can be pickled: at the top of a module), or a module and its inputs.
+    Settings are for names alone.
     """
 
     model: str | Callable[[], tuple[nn.Module, Any]] | tuple[nn.Module, Any]
@@ -33,12 +34,15 @@ class ModelSource:
     seed: int = 0  # of the weights, where they are made in the process, and of what the step draws
 
     def packed(self) -> bytes:
-        """Itself as bytes. By value: what a process does to its model does not reach back into ours."""
+        """Itself as bytes. By value: what a process does to its model does not reach back into
+        ours."""
         try:
             return pickle.dumps(self)
-        except Exception as error:  # pickling asks every object in the model, and each may fail in its own way
+        # Pickling asks every object in the model, and each may fail in its own way.
+        except Exception as error:
             raise InputError(
-                f"the model cannot be given to another process: {error}; name it as package.module:callable"
+                f"the model cannot be given to another process: {error}; name it as "
+                f"package.module:callable"
             ) from error
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -48,7 +52,9 @@ class ModelSource:
         torch.manual_seed(self.seed)
         model, inputs = self._made()
         if any(tensor.is_meta for tensor in model.parameters()):
-            raise InputError("the model is on the meta device, without weights; what is measured must have some")
+            raise InputError(
+                "the model is on the meta device, without weights; what is measured must have some"
+            )
         if isinstance(inputs, Mapping):
             return model.train(self.train), (), dict(inputs)
         args = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
@@ -73,7 +79,9 @@ class ModelSource:
         model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
         return model, inputs() if callable(inputs) else inputs
 
-    def described(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str) -> Described:
+    def described(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
+    ) -> Described:
         """The captured step of what `build` made, as `capture` would have it."""
         from roost.frontends.torch import described
         from roost.frontends.tracing.trace import trace

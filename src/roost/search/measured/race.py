@@ -1,4 +1,5 @@
-"""The last word: finalists against baselines, timed in turn many times over; what is not faster is not recommended."""
+"""The last word: finalists against baselines, timed in turn many times over; what is not faster is
+not recommended."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class Standing:
 
 @dataclass(frozen=True, eq=False)
 class Race:
-    """What a race has shown. The ratio is that of the best finalist's step to the best baseline's."""
+    """What a race has shown. The ratio is that of the best finalist's step to the best
+    baseline's."""
 
     recommended: Standing
     standings: tuple[Standing, ...]  # the fastest first
@@ -55,8 +57,8 @@ def race(
 ) -> Race:
     """Time all of them once in every round, in an order drawn anew each time.
 
-    Recommends the best finalist where it is faster than the best baseline by more than the noise, else that baseline.
-    The source stays open. Raises `Infeasible` where none of them runs.
+    Recommends the best finalist where it is faster than the best baseline by more than the noise,
+    else that baseline. The source stays open. Raises `Infeasible` where none of them runs.
     """
     if rounds < 3:
         raise InputError(f"rounds is {rounds}; a race needs at least 3")
@@ -76,7 +78,10 @@ def race(
         if on_round is not None:
             on_round(number + 1)
     if not laps:
-        raise Infeasible(f"none of {len(entered)} placements runs: {next(iter(failed.values()), 'there are none')}")
+        raise Infeasible(
+            f"none of {len(entered)} placements runs: "
+            f"{next(iter(failed.values()), 'there are none')}"
+        )
     found = [_standing(entered[key], times) for key, times in laps.items()]
     return _verdict(sorted(found, key=lambda each: each.trial.step_time), rounds, failed, rng)
 
@@ -89,11 +94,16 @@ class _Entry:
     is_baseline: bool
 
 
-def _entered(source: Measuring, finalists: Sequence[Trial], baselines: Mapping[str, Trial]) -> dict[str, _Entry]:
+def _entered(
+    source: Measuring, finalists: Sequence[Trial], baselines: Mapping[str, Trial]
+) -> dict[str, _Entry]:
     """By digest, each placement once; one that is on both sides is a baseline."""
     every = [(name, trial, True) for name, trial in baselines.items()]
-    # A search may find another placement that a baseline's placer proposed: everything on another device, say.
-    others = [(f"another of {t.placer}" if t.placer in baselines else t.placer, t) for t in finalists]
+    # A search may find another placement that a baseline's placer proposed: everything on another
+    # device, say.
+    others = [
+        (f"another of {t.placer}" if t.placer in baselines else t.placer, t) for t in finalists
+    ]
     every += [(name, trial, False) for name, trial in others]
     found: dict[str, _Entry] = {}
     for name, trial, is_baseline in every:
@@ -108,11 +118,14 @@ def _standing(entry: _Entry, laps: list[float]) -> Standing:
     return Standing(entry.name, trial, entry.is_baseline, tuple(laps))
 
 
-def _verdict(found: list[Standing], rounds: int, failed: Mapping[str, str], rng: np.random.Generator) -> Race:
+def _verdict(
+    found: list[Standing], rounds: int, failed: Mapping[str, str], rng: np.random.Generator
+) -> Race:
     first = max(1, round(_CHOOSING * rounds))
 
     def best(is_baseline: bool) -> Standing | None:
-        # By other rounds than those that judge: the luckiest of several would not be as lucky again.
+        # By other rounds than those that judge: the luckiest of several would not be as lucky
+        # again.
         side = [each for each in found if each.is_baseline == is_baseline]
         return min(side, key=lambda each: median(each.laps[:first]), default=None)
 
@@ -120,15 +133,21 @@ def _verdict(found: list[Standing], rounds: int, failed: Mapping[str, str], rng:
     if ours is None or theirs is None:
         only = ours or theirs
         assert only is not None
-        said = "nothing was found beside the baselines" if ours is None else "none of the baselines runs"
+        said = (
+            "nothing was found beside the baselines"
+            if ours is None
+            else "none of the baselines runs"
+        )
         return Race(only, tuple(found), ours is not None, said, failed=failed)
     ratios = np.array(ours.laps[first:]) / np.array(theirs.laps[first:])
     drawn = np.median(ratios[rng.integers(0, len(ratios), (_RESAMPLES, len(ratios)))], axis=1)
     low, high = (float(each) for each in np.quantile(drawn, [(1 - _SURE) / 2, (1 + _SURE) / 2]))
     ratio, faster = float(np.median(ratios)), high < 1.0
-    beside = f"{ratio:.3f} of the step of {theirs.name} ({low:.3f} to {high:.3f} in {len(ratios)} rounds)"
+    spread = f"{low:.3f} to {high:.3f} in {len(ratios)} rounds"
+    beside = f"{ratio:.3f} of the step of {theirs.name} ({spread})"
     if faster:
         said = f"{ours.name} takes {beside}"
     else:
-        said = f"{ours.name} takes {beside}, which is not faster beyond the noise: {theirs.name} is recommended"
+        said = f"{ours.name} takes {beside}, which is not faster beyond the noise"
+        said += f": {theirs.name} is recommended"
     return Race(ours if faster else theirs, tuple(found), faster, said, ratio, low, high, failed)

@@ -1,4 +1,5 @@
-"""A process that measures, seen from outside: asked with a time limit, watched, and ended where it fails."""
+"""A process that measures, seen from outside: asked with a time limit, watched, and ended where it
+fails."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ _END_SECONDS = 2.0  # for a process to end by itself
 class Failed(RoostError):
     """What was asked for did not come to an end.
 
-    `kind` is time, memory (there was none left), runaway (it held more than it may), died, refused (it cannot be run,
-    and nothing was) or failed. But for refused the process is gone.
+    `kind` is time, memory (there was none left), runaway (it held more than it may), died, refused
+    (it cannot be run, and nothing was) or failed. But for refused the process is gone.
     """
 
     def __init__(self, kind: str, why: str) -> None:
@@ -45,15 +46,24 @@ class Worker:
     """One process, from its start to its end."""
 
     def __init__(
-        self, source: ModelSource, problem: Problem, runtime: Callable[..., Any] | None, limit: float, most_bytes: float
+        self,
+        source: ModelSource,
+        problem: Problem,
+        runtime: Callable[..., Any] | None,
+        limit: float,
+        most_bytes: float,
     ) -> None:
-        """Waits until the model is built and captured there; raises `Failed` where that does not work."""
+        """Waits until the model is built and captured there; raises `Failed` where that does not
+        work."""
         packed = pickle.dumps((source.packed(), problem, runtime))
         context = multiprocessing.get_context("spawn")  # not forked: this process may have threads
         _start_tracker()
         self._connection, theirs = context.Pipe()
-        self._process: SpawnProcess = context.Process(target=_serve, args=(theirs,), name="roost-measure", daemon=True)
-        # Ctrl-C is for the process that asks, which then ends this one: from its first moment, while it imports.
+        self._process: SpawnProcess = context.Process(
+            target=_serve, args=(theirs,), name="roost-measure", daemon=True
+        )
+        # Ctrl-C is for the process that asks, which then ends this one: from its first moment,
+        # while it imports.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -90,11 +100,15 @@ class Worker:
         try:
             while not wait([self._connection], _LOOK_SECONDS):
                 if self._is_dead() and not self._connection.poll():
-                    raise EOFError  # not told by the connection: a process that it started may hold the other end
+                    # Not told by the connection: a process that it started may hold the other end.
+                    raise EOFError
                 if time.monotonic() > until:
                     raise Failed("time", f"did not end within {show_seconds(limit)}")
                 if (held := rss_of(self.pid)) > most_bytes:
-                    raise Failed("runaway", f"held {show_bytes(held)}, of {show_bytes(int(most_bytes))} that it may")
+                    raise Failed(
+                        "runaway",
+                        f"held {show_bytes(held)}, of {show_bytes(int(most_bytes))} that it may",
+                    )
             fine, answer = self._connection.recv()
             self._busy = False
             if not fine:
@@ -104,13 +118,15 @@ class Worker:
             self._wait_for_end()
             self.close()
             raise Failed("died", _ending(self._process.exitcode)) from None
-        except BaseException as error:  # Ctrl-C too: its answer would be taken for that to the next question
+        # Ctrl-C too: its answer would be taken for that to the next question.
+        except BaseException as error:
             if not (isinstance(error, Failed) and error.kind == "refused"):
                 self.close()
             raise
 
     def _is_dead(self) -> bool:
-        """Whether it has ended. It is not collected by that: its number is not given to another process before."""
+        """Whether it has ended. It is not collected by that: its number is not given to another
+        process before."""
         found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return found is not None
 
@@ -138,7 +154,8 @@ def _serve(connection: Connection) -> None:
 
 
 def _start_tracker() -> None:
-    """Start what Python tidies up with after processes, if it is not there: without a word of what it tidied up.
+    """Start what Python tidies up with after processes, if it is not there: without a word of what
+    it tidied up.
 
     A process that is killed leaves a semaphore of a library behind, and a search may kill many.
     """
@@ -185,12 +202,15 @@ def end_tree(pid: int) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that a process started, and those that these did, as far as they are its children still."""
+    """All processes that a process started, and those that these did, as far as they are its
+    children still."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = entry.read_text()
-            parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(entry.parent.name))
+            parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(
+                int(entry.parent.name)
+            )
     found = [pid]
     for each in found:
         found += parents.get(each, [])

@@ -1,4 +1,5 @@
-"""What the kernels share: how they are compiled, the arrays they read, and a few machine instructions."""
+"""What the kernels share: how they are compiled, the arrays they read, and a few machine
+instructions."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Busy(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A problem under one dispatch order, as the kernels read it: ops are numbered by their position in it.
+    """A problem under one dispatch order, as the kernels read it: ops are numbered by their
+    position in it.
 
     Parameters are not among the ops; `use` says which of them each op reads.
     """
@@ -45,9 +47,11 @@ class Layout(NamedTuple):
     next: Array  # [edges] u4 ascending
     previous_start: Array  # [ops + 1] u4
     previous: Array  # [edges] u4
-    use_start: Array  # [ops + 1] u4 parameters that op i reads are use[use_start[i]:use_start[i + 1]]
+    # [ops + 1] u4 parameters that op i reads are use[use_start[i]:use_start[i + 1]].
+    use_start: Array
     use: Array  # [uses] u4
-    user_start: Array  # [parameters + 1] u4 ops that read parameter i are user[user_start[i]:user_start[i + 1]]
+    # [parameters + 1] u4 ops that read parameter i are user[user_start[i]:user_start[i + 1]].
+    user_start: Array
     user: Array  # [uses] u4 ascending
     parameter_op: Array  # [parameters] u4 index in the graph
     parameter_bytes: Array  # [parameters] i8
@@ -58,7 +62,8 @@ class Layout(NamedTuple):
     bus: Array  # [devices * devices] u4
     bus_gap: Array  # [buses] f8 seconds
     device_gap: Array  # [devices] f8 seconds
-    busy: Busy | None  # of another type where there is none: then Numba leaves out what has to do with it
+    # Of another type where there is none: then Numba leaves out what has to do with it.
+    busy: Busy | None
 
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
@@ -70,15 +75,18 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def bare(function: Callable[..., Any]) -> Any:
-    """Compile without reference counts: for loops that allocate nothing, all of whose arrays the caller holds.
+    """Compile without reference counts: for loops that allocate nothing, all of whose arrays the
+    caller holds.
 
-    Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside loops.
+    Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside
+    loops.
     """
     return _compile(function, _OPTIONS | {"_nrt": False})
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile into the body of its callers: a call that hands over forty arrays costs more than most loops here."""
+    """Compile into the body of its callers: a call that hands over forty arrays costs more than
+    most loops here."""
     return _compile(function, _OPTIONS | {"_nrt": False, "forceinline": True})
 
 
@@ -101,8 +109,8 @@ def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 def _cache_folder() -> Path | None:
     """A folder of its own for every state of the kernels' text.
 
-    Numba looks only at the file of the function it has cached, not at those of the functions compiled into it; a change
-    to one of those would go unnoticed, and the old code would run.
+    Numba looks only at the file of the function it has cached, not at those of the functions
+    compiled into it; a change to one of those would go unnoticed, and the old code would run.
     """
     text = sha256()
     for file in sorted(Path(__file__).parents[2].glob("*/kernels/*.py")):
@@ -114,11 +122,13 @@ def _cache_folder() -> Path | None:
             mine = Path(root or tempfile.gettempdir()).expanduser() / f"roost-{user}"
             folder = mine / f"kernels-{text.hexdigest()[:16]}"
             folder.mkdir(parents=True, exist_ok=True)
-            # Machine code is run as it is found, so in a folder that others share it must be nobody else's.
+            # Machine code is run as it is found, so in a folder that others share it must be nobody
+            # else's.
             mine.chmod(0o700)
             if os.access(folder, os.W_OK) and mine.stat().st_uid == folder.stat().st_uid == user:
                 for file in folder.rglob("*.nb?"):
-                    if file.stat().st_size == 0:  # left by a full disk: Numba would stumble over it at every start
+                    # Left by a full disk: Numba would stumble over it at every start.
+                    if file.stat().st_size == 0:
                         file.unlink()
                 return folder
         except (OSError, RuntimeError):  # RuntimeError: there is no home
@@ -141,7 +151,8 @@ ZERO = np.uint64(0)
 
 
 class Moves(NamedTuple):
-    """Transfers, as the kernels write them: room for all there can be, or for none where nobody asked."""
+    """Transfers, as the kernels write them: room for all there can be, or for none where nobody
+    asked."""
 
     tensor: Array  # u4 position of the op, or number of the parameter
     source: Array  # u4 device
@@ -177,7 +188,8 @@ def note(moves, number, tensor, source, target, kind, start, finish):
 
 @compiled
 def send(layout, op, here, remote, end, bus_free, arrives, moves, number, record):
-    """Send the output of an op, finished at `end`, to the devices whose bit is set; write when it arrives there."""
+    """Send the output of an op, finished at `end`, to the devices whose bit is set; write when it
+    arrives there."""
     latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     nbytes = np.float64(layout.output[op])
     pair = here * np.uintp(layout.num_devices)

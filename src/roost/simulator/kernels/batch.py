@@ -16,7 +16,8 @@ from roost.simulator.kernels.push import push, push_times
 def first_wrong(devices, allowed, leader, num_devices):
     """The first row of `devices` [batch, ops] that leaves the cluster or breaks a rule, or -1.
 
-    `allowed` [ops] has a bit for each device the op may run on; `leader` [ops] is an op it shares a device with.
+    `allowed` [ops] has a bit for each device the op may run on; `leader` [ops] is an op it shares a
+    device with.
     """
     for row in range(len(devices)):
         for op in range(devices.shape[1]):
@@ -29,7 +30,9 @@ def first_wrong(devices, allowed, leader, num_devices):
 
 
 @compiled
-def first_wrong_neighbour(device, start, move_op, move_device, allowed, leader, member_start, member, num_devices):
+def first_wrong_neighbour(
+    device, start, move_op, move_device, allowed, leader, member_start, member, num_devices
+):
     """The first neighbour of a placement that leaves the cluster or breaks a rule, or -1.
 
     `member[member_start[op]:member_start[op + 1]]` are the ops that op leads.
@@ -43,7 +46,9 @@ def first_wrong_neighbour(device, start, move_op, move_device, allowed, leader, 
             placed[op] = there
         for move in range(start[number], start[number + 1]):
             op = move_op[move]
-            if (allowed[op] >> np.uint64(placed[op])) & ONE == ZERO or placed[op] != placed[leader[op]]:
+            if (allowed[op] >> np.uint64(placed[op])) & ONE == ZERO or placed[op] != placed[
+                leader[op]
+            ]:
                 return number
             for other in range(member_start[op], member_start[op + 1]):
                 if placed[member[other]] != placed[op]:
@@ -55,7 +60,8 @@ def first_wrong_neighbour(device, start, move_op, move_device, allowed, leader, 
 
 @compiled
 def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, peak, num_transfers):
-    """Simulate each row of `devices` [batch, ops of the graph]; write a step time, peaks and transfers for each.
+    """Simulate each row of `devices` [batch, ops of the graph]; write a step time, peaks and
+    transfers for each.
 
     `shared`: whether a bus has several senders. `memory`: whether peaks are wanted.
     """
@@ -64,7 +70,13 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
     ready, dying = np.zeros(num_ops), np.zeros(num_ops, np.int64)
     free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
     last, held = np.zeros(64, np.uint32), np.zeros(64, np.int64)
-    begun, start, finish, moves, no_moves = np.empty(0, np.uint32), np.empty(0), np.empty(0), new_moves(0), new_moves(0)
+    begun, start, finish, moves, no_moves = (
+        np.empty(0, np.uint32),
+        np.empty(0),
+        np.empty(0),
+        new_moves(0),
+        new_moves(0),
+    )
     for row in range(len(devices)):
         for op in range(np.uintp(num_ops)):
             device[op] = devices[row, layout.op[op]]
@@ -76,7 +88,11 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
         fetching = fetches_anything(layout, device, home)
         if fetching or shared or in_fifo:
             if len(begun) < num_ops:
-                begun, start, finish = np.empty(num_ops, np.uint32), np.empty(num_ops), np.empty(num_ops)
+                begun, start, finish = (
+                    np.empty(num_ops, np.uint32),
+                    np.empty(num_ops),
+                    np.empty(num_ops),
+                )
                 if memory and in_fifo:
                     moves = new_moves(len(layout.next) + 2 * len(layout.use))
             record = memory and in_fifo
@@ -88,18 +104,54 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
                     layout, device, home, fetches, in_fifo, begun, start, finish, moves, record
                 )
             else:
-                step_time[row], num_transfers[row] = fifo(layout, device, begun, start, finish, moves, record)
+                step_time[row], num_transfers[row] = fifo(
+                    layout, device, begun, start, finish, moves, record
+                )
             if record:
-                peak_in_time(layout, device, begun, start, finish, moves, num_transfers[row], held, peak[row])
+                peak_in_time(
+                    layout, device, begun, start, finish, moves, num_transfers[row], held, peak[row]
+                )
             if memory and not in_fifo:  # peaks with a fixed order do not depend on times
-                push(layout, device, ready, dying, free, bus_free, arrives, last, held, peak[row], no_moves)
+                push(
+                    layout,
+                    device,
+                    ready,
+                    dying,
+                    free,
+                    bus_free,
+                    arrives,
+                    last,
+                    held,
+                    peak[row],
+                    no_moves,
+                )
         elif memory:
             step_time[row], num_transfers[row] = push(
-                layout, device, ready, dying, free, bus_free, arrives, last, held, peak[row], no_moves
+                layout,
+                device,
+                ready,
+                dying,
+                free,
+                bus_free,
+                arrives,
+                last,
+                held,
+                peak[row],
+                no_moves,
             )
         else:
             step_time[row], num_transfers[row] = push_times(
-                layout, device, ready, dying, free, bus_free, arrives, last, held, peak[row], no_moves
+                layout,
+                device,
+                ready,
+                dying,
+                free,
+                bus_free,
+                arrives,
+                last,
+                held,
+                peak[row],
+                no_moves,
             )
 
 
@@ -110,5 +162,7 @@ def run_full(layout, device, home, prefetch, in_fifo):
     begun, start, finish = np.empty(num_ops, np.uint32), np.empty(num_ops), np.empty(num_ops)
     moves = new_moves(len(layout.next) + 2 * len(layout.use))
     fetches = plan_fetches(layout, device, home, prefetch)
-    step_time, count = events(layout, device, home, fetches, in_fifo, begun, start, finish, moves, True)
+    step_time, count = events(
+        layout, device, home, fetches, in_fifo, begun, start, finish, moves, True
+    )
     return step_time, count, start, finish, moves, fetches.window

@@ -1,8 +1,9 @@
-"""What crosses keeps both ends busy: how much longer ops take, and how long devices are busy after them.
+"""What crosses keeps both ends busy: how much longer ops take, and how long devices are busy after
+them.
 
-Every function is given `layout.busy`, or what was made of it. Where that is None it does nothing, and nothing of it is
-left in the machine code: Numba leaves out branches on an argument that is None. So clusters without such figures do not
-pay for them.
+Every function is given `layout.busy`, or what was made of it. Where that is None it does nothing,
+and nothing of it is left in the machine code: Numba leaves out branches on an argument that is
+None. So clusters without such figures do not pay for them.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ def busy_after(free, after, op):
 
 @inlined
 def sending(busy, pair, remote):
-    """Seconds of a sender for one tensor to the devices whose bit is set; `pair` is where its row begins."""
+    """Seconds of a sender for one tensor to the devices whose bit is set; `pair` is where its row
+    begins."""
     total = 0.0
     while remote != ZERO:
         total += busy.sender[pair + lowest_bit(remote)]
@@ -48,7 +50,8 @@ def sending(busy, pair, remote):
 
 @inlined
 def cross(busy, layout, device, op, here, remote, extra, after, at):
-    """The output of an op goes to the devices whose bit is set: add to `extra` of who receives it and to `after[at]`.
+    """The output of an op goes to the devices whose bit is set: add to `extra` of who receives it
+    and to `after[at]`.
 
     Called for one op after the other, in dispatch order.
     """
@@ -56,7 +59,9 @@ def cross(busy, layout, device, op, here, remote, extra, after, at):
         pair = here * np.uintp(layout.num_devices)
         after[at] += sending(busy, pair, remote)
         left = remote
-        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        for edge in range(
+            np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+        ):
             reader = np.uintp(layout.next[edge])
             there = np.uintp(device[reader])
             if (left >> there) & ONE != ZERO:
@@ -74,9 +79,13 @@ def cross_in_turn(busy, layout, turn_of, device, op, here, remote, extra, after,
             there = lowest_bit(remote)
             remote &= remote - ONE
             first = np.int64(-1)
-            for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+            for edge in range(
+                np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+            ):
                 reader = np.int64(layout.next[edge])
-                if np.uintp(device[reader]) == there and (first < 0 or turn_of[reader] < turn_of[first]):
+                if np.uintp(device[reader]) == there and (
+                    first < 0 or turn_of[reader] < turn_of[first]
+                ):
                     first = reader
             extra[first] += busy.receiver[pair + there]
 
@@ -106,7 +115,8 @@ def keep_sender(busy, free, source, pair):
 
 @compiled
 def crossings(busy, layout, device):
-    """[ops] seconds that each op takes longer for what it is sent, and that its device is busy after it with sends."""
+    """[ops] seconds that each op takes longer for what it is sent, and that its device is busy
+    after it with sends."""
     if busy is None:
         return None, None
     extra, after = np.zeros(len(device)), np.zeros(len(device))
@@ -119,7 +129,9 @@ def _all_sends(busy, layout, device, extra, after):
     for op in range(np.uintp(len(device))):
         here = np.uintp(device[op])
         targets = ZERO
-        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        for edge in range(
+            np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+        ):
             targets |= ONE << np.uint64(device[layout.next[edge]])
         remote = targets & ~(ONE << here)
         if remote != ZERO:
@@ -128,7 +140,8 @@ def _all_sends(busy, layout, device, extra, after):
 
 @inlined
 def add_fetches(busy, layout, device, home, fetches, extra, after):
-    """Add what is fetched, to the first user of each copy, and what goes home, after each update."""
+    """Add what is fetched, to the first user of each copy, and what goes home, after each
+    update."""
     if busy is not None:
         num_devices = np.uintp(layout.num_devices)
         for op in range(np.uintp(len(device))):

@@ -1,7 +1,9 @@
-"""Any placement, event by event: shared buses, fetched parameters, every order, and the full timeline.
+"""Any placement, event by event: shared buses, fetched parameters, every order, and the full
+timeline.
 
-The same events in the same order as `reference.simulate`. Everything that is ever put on a bus is put there when an op
-finishes, or at the start; so finished ops taken in order of time issue the transfers of every bus in order of time.
+The same events in the same order as `reference.simulate`. Everything that is ever put on a bus is
+put there when an op finishes, or at the start; so finished ops taken in order of time issue the
+transfers of every bus in order of time.
 """
 
 from __future__ import annotations
@@ -18,18 +20,33 @@ from roost.simulator.kernels.heap import heap_pop, heap_push
 def events(layout, device, home, fetches, fifo, begun, start, finish, moves, record):
     """The step time and the number of transfers.
 
-    Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where `record` is set
-    each of the `moves`.
+    Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where
+    `record` is set each of the `moves`.
     """
     num_ops, num_devices = len(device), np.uintp(layout.num_devices)
     # Taken out of their tuples once: inside a loop Numba would count references each time.
-    next_start, next_op, sizes, time = layout.next_start, layout.next, layout.parameter_bytes, layout.time
-    bus, bus_gap, device_gap, is_update = layout.bus, layout.bus_gap, layout.device_gap, layout.is_update
+    next_start, next_op, sizes, time = (
+        layout.next_start,
+        layout.next,
+        layout.parameter_bytes,
+        layout.time,
+    )
+    bus, bus_gap, device_gap, is_update = (
+        layout.bus,
+        layout.bus_gap,
+        layout.device_gap,
+        layout.is_update,
+    )
     latency, seconds_per_byte, sent_seconds_per_byte = (
         layout.latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
     )  # fmt: skip
     use_start, use = layout.use_start, layout.use
-    first_user, next_user, user_op, copy_of = fetches.first_user, fetches.next_user, fetches.user_op, fetches.copy_of
+    first_user, next_user, user_op, copy_of = (
+        fetches.first_user,
+        fetches.next_user,
+        fetches.user_op,
+        fetches.copy_of,
+    )
     next_replaced, following, fetched = fetches.next_replaced, fetches.following, fetches.parameter
     free, bus_free, arrives = np.zeros(64), np.zeros(len(bus_gap)), np.zeros(64)
     ready, waiting = np.zeros(num_ops), layout.num_inputs.copy()
@@ -48,7 +65,8 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     for op in range(num_ops - 1, -1, -1):
         after[op] = head[device[op]]
         head[device[op]] = op
-    # Tags below num_ops are ops that finish (in turn with fifo, else by position); from there on, ops that get ready.
+    # Tags below num_ops are ops that finish (in turn with fifo, else by position); from there on,
+    # ops that get ready.
     times, tags = np.empty(num_ops), np.empty(num_ops, np.uint32)
     size, turn, step_time, number, left_to_run = 0, 0, 0.0, 0, num_ops
     if fifo:
@@ -91,7 +109,18 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
             arrives[here] = now
             remote = targets & ~(ONE << here)
             if remote != ZERO:
-                number = send(layout, np.uintp(op), here, remote, now, bus_free, arrives, moves, number, record)
+                number = send(
+                    layout,
+                    np.uintp(op),
+                    here,
+                    remote,
+                    now,
+                    bus_free,
+                    arrives,
+                    moves,
+                    number,
+                    record,
+                )
             for edge in range(first, beyond):
                 consumer = next_op[edge]
                 arrival = arrives[device[consumer]]
@@ -112,7 +141,10 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         pair = here * num_devices + there
                         line = bus[pair]
                         begin = now if now > bus_free[line] else bus_free[line]
-                        takes = latency[pair] + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
+                        takes = (
+                            latency[pair]
+                            + np.float64(sizes[parameter]) * sent_seconds_per_byte[pair]
+                        )
                         bus_free[line] = begin + takes + bus_gap[line]
                         step_time = begin + takes if begin + takes > step_time else step_time
                         if record:
@@ -120,7 +152,8 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                         number += 1
             asking = here
 
-        # At the start every copy is tried once, in dispatch order of the first users, which is how they are numbered.
+        # At the start every copy is tried once, in dispatch order of the first users, which is how
+        # they are numbered.
         for attempt in range(fetches.num_copies if starting else 1):
             here = np.uintp(device[user_op[first_user[attempt]]]) if starting else asking
             while fetch[here] >= 0:

@@ -1,7 +1,8 @@
-"""Which copies of remote parameters each device fetches, in which order, and what each must wait for.
+"""Which copies of remote parameters each device fetches, in which order, and what each must wait
+for.
 
-The same plan as `reference.plan_fetches`, on flat arrays: it depends on the order of the uses and the size of the
-windows, not on time.
+The same plan as `reference.plan_fetches`, on flat arrays: it depends on the order of the uses and
+the size of the windows, not on time.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def fetches_anything(layout, device, home):
 
 @compiled
 def plan_fetches(layout, device, home, prefetch):
-    """The plan for ops on `device` [ops], parameters at `home` [parameters], windows of `prefetch` [devices] bytes."""
+    """The plan for ops on `device` [ops], parameters at `home` [parameters], windows of `prefetch`
+    [devices] bytes."""
     num_devices, num_uses = layout.num_devices, len(layout.use)
     sizes, use_start, use = layout.parameter_bytes, layout.use_start, layout.use
     window = np.zeros(num_devices, np.int64)
@@ -67,7 +69,8 @@ def plan_fetches(layout, device, home, prefetch):
     user_op, copy_of = np.zeros(num_uses, np.uint32), np.full(num_uses, -1, np.int32)
     num_users = np.zeros(num_uses, np.int32)
     replaced, next_replaced = np.full(num_uses, -1, np.int32), np.full(num_uses, -1, np.int32)
-    held = np.full(len(sizes) * num_devices, -1, np.int32)  # the copy of a parameter in a device's window, or -1
+    # The copy of a parameter in a device's window, or -1.
+    held = np.full(len(sizes) * num_devices, -1, np.int32)
     # Uses of each device in order. The copy used longest ago is the first whose last use this is.
     oldest_use, newest_use = np.full(num_devices, -1, np.int32), np.full(num_devices, -1, np.int32)
     next_use = np.full(num_uses, -1, np.int32)

@@ -1,7 +1,8 @@
 """Placements without a fixed order, whose buses each have one sender and that fetch nothing.
 
-Ops taken from one heap by the time they become ready can be committed to their device at once: whatever becomes ready
-later starts later there. So one push and one pop for each op is all the clock that is needed.
+Ops taken from one heap by the time they become ready can be committed to their device at once:
+whatever becomes ready later starts later there. So one push and one pop for each op is all the
+clock that is needed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from roost.simulator.kernels.heap import heap_pop, heap_push
 def fifo(layout, device, begun, start, finish, moves, record):
     """The step time and the number of transfers.
 
-    Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where `record` is set
-    each of the `moves`, for the memory.
+    Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where
+    `record` is set each of the `moves`, for the memory.
     """
     time, next_start, next_op = layout.time, layout.next_start, layout.next
     device_gap = layout.device_gap
@@ -52,7 +53,9 @@ def fifo(layout, device, begun, start, finish, moves, record):
         remote = targets & ~(ONE << here)
         arrives[here] = end
         if remote != ZERO:
-            num_transfers = send(layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, record)
+            num_transfers = send(
+                layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, record
+            )
         for edge in range(first, beyond):
             consumer = np.uintp(next_op[edge])
             arrival = arrives[device[consumer]]

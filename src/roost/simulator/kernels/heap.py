@@ -1,4 +1,5 @@
-"""A heap of (time, tag) in two flat arrays; tags are distinct, so the order is total and the same everywhere.
+"""A heap of (time, tag) in two flat arrays; tags are distinct, so the order is total and the same
+everywhere.
 
 Four children to a node: half the levels of a binary heap, and the children share a cache line.
 """
@@ -28,7 +29,8 @@ def heap_push(times, tags, size, time, tag):
 
 @compiled
 def heap_pop(times, tags, size):
-    """Remove the first entry from a heap of so many, by moving the last into its place; the caller counts."""
+    """Remove the first entry from a heap of so many, by moving the last into its place; the caller
+    counts."""
     count = np.uintp(size) - np.uintp(1)
     time, tag = times[count], tags[count]
     hole = np.uintp(0)

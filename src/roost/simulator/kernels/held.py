@@ -1,7 +1,7 @@
 """Peak memory in time, for placements without a fixed order. Same spans as `memory.in_time_order`.
 
-The ops of a device start and finish in order, so only what comes from elsewhere has to be sorted: received copies, and
-outputs that leave later than their last use at home.
+The ops of a device start and finish in order, so only what comes from elsewhere has to be sorted:
+received copies, and outputs that leave later than their last use at home.
 """
 
 from __future__ import annotations
@@ -16,8 +16,18 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
     """Write the `peak` [devices], given what is always `held` [devices], which is overwritten."""
     num_ops, num_devices = len(device), layout.num_devices
     # Taken out of their tuples once: inside a loop Numba would count references each time.
-    output, workspace, next_start, next_op = layout.output, layout.workspace, layout.next_start, layout.next
-    copies_count, kind, tensor, target = layout.copies_in_memory, moves.kind, moves.tensor, moves.target
+    output, workspace, next_start, next_op = (
+        layout.output,
+        layout.workspace,
+        layout.next_start,
+        layout.next,
+    )
+    copies_count, kind, tensor, target = (
+        layout.copies_in_memory,
+        moves.kind,
+        moves.tensor,
+        moves.target,
+    )
     sent_from, sent_until = moves.start, moves.finish
     sent = np.zeros(num_ops)  # when the output of an op has left for the last time
     num_sends = 0

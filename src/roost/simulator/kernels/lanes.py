@@ -1,9 +1,10 @@
 """Sixteen neighbours of one placement at a time: the inner loop of a search.
 
-Neighbours differ from the base placement in a few ops. An op is *odd* in a lane where it, or one of its consumers, is
-on another device than in the base; nearly all ops are odd in no lane. Those are run once for all lanes: their times as
-vectors, and their memory as plain numbers, since it is the same in every lane up to a shift that only odd ops change.
-An op that is odd somewhere is run for all lanes as if it were not; then its odd lanes are put back, and run alone.
+Neighbours differ from the base placement in a few ops. An op is *odd* in a lane where it, or one of
+its consumers, is on another device than in the base; nearly all ops are odd in no lane. Those are
+run once for all lanes: their times as vectors, and their memory as plain numbers, since it is the
+same in every lane up to a shift that only odd ops change. An op that is odd somewhere is run for
+all lanes as if it were not; then its odd lanes are put back, and run alone.
 
 For placements that `push` can run: a fixed order, one sender to each bus, nothing fetched.
 """
@@ -17,7 +18,14 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.simulator.kernels.base import ONE, ZERO, bare, compiled, inlined, lowest_bit
 from roost.simulator.kernels.busy import sending
-from roost.simulator.kernels.vector import LANES, run_busy_op, run_op, run_transfer, take_peak, wait_for
+from roost.simulator.kernels.vector import (
+    LANES,
+    run_busy_op,
+    run_op,
+    run_transfer,
+    take_peak,
+    wait_for,
+)
 
 WIDE = np.uintp(LANES)
 NOTHING = np.int64(2**62)  # more than all sizes of a graph together
@@ -34,7 +42,8 @@ class Lanes(NamedTuple):
     transfers: Array  # [lanes] i8 more than in the base
     shift: Array  # [devices * lanes] i8 bytes held beyond the base
     peak: Array  # [devices * lanes] i8
-    dying: Array  # [ops * lanes] i8 bytes given back at an op beyond those of the base, zero between runs
+    # [ops * lanes] i8 bytes given back at an op beyond those of the base, zero between runs.
+    dying: Array
     is_dying: Array  # [ops] bool, false between runs
     odd: Array  # [ops] u8 a bit for each odd lane, zero between runs
     slot: Array  # [ops] i4 row in `device` of an op that some lane moves, or -1, -1 between runs
@@ -48,16 +57,24 @@ class Lanes(NamedTuple):
     before: Array  # [devices] i8 the same before the op at hand
     most: Array  # [devices] i8 the most since the lanes last took it over
     gone: Array  # [ops] i8 bytes given back at an op, in the base, zero between runs
-    extra: Array  # [ops * lanes] f8 seconds that it takes longer, zero between runs; empty where nothing keeps busy
+    # [ops * lanes] f8 seconds that it takes longer, zero between runs; empty where nothing keeps
+    # busy.
+    extra: Array
 
 
 @compiled
 def new_lanes(layout, most_moves):
     """Room for lanes that move at most so many ops between them."""
-    num_ops, num_devices, num_parameters = len(layout.op), layout.num_devices, len(layout.parameter_op)
+    num_ops, num_devices, num_parameters = (
+        len(layout.op),
+        layout.num_devices,
+        len(layout.parameter_op),
+    )
     most_consumers = 0
     for op in range(num_ops):
-        most_consumers = max(most_consumers, np.int64(layout.next_start[op + 1]) - np.int64(layout.next_start[op]))
+        most_consumers = max(
+            most_consumers, np.int64(layout.next_start[op + 1]) - np.int64(layout.next_start[op])
+        )
     return Lanes(
         np.zeros(num_ops * LANES),
         np.zeros(num_devices * LANES),
@@ -107,7 +124,8 @@ def _move(slot_of, devices, base, number, num_slots, lane, device):
 
 @bare
 def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first, count, fetching):
-    """Move the ops of so many neighbours, from the first on; mark the odd ops, and the lanes that would fetch.
+    """Move the ops of so many neighbours, from the first on; mark the odd ops, and the lanes that
+    would fetch.
 
     `moves` are the neighbours' starts in, and the columns of, ops of the graph and devices.
     """
@@ -118,7 +136,9 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
         for move in range(start[first + lane], start[first + lane + 1]):
             number, there = number_of[move_op[move]], move_device[move]
             if is_parameter[move_op[move]]:
-                num_home_slots = _move(lanes.home_slot, lanes.home, home, number, num_home_slots, lane, there)
+                num_home_slots = _move(
+                    lanes.home_slot, lanes.home, home, number, num_home_slots, lane, there
+                )
             else:
                 num_slots = _move(lanes.slot, lanes.device, device, number, num_slots, lane, there)
     for lane in range(count):
@@ -130,16 +150,30 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
             if is_parameter[move_op[move]]:
                 there = _place_in(home, lanes.home_slot, lanes.home, number, wide)
                 # A parameter that is moved twice in one lane must be counted once: set, do not add.
-                for user in range(layout.user_start[number], layout.user_start[number + np.uintp(1)]):
-                    if _place_in(device, lanes.slot, lanes.device, np.uintp(layout.user[user]), wide) != there:
+                for user in range(
+                    layout.user_start[number], layout.user_start[number + np.uintp(1)]
+                ):
+                    if (
+                        _place_in(
+                            device, lanes.slot, lanes.device, np.uintp(layout.user[user]), wide
+                        )
+                        != there
+                    ):
                         fetching[first + lane] = True
             else:
                 there = _place_in(device, lanes.slot, lanes.device, number, wide)
                 lanes.odd[number] |= bit
-                for edge in range(layout.previous_start[number], layout.previous_start[number + np.uintp(1)]):
+                for edge in range(
+                    layout.previous_start[number], layout.previous_start[number + np.uintp(1)]
+                ):
                     lanes.odd[layout.previous[edge]] |= bit
                 for use in range(layout.use_start[number], layout.use_start[number + np.uintp(1)]):
-                    if _place_in(home, lanes.home_slot, lanes.home, np.uintp(layout.use[use]), wide) != there:
+                    if (
+                        _place_in(
+                            home, lanes.home_slot, lanes.home, np.uintp(layout.use[use]), wide
+                        )
+                        != there
+                    ):
                         fetching[first + lane] = True
     for lane in range(count):
         for move in range(start[first + lane], start[first + lane + 1]):
@@ -150,7 +184,8 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
                 size = layout.parameter_bytes[number]
                 lanes.shift[home[number] * np.uint32(LANES) + np.uint32(lane)] -= size
                 lanes.shift[there * np.uint32(LANES) + np.uint32(lane)] += size
-                lanes.home[slot * LANES + lane] = home[number]  # counted: a second mention moves nothing
+                # Counted: a second mention moves nothing.
+                lanes.home[slot * LANES + lane] = home[number]
 
 
 @bare
@@ -180,8 +215,15 @@ def _flush(lanes, most, held, num_devices):
 
 @bare
 def run_lanes(layout, lanes, device, always_held):
-    """Simulate sixteen neighbours; the lanes then hold their step times and peaks. Returns transfers of the base."""
-    ready, free, step, bus_free, arrives = lanes.ready, lanes.free, lanes.step, lanes.bus_free, lanes.arrives
+    """Simulate sixteen neighbours; the lanes then hold their step times and peaks. Returns
+    transfers of the base."""
+    ready, free, step, bus_free, arrives = (
+        lanes.ready,
+        lanes.free,
+        lanes.step,
+        lanes.bus_free,
+        lanes.arrives,
+    )
     shift, dying, is_dying, odd_in = lanes.shift, lanes.dying, lanes.is_dying, lanes.odd
     time, device_gap, workspace, copies_count = (
         layout.time,
@@ -191,7 +233,13 @@ def run_lanes(layout, lanes, device, always_held):
     )
     next_start, next_op, output = layout.next_start, layout.next, layout.output
     num_devices = np.uintp(layout.num_devices)
-    held, before, most, last, gone_at = lanes.held, lanes.before, lanes.most, lanes.base_last, lanes.gone
+    held, before, most, last, gone_at = (
+        lanes.held,
+        lanes.before,
+        lanes.most,
+        lanes.base_last,
+        lanes.gone,
+    )
     num_transfers = 0
     free[:] = 0.0
     bus_free[:] = 0.0
@@ -272,7 +320,8 @@ def run_lanes(layout, lanes, device, always_held):
 
 @inlined
 def _run_busy(busy, layout, lanes, device, op, here, remote, takes):
-    """Run an op as in the base in every lane, where what crosses keeps both ends busy; whether it does."""
+    """Run an op as in the base in every lane, where what crosses keeps both ends busy; whether it
+    does."""
     if busy is None:
         return False
     extra, pair = lanes.extra, here * np.uintp(layout.num_devices)
@@ -290,7 +339,9 @@ def _run_busy(busy, layout, lanes, device, op, here, remote, takes):
         sending(busy, pair, remote),
     )
     if remote != ZERO:
-        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        for edge in range(
+            np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+        ):
             reader = np.uintp(layout.next[edge])
             there = np.uintp(device[reader])
             if (remote >> there) & ONE != ZERO:
@@ -307,7 +358,9 @@ def _save_extra(busy, layout, lanes, op, lane, at):
         return at
     lanes.saved[at] = lanes.extra[op * WIDE + lane]
     at += np.uintp(1)
-    for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+    for edge in range(
+        np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+    ):
         lanes.saved[at] = lanes.extra[np.uintp(layout.next[edge]) * WIDE + lane]
         at += np.uintp(1)
     return at
@@ -321,11 +374,14 @@ def _num_extra(busy, num_consumers):
 
 @inlined
 def _put_back_extra(busy, layout, lanes, op, lane, at, takes):
-    """Put back what the consumers of an op take longer; gives what the op itself takes with what it receives."""
+    """Put back what the consumers of an op take longer; gives what the op itself takes with what it
+    receives."""
     if busy is None:
         return takes
     takes += lanes.saved[at]
-    for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+    for edge in range(
+        np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+    ):
         at += np.uintp(1)
         lanes.extra[np.uintp(layout.next[edge]) * WIDE + lane] = lanes.saved[at]
     return takes
@@ -333,11 +389,14 @@ def _put_back_extra(busy, layout, lanes, op, lane, at, takes):
 
 @inlined
 def _cross_alone(busy, layout, lanes, device, op, here, remote, lane):
-    """The output of an op goes to the devices whose bit is set, in one lane: both ends are kept busy."""
+    """The output of an op goes to the devices whose bit is set, in one lane: both ends are kept
+    busy."""
     if busy is not None:
         pair = here * np.uintp(layout.num_devices)
         lanes.free[here * WIDE + lane] += sending(busy, pair, remote)
-        for edge in range(np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])):
+        for edge in range(
+            np.uintp(layout.next_start[op]), np.uintp(layout.next_start[op + np.uintp(1)])
+        ):
             reader = np.uintp(layout.next[edge])
             there = _place_in(device, lanes.slot, lanes.device, reader, lane)
             if (remote >> there) & ONE != ZERO:
@@ -357,7 +416,8 @@ def _hide(shift, odd, num_devices, amount):
 
 @inlined
 def _send(layout, lanes, op, here, remote):
-    """Send the output of an op from its place in the base to the devices whose bit is set, in every lane."""
+    """Send the output of an op from its place in the base to the devices whose bit is set, in every
+    lane."""
     arrives, bus_free = lanes.arrives, lanes.bus_free
     latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     bus_of, bus_gap = layout.bus, layout.bus_gap
@@ -380,9 +440,13 @@ def _send(layout, lanes, op, here, remote):
         bus = np.uintp(bus_of[pair + there])
         if not broadcast:
             takes = latency[pair + there] + nbytes * seconds_per_byte[pair + there]
-            run_transfer(arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, takes, bus_gap[bus])
+            run_transfer(
+                arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, takes, bus_gap[bus]
+            )
         elif left == remote:
-            run_transfer(arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, slowest, bus_gap[bus])
+            run_transfer(
+                arrives, here * WIDE, there * WIDE, bus_free, bus * WIDE, slowest, bus_gap[bus]
+            )
         else:
             for lane in range(WIDE):
                 arrives[there * WIDE + lane] = arrives[lowest_bit(remote) * WIDE + lane]
@@ -394,7 +458,13 @@ def _send(layout, lanes, op, here, remote):
 @inlined
 def _save(layout, lanes, device, op, here, remote, odd):
     """Keep what running the op as in the base will change, in its odd lanes."""
-    ready, free, step, bus_free, saved = lanes.ready, lanes.free, lanes.step, lanes.bus_free, lanes.saved
+    ready, free, step, bus_free, saved = (
+        lanes.ready,
+        lanes.free,
+        lanes.step,
+        lanes.bus_free,
+        lanes.saved,
+    )
     bus, next_start, next_op = layout.bus, layout.next_start, layout.next
     num_devices = np.uintp(layout.num_devices)
     at = np.uintp(0)
@@ -418,13 +488,20 @@ def _save(layout, lanes, device, op, here, remote, odd):
 
 
 @inlined
-def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last, base_gone, lane, number):
+def _run_odd(
+    layout, lanes, device, held, op, base_here, base_targets, base_last, base_gone, lane, number
+):
     """Put one lane back to where it was before the op, and run the op there as that lane has it."""
     ready, free, step, bus_free = lanes.ready, lanes.free, lanes.step, lanes.bus_free
     arrives, saved, transfers, last = lanes.arrives, lanes.saved, lanes.transfers, lanes.last
     shift, peak, dying, is_dying = lanes.shift, lanes.peak, lanes.dying, lanes.is_dying
     slot_of, moved = lanes.slot, lanes.device
-    next_start, next_op, output, workspace = layout.next_start, layout.next, layout.output, layout.workspace
+    next_start, next_op, output, workspace = (
+        layout.next_start,
+        layout.next,
+        layout.output,
+        layout.workspace,
+    )
     time, device_gap, bus, bus_gap = layout.time, layout.device_gap, layout.bus, layout.bus_gap
     latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     broadcast, copies_count = layout.broadcast, layout.copies_in_memory
@@ -436,7 +513,9 @@ def _run_odd(layout, lanes, device, held, op, base_here, base_targets, base_last
     while left != ZERO:
         left &= left - ONE
         num_remote += np.uintp(1)
-    at = np.uintp(number) * (np.uintp(3) + num_remote + beyond - first + _num_extra(layout.busy, beyond - first))
+    at = np.uintp(number) * (
+        np.uintp(3) + num_remote + beyond - first + _num_extra(layout.busy, beyond - first)
+    )
     came = saved[at]
     free[base_here * WIDE + lane] = saved[at + np.uintp(1)]
     step[lane] = saved[at + np.uintp(2)]
@@ -541,16 +620,29 @@ def most_moves(start):
 
 @compiled
 def run_neighbours(
-    layout, lanes, device, home, number_of, is_parameter, moves, fetching, step_time, peak, num_transfers
+    layout,
+    lanes,
+    device,
+    home,
+    number_of,
+    is_parameter,
+    moves,
+    fetching,
+    step_time,
+    peak,
+    num_transfers,
 ):
-    """Simulate neighbours of a placement; `fetching` [neighbours] marks those that must be run another way."""
+    """Simulate neighbours of a placement; `fetching` [neighbours] marks those that must be run
+    another way."""
     count = len(moves[0]) - 1
     held = np.zeros(64, np.int64)
     for parameter in range(len(home)):
         held[home[parameter]] += layout.parameter_bytes[parameter]
     for first in range(0, count, LANES):
         filled = min(LANES, count - first)
-        set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first, filled, fetching)
+        set_lanes(
+            layout, lanes, device, home, number_of, is_parameter, moves, first, filled, fetching
+        )
         base = run_lanes(layout, lanes, device, held)
         for lane in range(filled):
             step_time[first + lane] = lanes.step[lane]

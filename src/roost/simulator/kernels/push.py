@@ -1,7 +1,9 @@
-"""One pass for placements with a fixed order whose buses each have one sender and that fetch nothing.
+"""One pass for placements with a fixed order whose buses each have one sender and that fetch
+nothing.
 
-Each bus then carries its transfers in the order in which its sender's ops finish, which is dispatch order. So no clock
-is needed: visit the ops in dispatch order, and push the time of each output on to its consumers.
+Each bus then carries its transfers in the order in which its sender's ops finish, which is dispatch
+order. So no clock is needed: visit the ops in dispatch order, and push the time of each output on
+to its consumers.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ def _build(with_memory: bool) -> Any:
     def push(layout, device, ready, dying, free, bus_free, arrives, last, held, peak, moves):
         """The step time and the number of transfers.
 
-        `ready` and `dying` [ops] must be zero, and are left so. `held` [devices] is what is always held, and is
-        overwritten; `peak` [devices] is written. The others are scratch, and `moves` is not used.
+        `ready` and `dying` [ops] must be zero, and are left so. `held` [devices] is what is always
+        held, and is overwritten; `peak` [devices] is written. The others are scratch, and `moves`
+        is not used.
         """
         time, next_start, next_op = layout.time, layout.next_start, layout.next
         output, workspace = layout.output, layout.workspace
@@ -76,7 +79,9 @@ def _build(with_memory: bool) -> Any:
             else:
                 arrives[here] = end
                 cross(busy, layout, device, op, here, remote, extra, free, here)
-                num_transfers = send(layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, False)
+                num_transfers = send(
+                    layout, op, here, remote, end, bus_free, arrives, moves, num_transfers, False
+                )
                 left = remote
                 while left != ZERO:
                     there = lowest_bit(left)

@@ -9,11 +9,13 @@ from roost.simulator.kernels.base import compiled
 
 @compiled
 def inherit(start, source, is_parameter, is_update, urgency):
-    """Make each op as urgent as the most urgent that must come after it. `urgency` [ops] is overwritten.
+    """Make each op as urgent as the most urgent that must come after it. `urgency` [ops] is
+    overwritten.
 
     That is what takes its output, and what rewrites a parameter that it reads.
     """
-    rewritten = np.full(len(urgency), -np.inf)  # of a parameter: the most urgent of the updates seen so far
+    # Of a parameter: the most urgent of the updates seen so far.
+    rewritten = np.full(len(urgency), -np.inf)
     for op in range(len(urgency) - 1, -1, -1):
         if not is_update[op]:
             for edge in range(start[op], start[op + 1]):
@@ -29,7 +31,8 @@ def inherit(start, source, is_parameter, is_update, urgency):
 
 @compiled
 def longest(start, source, is_parameter, own, transfer, rank):
-    """The longest way from each op to the end. `own` and `transfer` [ops] are seconds; `rank` [ops] must be zero."""
+    """The longest way from each op to the end. `own` and `transfer` [ops] are seconds; `rank` [ops]
+    must be zero."""
     for op in range(len(rank) - 1, -1, -1):
         rank[op] += own[op]
         for edge in range(start[op], start[op + 1]):
@@ -42,7 +45,8 @@ def longest(start, source, is_parameter, own, transfer, rank):
 
 @compiled
 def longest_placed(start, source, is_parameter, device, own, size, latency, seconds_per_byte, rank):
-    """The same for a placement: `own` [ops] where each op is placed; what stays on a device is not transferred."""
+    """The same for a placement: `own` [ops] where each op is placed; what stays on a device is not
+    transferred."""
     for op in range(len(rank) - 1, -1, -1):
         rank[op] += own[op]
         there = device[op]

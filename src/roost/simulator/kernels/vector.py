@@ -1,7 +1,8 @@
 """Sixteen numbers at a time: the few vector operations that the lanes need, as LLVM vectors.
 
-Left to itself the compiler vectorises such loops only sometimes, since it cannot know that the arrays do not overlap.
-On a machine with shorter vectors LLVM splits these into what it has. Indices count numbers.
+Left to itself the compiler vectorises such loops only sometimes, since it cannot know that the
+arrays do not overlap. On a machine with shorter vectors LLVM splits these into what it has. Indices
+count numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _WHOLE = ir.VectorType(ir.IntType(64), LANES)
 _INDEX = ir.IntType(32)
 
 
-def _at(context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Any = _VECTOR) -> Any:
+def _at(
+    context: Any, builder: Any, array_type: Any, array: Any, index: Any, vector: Any = _VECTOR
+) -> Any:
     """A pointer to the sixteen numbers from an index on."""
     data = context.make_array(array_type)(context, builder, value=array).data
     return builder.bitcast(builder.gep(data, [index]), vector.as_pointer())
@@ -39,7 +42,9 @@ def _all(builder: Any, scalar: Any, vector: Any = _VECTOR) -> Any:
     """The same number in every lane."""
     nothing = ir.Constant(vector, ir.Undefined)
     first = builder.insert_element(nothing, scalar, ir.Constant(_INDEX, 0))
-    return builder.shuffle_vector(first, nothing, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES))
+    return builder.shuffle_vector(
+        first, nothing, ir.Constant(ir.VectorType(_INDEX, LANES), [0] * LANES)
+    )
 
 
 def _later(builder: Any, one: Any, other: Any) -> Any:
@@ -48,9 +53,19 @@ def _later(builder: Any, one: Any, other: Any) -> Any:
 
 @intrinsic
 def run_op(
-    typing: Any, ready: Any, op: Any, free: Any, device: Any, ends: Any, end: Any, step: Any, takes: Any, gap: Any
+    typing: Any,
+    ready: Any,
+    op: Any,
+    free: Any,
+    device: Any,
+    ends: Any,
+    end: Any,
+    step: Any,
+    takes: Any,
+    gap: Any,
 ) -> Any:
-    """Run an op in every lane: when its device is free and it is ready. Write its end, clear its ready time."""
+    """Run an op in every lane: when its device is free and it is ready. Write its end, clear its
+    ready time."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ready_at = _at(context, builder, signature.args[0], args[0], args[1])
@@ -84,7 +99,8 @@ def run_busy_op(
     extra: Any,
     after: Any,
 ) -> Any:
-    """The same for an op that takes `extra` longer in each lane, whose device is busy after it. Clear the extra."""
+    """The same for an op that takes `extra` longer in each lane, whose device is busy after it.
+    Clear the extra."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ready_at = _at(context, builder, signature.args[0], args[0], args[1])
@@ -97,7 +113,9 @@ def run_busy_op(
         begin = _later(builder, _load(builder, ready_at), _load(builder, free_at))
         finish = builder.fadd(begin, lasts)
         _store(builder, finish, end_at)
-        rest = builder.select(builder.fcmp_ordered(">", lasts, nothing), _all(builder, args[8]), nothing)
+        rest = builder.select(
+            builder.fcmp_ordered(">", lasts, nothing), _all(builder, args[8]), nothing
+        )
         rested = builder.fadd(finish, rest)
         _store(builder, builder.fadd(rested, _all(builder, args[10])), free_at)
         _store(builder, _later(builder, finish, _load(builder, step_at)), step_at)
@@ -106,14 +124,24 @@ def run_busy_op(
         return context.get_dummy_value()
 
     index, number = types.uintp, types.float64
-    return types.void(ready, index, free, index, ends, index, step, number, number, extra, number), generate
+    return types.void(
+        ready, index, free, index, ends, index, step, number, number, extra, number
+    ), generate
 
 
 @intrinsic
 def run_transfer(
-    typing: Any, arrives: Any, source: Any, target: Any, bus_free: Any, bus: Any, takes: Any, gap: Any
+    typing: Any,
+    arrives: Any,
+    source: Any,
+    target: Any,
+    bus_free: Any,
+    bus: Any,
+    takes: Any,
+    gap: Any,
 ) -> Any:
-    """Send in every lane what has ended at `source`: when the bus is free. Write when it arrives at `target`."""
+    """Send in every lane what has ended at `source`: when the bus is free. Write when it arrives at
+    `target`."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source_at = _at(context, builder, signature.args[0], args[0], args[1])
@@ -136,7 +164,9 @@ def wait_for(typing: Any, ready: Any, op: Any, arrives: Any, device: Any) -> Any
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         ready_at = _at(context, builder, signature.args[0], args[0], args[1])
         arrives_at = _at(context, builder, signature.args[2], args[2], args[3])
-        _store(builder, _later(builder, _load(builder, arrives_at), _load(builder, ready_at)), ready_at)
+        _store(
+            builder, _later(builder, _load(builder, arrives_at), _load(builder, ready_at)), ready_at
+        )
         return context.get_dummy_value()
 
     return types.void(ready, types.uintp, arrives, types.uintp), generate

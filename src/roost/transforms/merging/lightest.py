@@ -1,4 +1,5 @@
-"""Which parts of a graph merge: the lightest first, with the neighbour it exchanges the most bytes with."""
+"""Which parts of a graph merge: the lightest first, with the neighbour it exchanges the most bytes
+with."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from roost.transforms.merging.parts import Parts
 from roost.transforms.merging.unions import Kinds, units_of
 
 _MOST_WEIGHT = 3.0  # of a part, in means
-_FOR_BEING_THERE = 0.01  # weight of any op, in means, so that parts of many free ops are not taken for light
+# Weight of any op, in means, so that parts of many free ops are not taken for light.
+_FOR_BEING_THERE = 0.01
 _HEAVY = 1.1  # an op heavier than a part may be can still take so much more with it
 _MOST_TRIED = 5  # neighbours that a part tries to merge with, best first
 _LEAST_PROGRESS = 0.02  # parts that a round must merge for another to be worth its while
@@ -28,7 +30,9 @@ class Lightest:
         self.parts = Parts(graph)
         unit, self.units = units_of(graph, Kinds(graph))
         self.unit: list[int] = unit.tolist()  # [ops]
-        weight = weight + _FOR_BEING_THERE * (weight[~graph.is_parameter].mean() if len(self.parts) else 0.0)
+        weight = weight + _FOR_BEING_THERE * (
+            weight[~graph.is_parameter].mean() if len(self.parts) else 0.0
+        )
         weight = np.where(graph.is_parameter, 0.0, weight if weight.any() else 1.0)
         by_unit = np.bincount(unit, weight, minlength=graph.num_groups + graph.num_ops)
         self.weight: list[float] = weight.tolist()  # of each part
@@ -52,7 +56,8 @@ class Lightest:
         return len(self.parts) <= num_parts or any(left <= num_parts for left in self._steps)
 
     def merge_updates(self, most: int) -> None:
-        """Merge updates whose parameters are first read by the same part, at most so often: they belong where it is."""
+        """Merge updates whose parameters are first read by the same part, at most so often: they
+        belong where it is."""
         open_part: dict[tuple[int, int], int] = {}  # the part that takes more
         fewest = len(self.parts) - most
         for op in self._updates:
@@ -69,7 +74,8 @@ class Lightest:
                     open_part[key] = new
 
     def _leaders(self) -> dict[int, int]:
-        """The op that reads a parameter of each update first, or else that makes what the update takes; -1: none."""
+        """The op that reads a parameter of each update first, or else that makes what the update
+        takes; -1: none."""
         inputs, consumers = self.graph.input_lists(), self.graph.consumer_lists()
         phase: list[int] = self.graph.phase.tolist()
         leader: dict[int, int] = {}
@@ -89,7 +95,9 @@ class Lightest:
         """Merge parts for as long as anyone asks; the number left after each."""
         for most in (self.most, 2 * self.most):
             for join_groups in (False, True) if self.graph.num_groups > 1 else (False,):
-                yield from self._rounds(partial(self._along_edges, most=most, join_groups=join_groups))
+                yield from self._rounds(
+                    partial(self._along_edges, most=most, join_groups=join_groups)
+                )
         yield from self._rounds(self._along_order, least_progress=0)
 
     def _rounds(

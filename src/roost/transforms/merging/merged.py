@@ -14,11 +14,15 @@ from roost.transforms.merging.unions import Kinds, Unions
 MERGED = "merged"  # kind of an op that stands for ops of several kinds
 
 
-def merged(graph: Graph, part: Array, unit: list[int], units: Unions, counts: dict[str, int]) -> Transformed:
-    """The graph with one op for each part [ops]: sums of what its ops do, and of what leaves the part.
+def merged(
+    graph: Graph, part: Array, unit: list[int], units: Unions, counts: dict[str, int]
+) -> Transformed:
+    """The graph with one op for each part [ops]: sums of what its ops do, and of what leaves the
+    part.
 
-    Ops of a part share a phase and a unit; what the units allow, and which groups have become one, is in `units`.
-    Its workspace is what the part holds inside when it is run by itself, beyond the output.
+    Ops of a part share a phase and a unit; what the units allow, and which groups have become one,
+    is in `units`. Its workspace is what the part holds inside when it is run by itself, beyond the
+    output.
     """
     _, first, new_op = np.unique(part, return_index=True, return_inverse=True)
     order = _program_order(graph, new_op)
@@ -58,7 +62,8 @@ def _sums(values: Array, new_op: Array) -> Array:
 
 
 def _program_order(graph: Graph, new_op: Array) -> Array:
-    """Parts in a topological order close to the graph's: of those that are ready, the one whose last op comes first.
+    """Parts in a topological order close to the graph's: of those that are ready, the one whose
+    last op comes first.
 
     Parameters stand just before their first consumer.
     """
@@ -72,8 +77,14 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
     wanted = (source != target) & ~is_parameter[source]
     source, target = source[wanted], target[wanted]
     start = np.searchsorted(source, np.arange(count + 1)).tolist()
-    targets, waiting, keys = target.tolist(), np.bincount(target, minlength=count).tolist(), last.tolist()
-    ready = [(keys[part], part) for part in range(count) if waiting[part] == 0 and not is_parameter[part]]
+    targets, waiting, keys = (
+        target.tolist(),
+        np.bincount(target, minlength=count).tolist(),
+        last.tolist(),
+    )
+    ready = [
+        (keys[part], part) for part in range(count) if waiting[part] == 0 and not is_parameter[part]
+    ]
     heapify(ready)
     place = np.full(count, -1, dtype=np.int64)  # parameters that nobody reads come first
     done = 0
@@ -106,7 +117,8 @@ def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
 
 
 def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
-    """Bytes that leave each new op, and bytes that it holds besides while its ops run one after the other."""
+    """Bytes that leave each new op, and bytes that it holds besides while its ops run one after the
+    other."""
     count, num_ops = int(new_op.max()) + 1, graph.num_ops
     source, target = graph.input_op, graph.edge_target
     outside = new_op[source] != new_op[target]
@@ -120,7 +132,8 @@ def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
     np.maximum.at(last, source[~outside], place[target[~outside]])
     freed = np.zeros(num_ops, dtype=np.int64)
     np.add.at(freed, last[~leaves], graph.output_bytes[~leaves])
-    # All that a part does not let out it has given back at its end, so what is left over is what earlier parts let out.
+    # All that a part does not let out it has given back at its end, so what is left over is what
+    # earlier parts let out.
     held = np.cumsum(graph.output_bytes[order]) - np.concatenate([[0], np.cumsum(freed)[:-1]])
     held += graph.workspace_bytes[order]
     starts = np.searchsorted(new_op[order], np.arange(count))
@@ -131,7 +144,9 @@ def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
     alone = np.bincount(new_op, minlength=count) == 1
     # An op by itself keeps the output it had, even where nobody reads it.
     output = np.where(alone, _sums(graph.output_bytes, new_op), leaving)
-    return output, np.where(parameter, _sums(graph.workspace_bytes, new_op), np.maximum(0, peak - output))
+    return output, np.where(
+        parameter, _sums(graph.workspace_bytes, new_op), np.maximum(0, peak - output)
+    )
 
 
 def _groups(graph: Graph, root: Array) -> tuple[Array, tuple[str, ...]]:
@@ -162,7 +177,9 @@ def _common(texts: tuple[str, ...], new_op: Array, first: Array) -> tuple[str, .
     values = np.array([number[text] for text in texts])
     mixed = np.zeros(len(first), dtype=bool)
     mixed[new_op[values != values[first][new_op]]] = True
-    return tuple(MERGED if mix else texts[op] for mix, op in zip(mixed.tolist(), first.tolist(), strict=True))
+    return tuple(
+        MERGED if mix else texts[op] for mix, op in zip(mixed.tolist(), first.tolist(), strict=True)
+    )
 
 
 def _dtypes(graph: Graph, new_op: Array) -> tuple[str, ...]:

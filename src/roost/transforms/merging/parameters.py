@@ -1,8 +1,9 @@
 """Parameters merged as the parts that read them are.
 
-A parameter has no inputs, so merging two closes no cycle; but one that is merged with another from far away would be
-used far from where it lives. So those that the same part reads first become one, where the same stages read them: a
-weight, read in three phases, stays apart from its optimizer state.
+A parameter has no inputs, so merging two closes no cycle; but one that is merged with another from
+far away would be used far from where it lives. So those that the same part reads first become one,
+where the same stages read them: a weight, read in three phases, stays apart from its optimizer
+state.
 """
 
 from __future__ import annotations
@@ -24,13 +25,18 @@ class Parameters:
         self.work, self.graph = work, graph
         self.ops: list[int] = np.flatnonzero(graph.is_parameter).tolist()
         self.size: list[int] = graph.output_bytes.tolist()
-        self.most_bytes = _MOST_BYTES * int(graph.output_bytes[graph.is_parameter].sum()) / num_groups
+        self.most_bytes = (
+            _MOST_BYTES * int(graph.output_bytes[graph.is_parameter].sum()) / num_groups
+        )
         readers = [graph.consumers_of(op).tolist() for op in self.ops]
         self.leader = [row[0] if row else -1 for row in readers]
-        self.stages = [tuple(sorted({work.parts.stage[reader] for reader in row})) for row in readers]
+        self.stages = [
+            tuple(sorted({work.parts.stage[reader] for reader in row})) for row in readers
+        ]
 
     def sets(self) -> list[list[int]]:
-        """The parameters that are to be one, as things stand: of one group or of none, and not too many bytes."""
+        """The parameters that are to be one, as things stand: of one group or of none, and not too
+        many bytes."""
         work, num_groups = self.work, self.graph.num_groups
         sets: list[list[int]] = []
         open_set: dict[Hashable, tuple[int, int]] = {}  # which set takes more, and its bytes
@@ -47,7 +53,8 @@ class Parameters:
         return sets
 
     def merged(self, excess: int) -> list[list[int]]:
-        """The sets, each in one unit, and so many fewer if device kinds allow: neighbours become one, two by two."""
+        """The sets, each in one unit, and so many fewer if device kinds allow: neighbours become
+        one, two by two."""
         sets = self.sets()
         for ops in sets:
             for op in ops[1:]:

@@ -12,16 +12,22 @@ _MOST_KINDS = 62  # a set of kinds is an int64
 
 
 class Kinds:
-    """Sets of device kinds as bits. One bit more stands for every kind that the graph does not name."""
+    """Sets of device kinds as bits. One bit more stands for every kind that the graph does not
+    name."""
 
     def __init__(self, graph: Graph) -> None:
         choices = dict.fromkeys(graph.allowed)
         self.names = sorted({kind for choice in choices for kind in choice})
         if len(self.names) > _MOST_KINDS:
-            raise GraphError(f"the graph names {len(self.names)} device kinds; {_MOST_KINDS} are the most")
+            raise GraphError(
+                f"the graph names {len(self.names)} device kinds; {_MOST_KINDS} are the most"
+            )
         self.any = 2 ** (len(self.names) + 1) - 1
         bit = {kind: 1 << number for number, kind in enumerate(self.names)}
-        self._mask = {choice: sum(bit[kind] for kind in set(choice)) if choice else self.any for choice in choices}
+        self._mask = {
+            choice: sum(bit[kind] for kind in set(choice)) if choice else self.any
+            for choice in choices
+        }
         self._choice = {mask: choice for choice, mask in reversed(self._mask.items())}
 
     def masks(self, graph: Graph) -> Array:  # [ops]
@@ -31,11 +37,16 @@ class Kinds:
         """The set as a graph writes it."""
         if mask in self._choice:
             return self._choice[mask]
-        return () if mask == self.any else tuple(k for number, k in enumerate(self.names) if mask >> number & 1)
+        return (
+            ()
+            if mask == self.any
+            else tuple(k for number, k in enumerate(self.names) if mask >> number & 1)
+        )
 
 
 class Unions:
-    """Disjoint sets of items, each with the kinds that all its items allow; two that share no kind never join."""
+    """Disjoint sets of items, each with the kinds that all its items allow; two that share no kind
+    never join."""
 
     def __init__(self, masks: list[int]) -> None:
         self.mask = masks  # of each root
@@ -68,18 +79,23 @@ class Unions:
 
 
 def units_of(graph: Graph, kinds: Kinds) -> tuple[Array, Unions]:
-    """What a placement decides on: each group, and each op without one. The unit of each op, and their unions.
+    """What a placement decides on: each group, and each op without one. The unit of each op, and
+    their unions.
 
-    Groups come first, in their order, then the ops without a group, each numbered `num_groups + op`.
+    Groups come first, in their order, then the ops without a group, each numbered `num_groups +
+    op`.
     """
-    unit = np.where(graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops)).astype(np.int64)
+    unit = np.where(
+        graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops)
+    ).astype(np.int64)
     masks = np.full(graph.num_groups + graph.num_ops, kinds.any, dtype=np.int64)
     np.bitwise_and.at(masks, unit, kinds.masks(graph))
     empty = np.flatnonzero(masks[: graph.num_groups] == 0)
     if len(empty):
         members = [graph.op_names[op] for op in np.flatnonzero(graph.group == empty[0])]
         raise GraphError(
-            f"group {graph.group_names[empty[0]]!r} can go nowhere: its ops, such as {members[0]!r}, "
+            f"group {graph.group_names[empty[0]]!r} can go nowhere: its ops, such as "
+            f"{members[0]!r}, "
             "have no allowed device kind in common"
         )
     return unit, Unions(masks.tolist())

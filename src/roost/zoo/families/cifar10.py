@@ -1,9 +1,10 @@
 """Image classifiers with random convolutional cells.
 
-After the family `cifar10` of Placeto (arXiv 1906.08879), drawn from a search space like the micro one of ENAS (Pham et
-al. 2018, arXiv 1802.03268): a node of a cell sums two ops on earlier nodes or on the outputs of the two cells before;
-what no node takes is the cell's output. Numbers of nodes and cells and the widths are our own.
-Differs in: also plain convolutions, where ENAS has separable ones only.
+After the family `cifar10` of Placeto (arXiv 1906.08879), drawn from a search space like the micro
+one of ENAS (Pham et al. 2018, arXiv 1802.03268): a node of a cell sums two ops on earlier nodes or
+on the outputs of the two cells before; what no node takes is the cell's output. Numbers of nodes
+and cells and the widths are our own. Differs in: also plain convolutions, where ENAS has separable
+ones only.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -33,7 +34,8 @@ from roost.zoo._convolutions import (
 from roost.zoo.families._member import Member
 
 OPS = ("identity", "conv_3", "conv_5", "separable_3", "separable_5", "average", "max")
-Sum = tuple[str, int, str, int]  # op and input, twice; inputs 0 and 1 are the cells before, node k is k + 2
+# Op and input, twice; inputs 0 and 1 are the cells before, node k is k + 2.
+Sum = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,20 @@ class Network(nn.Module):
         channels = settings.channels
         self.stem = ConvBn(3, 3 * channels, 3, relu=False)
         self.cells = nn.ModuleList()
-        shapes = [(3 * channels, 0)] * 2  # channels of each output so far, and how often its sides were halved
+        # Channels of each output so far, and how often its sides were halved.
+        shapes = [(3 * channels, 0)] * 2
         for stage in range(3):
             kinds = [True] * (stage > 0) + [False] * settings.cells
             for reduces in kinds:
                 (last, halved), (before, halved_before) = shapes[-1], shapes[-2]
                 sums = settings.reduction if reduces else settings.normal
-                cell = Cell((last, before), channels * 2**stage, sums, reduces, shrinks=halved > halved_before)
+                cell = Cell(
+                    (last, before),
+                    channels * 2**stage,
+                    sums,
+                    reduces,
+                    shrinks=halved > halved_before,
+                )
                 self.cells.append(cell)
                 shapes.append((cell.channels, halved + reduces))
         self.fc = nn.Linear(shapes[-1][0], settings.classes)
@@ -114,7 +123,12 @@ class Cell(nn.Module):
     """Sums of ops, normal or halving the sides."""
 
     def __init__(
-        self, inputs: tuple[int, int], channels: int, sums: Sequence[Sum], reduces: bool, shrinks: bool
+        self,
+        inputs: tuple[int, int],
+        channels: int,
+        sums: Sequence[Sum],
+        reduces: bool,
+        shrinks: bool,
     ) -> None:
         super().__init__()
         self.sums = sums
@@ -127,8 +141,12 @@ class Cell(nn.Module):
         adjust = FactorizedReduction(before, channels) if shrinks else ReluConvBn(before, channels)
         self.before = adjust if 1 in used else None
         for number, (left, a, right, b) in enumerate(sums):
-            self.add_module(f"sum_{number}_left", _op(left, channels, 2 if reduces and a < 2 else 1))
-            self.add_module(f"sum_{number}_right", _op(right, channels, 2 if reduces and b < 2 else 1))
+            self.add_module(
+                f"sum_{number}_left", _op(left, channels, 2 if reduces and a < 2 else 1)
+            )
+            self.add_module(
+                f"sum_{number}_right", _op(right, channels, 2 if reduces and b < 2 else 1)
+            )
         self.concat = Concat()
 
     def forward(self, last: Tensor, before: Tensor) -> Tensor:

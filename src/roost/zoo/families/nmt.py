@@ -1,7 +1,7 @@
 """Translation models whose lengths, layers and batch vary.
 
-After the family `nmt` of Placeto (arXiv 1906.08879), which varies the length and the batch; its ranges are not known to
-us, and these are our own.
+After the family `nmt` of Placeto (arXiv 1906.08879), which varies the length and the batch; its
+ranges are not known to us, and these are our own.
 """
 
 from __future__ import annotations
@@ -32,5 +32,10 @@ class Nmt(nmt.Nmt, Member):
 
     def shrunk(self) -> Self:
         return dataclasses.replace(
-            self, batch=2, hidden=8, vocab=30, length=self.length // 4, target_length=self.target_length // 4
+            self,
+            batch=2,
+            hidden=8,
+            vocab=30,
+            length=self.length // 4,
+            target_length=self.target_length // 4,
         )

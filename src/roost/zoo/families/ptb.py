@@ -1,8 +1,9 @@
 """Language models with random recurrent cells.
 
-After the family `ptb` of Placeto (arXiv 1906.08879), drawn from the search space of ENAS (Pham et al. 2018, arXiv
-1802.03268): a node of the cell takes the result of an earlier one, and a gate mixes its activation with what it took;
-the state is the mean of all nodes that no other takes. Numbers of nodes and steps and the widths are our own.
+After the family `ptb` of Placeto (arXiv 1906.08879), drawn from the search space of ENAS (Pham et
+al. 2018, arXiv 1802.03268): a node of the cell takes the result of an earlier one, and a gate mixes
+its activation with what it took; the state is the mean of all nodes that no other takes. Numbers of
+nodes and steps and the widths are our own.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -28,7 +29,8 @@ ACTIVATIONS = ("tanh", "relu", "sigmoid", "identity")
 class Ptb(Member):
     """A recurrent language model with a random cell."""
 
-    nodes: tuple[tuple[int, str], ...] = ((-1, "tanh"),)  # each: the node it takes, -1 for the input, and activation
+    # Each: the node it takes, -1 for the input, and activation.
+    nodes: tuple[tuple[int, str], ...] = ((-1, "tanh"),)
     batch: int = 64
     length: int = 20
     hidden: int = 1000
@@ -50,8 +52,12 @@ class Ptb(Member):
 
     def check(self) -> None:
         for number, (source, activation) in enumerate(self.nodes):
-            if activation not in ACTIVATIONS or (source != -1 if number == 0 else not 0 <= source < number):
-                raise InputError(f"node {number} of the cell is {(source, activation)!r}; it cannot be")
+            if activation not in ACTIVATIONS or (
+                source != -1 if number == 0 else not 0 <= source < number
+            ):
+                raise InputError(
+                    f"node {number} of the cell is {(source, activation)!r}; it cannot be"
+                )
 
     def model(self) -> nn.Module:
         return Network(self)
@@ -90,7 +96,8 @@ class Cell(nn.Module):
         self.ends = sorted(set(range(len(nodes))) - set(self.sources))
         widths = [2 * hidden] + [hidden] * (len(nodes) - 1)
         self.nodes = nn.ModuleList(
-            Node(width, hidden, activation) for width, (_, activation) in zip(widths, nodes, strict=True)
+            Node(width, hidden, activation)
+            for width, (_, activation) in zip(widths, nodes, strict=True)
         )
 
     def forward(self, x: Tensor, state: Tensor) -> Tensor:
