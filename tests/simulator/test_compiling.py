@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import logging
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import roost
 from roost.simulator.compiling import Teller, teller
+from roost.simulator.kernels.base import compiled_sources
 
 
 def compiling(module: str) -> Any:
@@ -39,3 +45,37 @@ def test_numba_tells_what_it_compiles(caplog, monkeypatch):
     numba.njit(function)(1)
     assert teller.told
     assert len(caplog.messages) == 1
+
+
+def names_compiled_in(path: Path) -> Iterator[tuple[str, str]]:
+    """Module and name of everything of ours that the compiled functions of a file use."""
+    tree = ast.parse(path.read_text())
+    decorators = {"compiled", "bare", "inlined"}
+    used = {
+        name.id
+        for function in tree.body
+        if isinstance(function, ast.FunctionDef)
+        and any(isinstance(d, ast.Name) and d.id in decorators for d in function.decorator_list)
+        for name in ast.walk(function)
+        if isinstance(name, ast.Name)
+    }
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("roost"):
+            for each in node.names:
+                if (each.asname or each.name) in used:
+                    yield str(node.module), each.name
+
+
+def test_machine_code_is_kept_for_the_text_of_everything_that_is_compiled():
+    """A change to a file that is left out would go unnoticed, and the old code would run."""
+    known = compiled_sources()
+    root = Path(roost.__file__).parent
+    found = 0
+    for folder in ("bounds", "placers", "search", "simulator"):
+        for path in (root / folder).rglob("*.py"):
+            for module, name in names_compiled_in(path):
+                found += 1
+                assert path in known, f"{path} has compiled loops"
+                home = Path(str(importlib.import_module(module).__file__))
+                assert home in known, f"{path} compiles {name} of {home}"
+    assert found > 50

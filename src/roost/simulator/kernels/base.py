@@ -107,14 +107,14 @@ def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 @cache
 def _cache_folder() -> Path | None:
-    """A folder of its own for every state of the kernels' text.
+    """A folder of its own for every state of the text of the compiled loops.
 
     Numba looks only at the file of the function it has cached, not at those of the functions
     compiled into it; a change to one of those would go unnoticed, and the old code would run.
     """
     text = sha256()
-    for file in sorted(Path(__file__).parents[2].glob("*/kernels/*.py")):
-        text.update(file.read_bytes())
+    for content in compiled_sources().values():
+        text.update(content)
     user = os.getuid() if hasattr(os, "getuid") else 0
     given = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", ""]
     for root in (root for root in given if root is not None):
@@ -134,6 +134,19 @@ def _cache_folder() -> Path | None:
         except (OSError, RuntimeError):  # RuntimeError: there is no home
             continue
     return None
+
+
+def compiled_sources() -> dict[Path, bytes]:
+    """Every file with compiled loops or their constants, and its text."""
+    here = Path(__file__).parent
+    constants = here.parents[1] / "core" / "timeline.py"
+    found = {file: file.read_bytes() for file in [constants, *sorted(here.glob("*.py"))]}
+    for folder in ("bounds", "placers"):
+        for file in sorted((here.parents[1] / folder).rglob("*.py")):
+            content = file.read_bytes()
+            if b"roost.simulator.kernels" in content:
+                found[file] = content
+    return found
 
 
 @intrinsic
