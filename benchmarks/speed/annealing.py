@@ -19,7 +19,6 @@ from roost.core.problem import Problem
 from roost.placers._annealing.annealer import Annealer
 from roost.placers._annealing.proposals import even_odds
 from roost.placers._annealing.sixteen_moves import STAY, _draft, _settle
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.testing.problems import scattered, training_like
@@ -58,7 +57,7 @@ def measure(problem: Problem) -> tuple[float, float]:
     """Moves in a CPU second: of the simulator alone, and of annealing."""
     units = Units.of(problem)
     start = units.unit_devices(scattered(problem, run=16))
-    placement = placement_of(problem, units.devices(start))
+    placement = problem.placement(units.devices(start))
     annealer = Annealer(problem, units, placement)
     simulator = Simulator.of(problem)
     batches = max(8, 3_000_000 // (16 * problem.graph.num_ops))

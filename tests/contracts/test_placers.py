@@ -13,7 +13,6 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError, MissingExtra
 from roost.placers import Evaluate
-from roost.placers._shared.orders import placement_of
 from roost.placers.single import Single
 from roost.simulator.compiled import Simulator, simulate
 from roost.testing.exhaustive import all_devices, exhaustive
@@ -81,7 +80,7 @@ class _Broken:
             return placement
         elif self.fault == "silent":
             return replace(placement, order="rank", graph="")
-        return placement_of(problem, device)
+        return problem.placement(device)
 
 
 @pytest.mark.parametrize(

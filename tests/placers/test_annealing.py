@@ -21,7 +21,6 @@ from roost.placers._annealing.critical_units import hot_units
 from roost.placers._annealing.population import Heat
 from roost.placers._annealing.sixteen_moves import BEST_EXCESS, BEST_STEP, STEP
 from roost.placers._genetic.any_order import order_of, push_in_order
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.placers.annealing import Annealing
 from roost.placers.descent import Descent
@@ -96,7 +95,7 @@ def test_one_placement_in_any_order_costs_what_the_simulator_says() -> None:
     seen = 0
     for seed, problem, device in plain_problems(200):
         graph, cluster, rng = problem.graph, problem.cluster, np.random.default_rng(seed)
-        layout = Simulator.of(problem).layout(placement_of(problem, device))
+        layout = Simulator.of(problem).layout(problem.placement(device))
         priority = (
             rng.integers(0, 5, graph.num_ops).astype(float)
             if seed % 2
@@ -112,7 +111,7 @@ def test_one_placement_in_any_order_costs_what_the_simulator_says() -> None:
         step = push_in_order(
             layout, order, turn_of, device.astype(np.uint32)[layout.op], ready, dying, held, peak
         )
-        timeline = simulate(problem, placement_of(problem, device, "priority", priority))
+        timeline = simulate(problem, problem.placement(device, "priority", priority))
         assert step == timeline.step_time
         assert peak[: cluster.num_devices].tolist() == timeline.peak_memory.tolist()
         assert not ready.any()
@@ -148,7 +147,7 @@ def test_what_the_step_waits_for_is_found_on_any_graph() -> None:
     for seed in range(150):
         problem, placement = nasty(seed)
         units, graph = Units.of(problem), problem.graph
-        layout = Simulator.of(problem).layout(placement_of(problem, placement.device))
+        layout = Simulator.of(problem).layout(problem.placement(placement.device))
         unit_of = units.unit[layout.op].astype(np.int32)
         hot, mark = np.full(units.num_units, -1, np.int32), np.zeros(units.num_units, np.bool_)
         device = placement.device.astype(np.uint32)[layout.op]
@@ -164,7 +163,7 @@ def test_what_the_step_waits_for_is_a_path_to_its_end() -> None:
     )
     device = np.resize([0, 1], problem.graph.num_ops).astype(np.int32)
     units = Units.of(problem, "nothing")
-    layout = Simulator.of(problem).layout(placement_of(problem, device))
+    layout = Simulator.of(problem).layout(problem.placement(device))
     unit_of = units.unit[layout.op].astype(np.int32)
     hot, mark = np.zeros(units.num_units, np.int32), np.zeros(units.num_units, np.bool_)
     count = hot_units(layout, device.astype(np.uint32)[layout.op], unit_of, hot, mark)
@@ -188,9 +187,9 @@ def test_a_chain_that_began_with_what_fits_ends_with_what_fits(tie: str) -> None
         units, rng = Units.of(problem, tie), np.random.default_rng(seed)
         start = anywhere(units, rng)
         tight = shrunk(
-            problem, simulate(problem, placement_of(problem, units.devices(start))).peak_memory
+            problem, simulate(problem, problem.placement(units.devices(start))).peak_memory
         )
-        annealer = Annealer(tight, Units.of(tight, tie), placement_of(tight, units.devices(start)))
+        annealer = Annealer(tight, Units.of(tight, tie), tight.placement(units.devices(start)))
         chain = annealer.chain(start, seed + 1)
         annealer.run(chain, 50, 0.05, 0.001)
         assert chain.figures[BEST_EXCESS] == 0
@@ -203,8 +202,8 @@ def test_a_search_that_knows_what_fits_returns_what_fits() -> None:
     for seed in range(12):
         problem = training_like(40, 3, seed)
         device = Units.of(problem).devices(anywhere(Units.of(problem), np.random.default_rng(seed)))
-        tight = shrunk(problem, simulate(problem, placement_of(problem, device)).peak_memory)
-        known = placement_of(tight, device)
+        tight = shrunk(problem, simulate(problem, problem.placement(device)).peak_memory)
+        known = tight.placement(device)
 
         class Known(Annealing):
             def place(self, problem: Problem, evaluate):  # type: ignore[no-untyped-def]
@@ -282,7 +281,7 @@ def test_descent_takes_nothing_worse() -> None:
     problem = training_like(100, 2, seed=1)
     units = Units.of(problem)
     start = anywhere(units, np.random.default_rng(0))
-    annealer = Annealer(problem, units, placement_of(problem, units.devices(start)))
+    annealer = Annealer(problem, units, problem.placement(units.devices(start)))
     chain = annealer.chain(start, 1)
     steps = [chain.figures[STEP]]
     for _ in range(20):
@@ -297,7 +296,7 @@ def test_warmth_takes_what_is_worse_and_keeps_the_best() -> None:
     problem = training_like(100, 2, seed=1)
     units = Units.of(problem)
     start = anywhere(units, np.random.default_rng(0))
-    annealer = Annealer(problem, units, placement_of(problem, units.devices(start)))
+    annealer = Annealer(problem, units, problem.placement(units.devices(start)))
     chain = annealer.chain(start, 1)
     worse = 0
     for _ in range(20):

@@ -16,7 +16,6 @@ from roost import catalog
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.placers._annealing.population import Heat
-from roost.placers._shared.orders import placement_of
 from roost.placers.auto import Auto
 from roost.search.solve import search
 from roost.testing.problems import nasty, training_like
@@ -129,9 +128,7 @@ def test_a_baseline_that_spends_all_ends_the_search_with_its_best(
     class Greedy:
         def place(self, problem: Problem, evaluate: Any) -> Any:
             while True:
-                evaluate(
-                    [placement_of(problem, evaluate.rng.integers(0, 2, problem.graph.num_ops))]
-                )
+                evaluate([problem.placement(evaluate.rng.integers(0, 2, problem.graph.num_ops))])
 
     find = catalog.find
     monkeypatch.setattr(

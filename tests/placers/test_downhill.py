@@ -14,7 +14,6 @@ from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.placers import Evaluate
 from roost.placers._annealing.downhill import go_downhill
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
@@ -38,7 +37,7 @@ def scattered(problem: Problem, tie: str = "readers") -> Placement:
     """Every unit somewhere."""
     units, rng = Units.of(problem, tie), np.random.default_rng(0)
     chosen = [rng.choice(np.flatnonzero(allowed)) for allowed in units.allowed]
-    return placement_of(problem, units.devices(np.array(chosen)), "rank")
+    return problem.placement(units.devices(np.array(chosen)), "rank")
 
 
 def found(problem: Problem, start: Placement, trials: int, **given: object) -> Result:

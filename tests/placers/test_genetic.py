@@ -11,7 +11,6 @@ from layered import machine, nastier
 from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
-from roost.placers._shared.orders import placement_of
 from roost.placers.genetic import Genetic, _World
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
@@ -51,7 +50,7 @@ def test_it_finds_an_order_where_only_the_order_can_be_chosen() -> None:
     problem = johnson()
     device = problem.allowed.argmax(axis=1)
     fixed = [
-        simulate(problem, placement_of(problem, device, order)).step_time
+        simulate(problem, problem.placement(device, order)).step_time
         for order in ("program", "rank")
     ]
     assert min(fixed) > 22.5
@@ -87,10 +86,10 @@ def test_no_budget_is_exceeded(trials: int) -> None:
 def test_the_keys_of_a_placement_stand_for_its_devices() -> None:
     for seed in range(40):
         problem = nastier(seed)
-        units = _World(problem, placement_of(problem, problem.allowed.argmax(axis=1)), 0.05).units
+        units = _World(problem, problem.placement(problem.allowed.argmax(axis=1)), 0.05).units
         rng = np.random.default_rng(seed)
         device = units.devices((units.allowed * rng.random(units.allowed.shape)).argmax(axis=1))
-        start = placement_of(problem, device)
+        start = problem.placement(device)
         world = _World(problem, start, 0.05)
         again = world.placement(world.keys_of(start))
         assert again.device.tolist() == device.tolist()
@@ -105,9 +104,7 @@ def test_an_individual_costs_what_the_simulator_says() -> None:
             continue
         seen += 1
         rng = np.random.default_rng(seed)
-        world = _World(
-            problem, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32)), 0.5
-        )
+        world = _World(problem, problem.placement(np.zeros(problem.graph.num_ops, np.int32)), 0.5)
         keys = rng.random(2 * world.units.num_units)
         step, excess = world.judge(keys)
         timeline = simulate(problem, world.placement(keys))

@@ -251,9 +251,8 @@ def _random(problem, count):
 
 
 def problem_placement(problem, device):
-    from roost.placers._shared.orders import placement_of
 
-    return placement_of(problem, device, "rank")
+    return problem.placement(device, "rank")
 
 
 NUMBERS = {

@@ -12,13 +12,7 @@ from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._genetic.any_order import order_of
-from roost.placers._shared.orders import (
-    early_updates,
-    in_orders,
-    listed_order,
-    placement_of,
-    reordered,
-)
+from roost.placers._shared.orders import all_orders, early_updates, list_schedule
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.order import by_priority, dispatch_order, placed_rank, upward_rank
@@ -94,7 +88,7 @@ def test_every_order_that_placers_try_keeps_to_the_program() -> None:
         problem = nastier(seed)
         units, rng = Units.of(problem, "nothing"), np.random.default_rng(seed)
         device = units.devices((units.allowed * rng.random(units.allowed.shape)).argmax(axis=1))
-        for placement in (*in_orders(problem, device), *reordered(problem, device)):
+        for placement in all_orders(problem, device):
             problem.check(placement)
             check_order(problem.graph, dispatch_order(problem, placement))
         check_order(problem.graph, by_priority(problem.graph, upward_rank(problem)))
@@ -121,11 +115,9 @@ def test_early_updates_hold_less_where_gradients_wait_for_the_end() -> None:
     priority = np.zeros(graph.num_ops)
     priority[late] = 1.0
     device = np.zeros(graph.num_ops, np.int32)
-    at_the_end = simulate(problem, placement_of(problem, device, "priority", priority)).peak_memory[
-        0
-    ]
+    at_the_end = simulate(problem, problem.placement(device, "priority", priority)).peak_memory[0]
     early = simulate(
-        problem, placement_of(problem, device, "priority", early_updates(problem))
+        problem, problem.placement(device, "priority", early_updates(problem))
     ).peak_memory[0]
     assert early < at_the_end
 
@@ -135,7 +127,7 @@ def test_a_listed_order_lists_every_op_after_its_inputs() -> None:
         problem, placement = nasty(seed)
         graph, rng = problem.graph, np.random.default_rng(seed)
         for urgency in (None, rng.random(graph.num_ops), np.zeros(graph.num_ops)):
-            priority = listed_order(problem, placement.device, urgency)
+            priority = list_schedule(problem, placement.device, urgency).priority
             listed = np.argsort(-priority[~graph.is_parameter], kind="stable")
             order = np.flatnonzero(~graph.is_parameter)[listed]
             assert len(set(priority[order].tolist())) == len(order)
@@ -147,8 +139,8 @@ def test_a_listed_order_lists_every_op_after_its_inputs() -> None:
 def test_a_listed_order_is_kept_by_the_simulator_where_nothing_is_rewritten() -> None:
     problem = training_like(200, 3)
     device = np.random.default_rng(0).integers(0, 3, problem.graph.num_ops)
-    priority = listed_order(problem, device)
-    order = dispatch_order(problem, placement_of(problem, device, "priority", priority))
+    priority = list_schedule(problem, device).priority
+    order = dispatch_order(problem, problem.placement(device, "priority", priority))
     assert (np.diff(priority[order]) < 0).all()
 
 

@@ -13,7 +13,6 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate
-from roost.placers._shared.orders import placement_of
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating
@@ -58,7 +57,7 @@ class Told:
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Any:
         if problem.graph.name == "warm-up":
-            return placement_of(problem, np.zeros(problem.graph.num_ops, np.int32))
+            return problem.placement(np.zeros(problem.graph.num_ops, np.int32))
         return self.run(problem, evaluate)
 
 
@@ -71,8 +70,8 @@ def placements(problem: Problem, count: int, seed: int = 0) -> list[Placement]:
     rng = np.random.default_rng(seed)
     found: dict[str, Placement] = {}
     while len(found) < count:
-        placement = placement_of(
-            problem, rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops)
+        placement = problem.placement(
+            rng.integers(0, problem.cluster.num_devices, problem.graph.num_ops)
         )
         found[placement.digest] = placement
     return list(found.values())

@@ -18,12 +18,11 @@ from engine import Clock, Counting, Told, fork_join, placements
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Result
+from roost.core.trial import Result, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate, Placer, Round
 from roost.placers._annealing.population import Heat
 from roost.placers._lister.rollouts import new_tensors
-from roost.placers._shared.orders import best_of
 from roost.placers.auto import Auto
 from roost.placers.genetic import Genetic
 from roost.placers.lister import Lister

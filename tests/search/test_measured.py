@@ -20,10 +20,9 @@ from small_net import Faulty, standing_for
 
 import roost
 from roost.core.cluster import Cluster, Device
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.errors import ExecutionError, Infeasible, InputError
 from roost.placers import Round
-from roost.placers._shared.orders import best_of
 from roost.search.measured.candidates import Limits, check_devices
 from roost.search.measured.measuring import Measuring, surely_below
 from roost.search.measured.model_source import ModelSource

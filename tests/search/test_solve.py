@@ -21,7 +21,7 @@ from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
 from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Evaluate, Round
-from roost.placers._shared.orders import listed_order, placement_of
+from roost.placers._shared.orders import list_scheduled
 from roost.placers.single import Single
 from roost.search import local
 from roost.search import solve as solving
@@ -189,7 +189,7 @@ def test_a_trial_that_does_not_fit_reaches_no_bound_and_the_better_of_two_bounds
     def run(problem: Problem, evaluate: Evaluate) -> Placement:
         evaluate.prove(Bound(1.0, "better"))
         evaluate.prove(Bound(0.5, "worse"))
-        return evaluate([placement_of(problem, np.zeros(6, np.int32))])[0].placement
+        return evaluate([problem.placement(np.zeros(6, np.int32))])[0].placement
 
     result = search(problem, Told(run), trials=10, prove=False)
     assert (result.ended, result.bound) == ("done", Bound(1.0, "better"))
@@ -391,11 +391,8 @@ def same(one: Sequence[Trial], other: Sequence[Trial]) -> bool:
 
 def test_a_pool_of_processes_gives_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = training_like(60, 3)
-    batch = [
-        placement_of(problem, placement.device, "priority", listed_order(problem, placement.device))
-        for placement in placements(problem, 24)
-    ]
-    batch[5::7] = [placement_of(problem, placement.device, "rank") for placement in batch[5::7]]
+    batch = [list_scheduled(problem, placement.device) for placement in placements(problem, 24)]
+    batch[5::7] = [problem.placement(placement.device, "rank") for placement in batch[5::7]]
     alone = Simulating(problem, 1)
     expected = alone.trials(batch)
     monkeypatch.setattr(local, "_START_SECONDS", 0.0)
@@ -591,10 +588,7 @@ def slow_batch(problem: Problem) -> list[Placement]:
     """Placements that share no layout."""
     rng = np.random.default_rng(1)
     devices = rng.integers(0, problem.cluster.num_devices, (40, problem.graph.num_ops))
-    return [
-        placement_of(problem, device, "priority", listed_order(problem, device))
-        for device in devices
-    ]
+    return [list_scheduled(problem, device) for device in devices]
 
 
 def test_processes_that_die_are_done_without(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isinf
 from pathlib import Path
@@ -45,6 +45,16 @@ class Trial:
             f"Trial({show_seconds(self.step_time)} a step, "
             f"{lacks}{f', by {self.placer}' if self.placer else ''})"
         )
+
+
+def best_of(trials: Iterable[Trial]) -> Trial:
+    """The best of some trials, the first of equals."""
+    best: Trial | None = None
+    for trial in trials:
+        if trial.better_than(best):
+            best = trial
+    assert best is not None
+    return best
 
 
 @dataclass(frozen=True)

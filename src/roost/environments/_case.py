@@ -18,7 +18,6 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._shared.fitting import fastest_allowed, lasting_bytes
 from roost.placers._shared.groups import groups_of
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Outcomes, Simulator
 from roost.simulator.order import upward_rank
@@ -80,7 +79,7 @@ class Case:
         return Simulator.of(self.problem).evaluate(group_device[:, self.units.unit], self.order)
 
     def placement(self, group_device: Array) -> Placement:
-        return placement_of(self.problem, self.units.devices(group_device), self.order)
+        return self.problem.placement(self.units.devices(group_device), self.order)
 
     @cached_property
     def _single(self) -> tuple[Array, float]:

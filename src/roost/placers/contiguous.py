@@ -26,11 +26,11 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest, best_reordered, fastest_allowed, fitted
-from roost.placers._shared.orders import in_orders
+from roost.placers._shared.fitting import best_reordered, fastest_allowed, fitted
+from roost.placers._shared.orders import common_orders
 from roost.placers._shared.units import Units
 from roost.placers._splits.chain import Chain
 from roost.placers._splits.cut_chain import cheapest_parts
@@ -61,18 +61,14 @@ class Contiguous:
         trials: list[Trial] = []
         for splits in _splits(chain, kinds):
             for unit_device in splits:
-                trials.append(
-                    best_or_nearest(
-                        problem, evaluate(in_orders(problem, units.devices(unit_device)))
-                    )
-                )
+                trials.append(best_of(evaluate(common_orders(problem, units.devices(unit_device)))))
                 if trials[-1].feasible:
                     trials.append(best_reordered(problem, evaluate, trials[-1]))
                     break
         if not any(trial.feasible for trial in trials):
-            nearest = best_or_nearest(problem, trials).placement
+            nearest = best_of(trials).placement
             trials.append(fitted(units, evaluate, units.unit_devices(nearest.device)))
-        return best_or_nearest(problem, trials).placement
+        return best_of(trials).placement
 
 
 def _kinds(units: Units) -> list[list[int]]:

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from roost.bounds.exact import Exact, solve_exactly
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Bound, Trial
+from roost.core.trial import Bound, Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 from roost.placers.single import Single
 
@@ -54,7 +53,7 @@ class Cpsat:
         _log.info("cpsat: %s", _said(found))
         if not found.nothing_fits:
             evaluate.prove(Bound(found.bound, "cp-sat, optimal" if found.optimal else "cp-sat"))
-        return best_or_nearest(problem, [start, *_tried(found, evaluate)]).placement
+        return best_of([start, *_tried(found, evaluate)]).placement
 
 
 def _tried(found: Exact, evaluate: Evaluate) -> list[Trial]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
 from roost.placers._listing.prepared import SCALES, Prepared, device_choices
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 
 
@@ -33,4 +32,4 @@ class Etf:
                 found += trials
                 if any(trial.feasible for trial in trials):
                     break
-        return best_or_nearest(problem, found).placement
+        return best_of(found).placement

@@ -22,10 +22,10 @@ from roost.core.arrays import Array
 from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.errors import InputError, UnknownName
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest, fitted, lasting_bytes
+from roost.placers._shared.fitting import fitted, lasting_bytes
 from roost.placers._shared.layers import Layers
 from roost.placers._shared.units import Units
 from roost.placers._splits import expert_rules
@@ -87,4 +87,4 @@ def _by_speed(units: Units, layers: Layers, devices: Array, evaluate: Evaluate) 
         trials.append(fitted(units, evaluate, devices[part][layer], layers))
         if trials[-1].feasible:
             break
-    return best_or_nearest(units.problem, trials)
+    return best_of(trials)

@@ -22,7 +22,6 @@ from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
 from roost.placers._annealing.move_space import space_of
 from roost.placers._genetic import evolution
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.placers._starts.starting_points import starting_points
 from roost.simulator.compiled import Simulator
@@ -110,7 +109,7 @@ class _World:
     def __init__(self, problem: Problem, start: Placement, spread: float) -> None:
         self.problem, self.units = problem, Units.of(problem)
         self.space = space_of(self.units)
-        self.layout = Simulator.of(problem).layout(placement_of(problem, start.device))
+        self.layout = Simulator.of(problem).layout(problem.placement(start.device))
         position = np.zeros(problem.graph.num_ops)
         order = dispatch_order(problem, start)
         position[order] = np.linspace(0.0, 1.0, len(order)) if len(order) else 0.0
@@ -156,4 +155,4 @@ class _World:
         )
         priority = np.zeros(self.problem.graph.num_ops)
         priority[self.layout.op] = urgency
-        return placement_of(self.problem, self.units.devices(placed), "priority", priority)
+        return self.problem.placement(self.units.devices(placed), "priority", priority)

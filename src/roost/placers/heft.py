@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.trial import best_of
 from roost.placers import Evaluate
 from roost.placers._listing.prepared import Prepared, in_orders, named_rules
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 
 
@@ -29,4 +29,4 @@ class Heft:
         for prepared in Prepared.all_of(units, ("rank",)):
             for placement in prepared.roll(rules).best(count=4):
                 found += in_orders(placement)
-        return best_or_nearest(problem, evaluate(found)).placement
+        return best_of(evaluate(found)).placement

@@ -52,7 +52,7 @@ from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
 from roost.placers._listing.prepared import SCALES, total_time
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.groups import groups_of, may_group
-from roost.placers._shared.orders import best_order, reordered
+from roost.placers._shared.orders import all_orders
 from roost.placers._starts.starting_points import ask
 
 log = logging.getLogger(__name__)
@@ -278,7 +278,7 @@ class Lister:
             return
         device = problem.check(best.placement).device
         if not np.any(best.placement.prefetch_bytes):
-            best_order(problem, evaluate, device, reordered(problem, device))
+            evaluate(all_orders(problem, device))
 
     def _learn(
         self,

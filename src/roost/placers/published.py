@@ -20,11 +20,12 @@ from roost.core.arrays import Array
 from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.trial import best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest, best_reordered, fastest_allowed
+from roost.placers._shared.fitting import best_reordered, fastest_allowed
 from roost.placers._shared.layers import Layers
-from roost.placers._shared.orders import in_orders
+from roost.placers._shared.orders import common_orders
 from roost.placers._shared.units import Units
 from roost.placers._splits.unit_graph import accelerators
 
@@ -69,8 +70,8 @@ class Published:
             )
         units = Units.of(problem)
         wish = np.array(gpus)[published_gpus(problem.graph)[units.leader]]
-        tried = evaluate(in_orders(problem, units.devices(fastest_allowed(units, wish))))
-        return best_reordered(problem, evaluate, best_or_nearest(problem, tried)).placement
+        tried = evaluate(common_orders(problem, units.devices(fastest_allowed(units, wish))))
+        return best_reordered(problem, evaluate, best_of(tried)).placement
 
 
 def element(path: str) -> str:

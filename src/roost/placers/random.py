@@ -15,12 +15,10 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.layers import Layers
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 
 _BATCH = 16  # placements handed over at a time
@@ -50,7 +48,7 @@ class Random:
                 else min(start + _BATCH, self.num_samples)
             )
             batch = [_sample(units, chain, evaluate.rng, number) for number in range(start, stop)]
-            best = best_or_nearest(problem, [*([best] if best else []), *evaluate(batch)])
+            best = best_of([*([best] if best else []), *evaluate(batch)])
         assert best is not None
         return best.placement
 
@@ -64,7 +62,7 @@ def _sample(units: Units, chain: Array, rng: np.random.Generator, number: int) -
         may = units.allowed[np.arange(units.num_units), wish]
         unit_device = np.where(may, wish, unit_device)
     order = ("program", "rank")[number // 2 % 2]
-    return placement_of(units.problem, units.devices(unit_device), order)
+    return units.problem.placement(units.devices(unit_device), order)
 
 
 def _anywhere(units: Units, rng: np.random.Generator) -> Array:  # [units]

@@ -17,11 +17,10 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
 from roost.placers._listing.prepared import SCALES, Prepared, device_choices, total_time
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 from roost.simulator.kernels.base import Layout
 from roost.transforms.coarsen import Coarsen
@@ -69,7 +68,7 @@ def _schedule(problem: Problem, evaluate: Evaluate, expand: Any) -> Placement:
             found += trials
             if any(trial.feasible for trial in trials):
                 break
-    return best_or_nearest(problem, found).placement
+    return best_of(found).placement
 
 
 def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:

@@ -14,9 +14,10 @@ import numpy as np
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.trial import best_of
 from roost.placers import Evaluate
-from roost.placers._shared.fitting import best_or_nearest, fastest_allowed
-from roost.placers._shared.orders import in_orders
+from roost.placers._shared.fitting import fastest_allowed
+from roost.placers._shared.orders import common_orders
 from roost.placers._shared.units import Units
 
 
@@ -32,7 +33,7 @@ class Single:
         spare: list[tuple[range, list[Placement]]] = []
         for device in _distinct(units):
             placed = units.devices(fastest_allowed(units, np.full(units.num_units, device)))
-            orders = in_orders(problem, placed)
+            orders = common_orders(problem, placed)
             plain = [each for each in orders if each.priority is None]
             if len(plain) < len(orders) and (placed == device).all():
                 spare.append((range(len(first), len(first) + len(plain)), orders[len(plain) :]))
@@ -45,7 +46,7 @@ class Single:
             if not any(trials[n].feasible for n in own)
             for each in others
         ]
-        return best_or_nearest(problem, [*trials, *(evaluate(more) if more else ())]).placement
+        return best_of([*trials, *(evaluate(more) if more else ())]).placement
 
 
 def _distinct(units: Units) -> list[int]:

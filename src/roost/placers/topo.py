@@ -15,9 +15,9 @@ import numpy as np
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.trial import best_of
 from roost.placers import Evaluate
 from roost.placers._listing.prepared import Prepared, device_choices, in_orders, named_rules
-from roost.placers._shared.fitting import best_or_nearest
 from roost.placers._shared.units import Units
 
 # Being with the module counts before being over the share, and that before the place in the line.
@@ -41,4 +41,4 @@ class Topo:
             rules.fair[:] = np.where(choices, share, 0.0)
             for placement in prepared.roll(rules).best(count=4):
                 found += in_orders(placement)
-        return best_or_nearest(problem, evaluate(found)).placement
+        return best_of(evaluate(found)).placement

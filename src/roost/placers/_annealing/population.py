@@ -28,7 +28,7 @@ from roost.placers._annealing.move_space import space_of
 from roost.placers._annealing.proposals import Space
 from roost.placers._annealing.sixteen_moves import BEST_EXCESS, BEST_STEP, STEP
 from roost.placers._shared.groups import groups_of, may_group
-from roost.placers._shared.orders import in_orders, reordered
+from roost.placers._shared.orders import all_orders
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 
@@ -141,7 +141,7 @@ class Population:
     def _in_all_orders(self, placement: Placement) -> list[Placement]:
         """The same devices and windows in every order there is."""
         device = self.problem.check(placement).device
-        orders = (*in_orders(self.problem, device), *reordered(self.problem, device))
+        orders = all_orders(self.problem, device)
         return [replace(other, prefetch_bytes=placement.prefetch_bytes) for other in orders]
 
     def _cost(self, placement: Placement) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from roost.placers import Evaluate
 from roost.placers._annealing.downhill import go_downhill
 from roost.placers._annealing.population import Heat, Population
 from roost.placers._shared.groups import groups_of
-from roost.placers._shared.orders import in_orders, listed_order, reordered
+from roost.placers._shared.orders import all_orders, list_schedule
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.setting_checks import check_choice, check_number, check_whole
 from roost.placers._starts.starting_points import starting_points
@@ -199,7 +199,7 @@ class Lesson:
         that needs them."""
         device = self.groups.devices(choice)
         window = fetched_once(self.problem, device)
-        priority = listed_order(self.problem, device) if order == LISTED else None
+        priority = list_schedule(self.problem, device).priority if order == LISTED else None
         order = "priority" if order == LISTED else order
         names, graph = self.problem.cluster.device_names, self.problem.graph.digest
         return Placement(device, order, priority, window if window.any() else 0, names, graph)
@@ -214,7 +214,7 @@ class Lesson:
         if best is None or self.evaluate.trials_left < _FEW:
             return
         device, window = np.asarray(best.placement.device), best.placement.prefetch_bytes
-        others = [*in_orders(self.problem, device), *reordered(self.problem, device)]
+        others = all_orders(self.problem, device)
         self.evaluate(
             [Placement(p.device, p.order, p.priority, window, p.devices, p.graph) for p in others]
         )

@@ -29,7 +29,7 @@ from roost.placers._listing.prepared import (
     no_rules,
     total_time,
 )
-from roost.placers._shared.orders import in_listed_order, listed
+from roost.placers._shared.orders import list_schedule, list_scheduled
 from roost.placers._shared.units import Units
 from roost.placers.rules import SHARES, weigh
 from roost.simulator.compiled import Simulator
@@ -180,8 +180,8 @@ class Bench:
         them."""
         device = self.units.devices(unit_device)
         if not self.is_tight:
-            return 0.0, listed(self.problem, device)[1]
-        timeline = Simulator.of(self.problem).simulate(in_listed_order(self.problem, device))
+            return 0.0, list_schedule(self.problem, device).seconds
+        timeline = Simulator.of(self.problem).simulate(list_scheduled(self.problem, device))
         return float(timeline.missing.sum()), timeline.step_time
 
     def bound(self, rows: Array, under: Prepared) -> LinearRules:
@@ -239,7 +239,7 @@ class Tried:
 
     def placement(self, row: int) -> Placement:
         if self.in_listed[row]:
-            return in_listed_order(
+            return list_scheduled(
                 self.bench.problem, self.bench.units.devices(self.unit_device[row])
             )
         order, eager = self.rows[row, _AT["order"]], self.rows[row, _AT["eager"]] > 0.5

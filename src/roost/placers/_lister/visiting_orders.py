@@ -13,7 +13,6 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.placers._lister.compiled_network import paths
 from roost.placers._listing.prepared import Prepared
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 
@@ -37,7 +36,7 @@ def prepared(units: Units, order: str, eager: bool = False) -> Prepared:
     problem = units.problem
     nowhere = np.zeros(problem.graph.num_ops, np.int32)
     return Prepared.like(
-        units, placement_of(problem, nowhere, "priority", _priority(units, order)), eager
+        units, problem.placement(nowhere, "priority", _priority(units, order)), eager
     )
 
 
@@ -60,7 +59,7 @@ def _ways(units: Units, sent: float) -> tuple[Array, Array]:
         problem.graph.num_ops,
         problem.cluster.num_devices,
     )
-    layout = Simulator.of(problem).layout(placement_of(problem, np.zeros(num_ops, np.int32)))
+    layout = Simulator.of(problem).layout(problem.placement(np.zeros(num_ops, np.int32)))
     apart = ~np.eye(num_devices, dtype=bool)
     fastest = np.asarray(layout.time).reshape(-1, num_devices).min(axis=1)
     transfer = np.zeros(len(fastest))

@@ -17,7 +17,6 @@ from roost.placers._listing.earliest_first import earliest_first
 from roost.placers._listing.linear_rules import FEATURES, LinearRules, everything_on_one, run_rules
 from roost.placers._listing.listed_problem import listing_of
 from roost.placers._listing.memory_room import Listing
-from roost.placers._shared.orders import placement_of
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.simulator.kernels.base import Layout
@@ -52,7 +51,7 @@ class Prepared:
         """
         problem = units.problem
         return Prepared.like(
-            units, placement_of(problem, np.zeros(problem.graph.num_ops, np.int32), order), eager
+            units, problem.placement(np.zeros(problem.graph.num_ops, np.int32), order), eager
         )
 
     @staticmethod
@@ -135,7 +134,7 @@ class Prepared:
         own = np.where(
             problem.graph.phase == UPDATE, np.maximum(own, _last_before(problem, own) + 0.5), own
         )
-        return in_orders(placement_of(problem, units.devices(unit_device), "priority", -own))
+        return in_orders(problem.placement(units.devices(unit_device), "priority", -own))
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,7 +19,7 @@ from roost.learners.episodes import StepBaseline
 from roost.placers._placeto.features import DEVICE, Moment, Sight
 from roost.placers._placeto.group_times import group_times
 from roost.placers._shared.groups import groups_of
-from roost.placers._shared.orders import listed_order, placement_of
+from roost.placers._shared.orders import list_scheduled
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.units import Units
 from roost.policies.gnn import GraphMaps
@@ -227,11 +227,9 @@ class Episodes:
         """The placement that groups on these devices make, each parameter fetched once a step."""
         device = self.units.devices(place)
         if self.rules.judged == "listed":
-            placement = placement_of(
-                self.problem, device, "priority", listed_order(self.problem, device)
-            )
+            placement = list_scheduled(self.problem, device)
         else:
-            placement = placement_of(self.problem, device, self.rules.judged)
+            placement = self.problem.placement(device, self.rules.judged)
         return replace(placement, prefetch_bytes=fetched_once(self.problem, device))
 
     def _outcomes(

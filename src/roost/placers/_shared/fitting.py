@@ -3,39 +3,24 @@ overflows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.graph import FORWARD, Graph
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
 from roost.placers._shared.layers import Layers
-from roost.placers._shared.orders import best_of, in_orders, reordered
+from roost.placers._shared.orders import common_orders, own_orders
 from roost.placers._shared.units import Units
 
 _ATTEMPTS = 8  # most repairs take two or three
 _MARGIN = 0.005  # of the memory of a device, at first
 
 
-def missing_bytes(problem: Problem, trial: Trial) -> int:
-    """Bytes by which a trial overflows, over all devices."""
-    return int(np.maximum(trial.peak_memory - problem.cluster.memory, 0).sum())
-
-
-def best_or_nearest(problem: Problem, trials: Iterable[Trial]) -> Trial:
-    """The best trial that fits, or where none does the one nearest to fitting."""
-    trials = list(trials)
-    if any(trial.feasible for trial in trials):
-        return best_of(trials)
-    return min(trials, key=lambda trial: (missing_bytes(problem, trial), trial.step_time))
-
-
 def best_reordered(problem: Problem, evaluate: Evaluate, trial: Trial) -> Trial:
     """The trial, or its devices in an order made for them, whichever is better."""
-    return best_or_nearest(problem, [trial, *evaluate(reordered(problem, trial.placement.device))])
+    return best_of([trial, *evaluate(own_orders(problem, trial.placement.device))])
 
 
 def lasting(graph: Graph) -> Array:  # [ops] bool
@@ -74,7 +59,7 @@ def fitted(
     there is room."""
     problem = units.problem
     unit_device = fastest_allowed(units, unit_device)
-    trials = [best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device))))]
+    trials = [best_of(evaluate(common_orders(problem, units.devices(unit_device))))]
     chain: Array | None = None
     for attempt in range(_ATTEMPTS):
         if trials[-1].feasible:
@@ -87,10 +72,8 @@ def fitted(
         if (moved == unit_device).all():
             break
         unit_device = moved
-        trials.append(
-            best_or_nearest(problem, evaluate(in_orders(problem, units.devices(unit_device))))
-        )
-    return best_reordered(problem, evaluate, best_or_nearest(problem, trials))
+        trials.append(best_of(evaluate(common_orders(problem, units.devices(unit_device)))))
+    return best_reordered(problem, evaluate, best_of(trials))
 
 
 # [units] i4.

@@ -18,9 +18,9 @@ from roost.core.cluster import MEMORY
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial
+from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
-from roost.placers._shared.orders import best_of, early_updates, placement_of
+from roost.placers._shared.orders import early_updates
 from roost.placers._shared.units import Units
 
 _ATTEMPTS = 12
@@ -55,7 +55,7 @@ def _offload(
     size = np.array([problem.graph.output_bytes[ops].sum() for ops in candidates], dtype=np.int64)
     moved = np.zeros(len(candidates), dtype=bool)
     for attempt in range(_ATTEMPTS + _RELIEFS):
-        early = placement_of(problem, device, "priority", early_updates(problem))
+        early = problem.placement(device, "priority", early_updates(problem))
         tried = (replace(start, device=device), early)
         best = best_of(evaluate([replace(placement, prefetch_bytes=window) for placement in tried]))
         if best.feasible:

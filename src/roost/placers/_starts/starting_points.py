@@ -14,7 +14,6 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate, Round
 from roost.placers._shared.groups import grouped, may_group
-from roost.placers._shared.orders import placement_of
 from roost.placers._starts.kept_or_streamed import mixed
 from roost.placers._starts.offload import needs_offload, offloaded
 from roost.placers.rules import best_placements, portfolio
@@ -109,15 +108,14 @@ def _round_of(problem: Problem, other: Problem, kept: list[Placement], simulatio
         order = dispatch_order(other, placement)
         priorities[row, order] = -np.arange(len(order), dtype=np.float64)
     devices = np.stack([placement.device for placement in kept])
-    first = placement_of(problem, devices[0], "priority", priorities[0])
+    first = problem.placement(devices[0], "priority", priorities[0])
     return Round([first], simulations, {"devices": devices, "priorities": priorities})
 
 
 def _placements(problem: Problem, state: Mapping[str, Array]) -> list[Placement]:
     rows = zip(state["devices"], state["priorities"], strict=True)
     return [
-        placement_of(problem, np.array(device), "priority", np.array(urgent))
-        for device, urgent in rows
+        problem.placement(np.array(device), "priority", np.array(urgent)) for device, urgent in rows
     ]
 
 
