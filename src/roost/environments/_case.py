@@ -16,9 +16,7 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, FORWARD, UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._shared.fitting import fastest_allowed, lasting_bytes
-from roost.placers._shared.groups import groups_of
-from roost.placers._shared.units import Units
+from roost.placers.toolkit import Units, fastest_allowed, groups_of, lasting_bytes
 from roost.simulator.compiled import Outcomes, Simulator
 from roost.simulator.order import upward_rank
 

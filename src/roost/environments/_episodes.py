@@ -25,7 +25,7 @@ from roost.environments._case import Case, beside, missing_bytes
 from roost.environments._observation import Sizes, lasting_parts, padded, space_of
 from roost.environments._settings import MOVE_BY_MOVE, Settings
 from roost.errors import InputError
-from roost.placers._shared.fitting import fastest_allowed
+from roost.placers.toolkit import fastest_allowed
 
 _NOWHERE = -1
 _OPTIONS = ("problem", "placement")

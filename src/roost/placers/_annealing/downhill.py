@@ -22,8 +22,8 @@ _FEW = 16  # simulations: not worth another round
 _NONE = 1e-12  # a temperature at which nothing worse is ever taken
 
 
-def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> None:
-    """Make a placement better in its order, until it has moved enough or the budget is spent."""
+def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> Placement:
+    """Improve a placement in its order by up to 5,000 moves, or until the budget is spent."""
     units = _whole_units(problem, start)
     annealer = Annealer(problem, units, start, alone=True)
     placed, seed, moves = units.unit_devices(start.device), int(evaluate.rng.integers(2**31)), 0
@@ -34,6 +34,7 @@ def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> None:
         chain = annealer.chain(placed, seed + moves)
         placed = evaluate.round(partial(_run, annealer, chain, length))["placed"]
         moves += length
+    return annealer.placement(placed)
 
 
 def _run(annealer: Annealer, chain: Chain, length: int) -> Round:
