@@ -42,7 +42,7 @@ def test_command_line_in_the_readme_prints_what_it_says():
     command, expected = re.search(
         r"    \$ (roost simulate [^\n]*)\n(.*?)\n\n`--trace", text, re.S
     ).groups()
-    argv = [sys.executable, "-m", "roost.cli", *command.partition("#")[0].split()[1:]]
+    argv = [sys.executable, "-m", "roost", *command.partition("#")[0].split()[1:]]
     found = subprocess.run(
         argv, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "80", "PATH": ""}
     )
@@ -96,7 +96,7 @@ def test_roost_place_in_the_readme_prints_what_it_says(tmp_path):
     argv = command.partition("#")[0].split()[1:]
     argv[argv.index("-o") + 1] = str(tmp_path)
     found = subprocess.run(
-        [sys.executable, "-m", "roost.cli", *argv],
+        [sys.executable, "-m", "roost", *argv],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -282,3 +282,16 @@ def test_a_live_line_is_cut_and_not_folded() -> None:
         with out.capture() as drawn:
             out.print(Spinner("dots", line))
         assert len(drawn.get().splitlines()) == 1
+
+
+def test_python_m_roost_is_the_command_and_completes_its_words() -> None:
+    """As a shell asks for completion, through `python -m roost`."""
+    asked = {"_ROOST_COMPLETE": "complete_bash", "COMP_WORDS": "roost pl", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "roost"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["place", "placers"], done.stderr

@@ -22,7 +22,7 @@ def main() -> None:
     try:
         from roost.cli._app import app
 
-        app()
+        app(prog_name="roost")  # also as `python -m roost`: completion depends on the name
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 

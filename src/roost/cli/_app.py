@@ -33,7 +33,7 @@ app = typer.Typer(
     epilog="Exits 0 when done, 2 on bad usage or bad input, 3 when nothing fits, 4 when "
     "verification failed.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

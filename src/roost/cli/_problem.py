@@ -422,7 +422,11 @@ def is_our_file(source: str) -> bool:
     path = Path(source)
     if path.name == "config.json" or source.endswith(_MODEL_FILES) or path.is_dir():
         return False
-    return path.exists() or source.endswith((".json", ".json.gz"))
+    if source.endswith((".json", ".json.gz")):
+        return True
+    from roost.frontends import installed_reader
+
+    return path.exists() and installed_reader(source) is None
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

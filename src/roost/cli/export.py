@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from roost import catalog
 from roost.cli import _built, _console, _problem, _search
 from roost.errors import InputError
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from roost.core.placement import Placement
     from roost.core.problem import Problem
     from roost.plan.plan import Plan
-
-Format = Literal["device_map", "split_spec", "llama_cpp"]
+    from roost.report.exports import Export
 
 
 def export(
@@ -25,12 +25,13 @@ def export(
     on: _problem.On = None,
     placement: _problem.Placed = None,
     form: Annotated[
-        Format | None,
+        str | None,
         typer.Option(
             "--format",
+            metavar="NAME",
             help="device_map for accelerate and transformers, split_spec for "
-            "torch.distributed.pipelining, llama_cpp "
-            "for the -ot option of llama.cpp.",
+            "torch.distributed.pipelining, llama_cpp for the -ot option of llama.cpp, or "
+            "package.module:Class.",
         ),
     ] = None,
     output: Annotated[
@@ -55,7 +56,9 @@ def export(
     if placement is None:
         raise InputError("--placement is missing; name the placement.json or plan.json to export")
     if form is None:
-        raise InputError("--format is missing; give device_map, split_spec or llama_cpp")
+        known = ", ".join(catalog.names("report/exports"))
+        raise InputError(f"--format is missing; give one of {known}")
+    exporter: type[Export] = catalog.find("report/exports", form)
     from roost.core import files, formats
     from roost.core.placement import Placement
 
@@ -77,15 +80,15 @@ def export(
             error.args = (f"{placement}: {error}",)
             raise
     with _console.working("exporting", _search.COMPILING):
-        found, facts = _exported(form, module, problem, loaded)
+        export = exporter.of(module, problem, loaded)
     if output is not None:
-        found.save(output)
+        export.save(output)
         _console.note(f"wrote {output}")
     if as_json:
-        _console.show_json({"format": form} | facts)
+        _console.show_json({"format": form} | export.facts())
     elif output is None:
-        typer.echo(found.text(), nl=False)
-    _console.note(str(found))
+        typer.echo(export.text(), nl=False)
+    _console.note(str(export))
 
 
 def _planned(
@@ -115,40 +118,3 @@ def _module(model: _problem.Model | None) -> nn.Module | None:
     if not (model.in_zoo or ":" in model.source or model.is_config):
         return None
     return _built.build(model, "meta").module
-
-
-def _exported(
-    form: Format, module: nn.Module | None, problem: Problem, placement: Placement
-) -> tuple[Any, dict[str, Any]]:
-    """What is written, and what --json says of it."""
-    from roost.report import exports
-
-    if form == "device_map":
-        found = exports.device_map(module, problem, placement)
-        return found, {
-            "device_map": dict(found.entries),
-            "agreement": found.agreement,
-            "step_time": found.step_time,
-            "placed_time": found.placed_time,
-            "cost": found.cost,
-            "feasible": found.feasible,
-            "missing_bytes": found.missing_bytes,
-        }
-    if form == "split_spec":
-        spec = exports.split_spec(module, problem, placement)
-        return spec, {
-            "split_spec": dict(spec.points),
-            "devices": list(spec.devices),
-            "agreement": spec.agreement,
-            "step_time": spec.step_time,
-            "placed_time": spec.placed_time,
-            "cost": spec.cost,
-        }
-    line = exports.llama_cpp(problem, placement)
-    return line, {
-        "line": line.line,
-        "num_gpu_layers": line.num_gpu_layers,
-        "rules": [list(rule) for rule in line.rules],
-        "tensors": dict(line.tensors),
-        "agreement": line.agreement,
-    }

@@ -189,7 +189,7 @@ def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
 def _placer(name: str) -> Any:
     chosen = catalog.find("placers", name)()
     if not hasattr(chosen, "learn"):
-        able = [each for each in catalog.names("placers") if _can_learn(each)]
+        able = [each for each in catalog.own_names("placers") if _can_learn(each)]
         raise InputError(
             f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}"
         )

@@ -37,8 +37,13 @@ def placers(
 
 
 def first_sentence(name: str) -> str:
-    """Of the docstring of its file, which is read and not run."""
-    text = ast.get_docstring(ast.parse((catalog.ROOT / "placers" / f"{name}.py").read_text())) or ""
+    """The first sentence of a placer's docstring, or of the package that brings the placer."""
+    path = catalog.ROOT / "placers" / f"{name}.py"
+    if not path.exists():
+        packages = [p.dist for p in catalog.entry_points("placers") if p.name == name]
+        found = [f"{each.metadata['Summary']} ({each.name})" for each in packages if each]
+        return "; ".join(found)
+    text = ast.get_docstring(ast.parse(path.read_text())) or ""  # read, not run
     # A sentence ends where the next begins: not in `et al. 2017`.
     return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
 

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from roost import catalog
 from roost.core.graph import Graph
 from roost.errors import InputError
+
+
+class FrontEnd(Protocol):
+    """A front-end of an installed package: an entry point of the group `roost.frontends`."""
+
+    suffixes: tuple[str, ...]  # of the files that it reads, such as (".tflite",)
+
+    def read(self, source: str, *, train: bool, optimizer: str, **options: Any) -> Graph:
+        """The graph of this file."""
 
 
 def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
@@ -39,8 +49,19 @@ def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options:
         from roost.frontends.torch import Torch
 
         return Torch().read(source, train=train, optimizer=optimizer, **options)
+    if (reader := installed_reader(source)) is not None:
+        return reader.read(source, train=train, optimizer=optimizer, **options)
     if path.exists():
         raise InputError(
             f"{source}: is no model; known are .onnx, .pt2, .pb, a SavedModel folder, a config.json"
         )
     raise InputError(f"{source}: no such file, and no package.module:callable either")
+
+
+def installed_reader(source: str) -> FrontEnd | None:
+    """The front-end of an installed package that reads this file."""
+    for point in catalog.entry_points("frontends"):
+        reader: FrontEnd = catalog.find("frontends", point.name)()
+        if source.endswith(reader.suffixes):
+            return reader
+    return None

@@ -1,12 +1,20 @@
-"""A placement for other tools: what of it they can express, rounded to whole modules, and what that
-costs.
+"""Exporters: one file for each tool that can take a placement, found by the name of the file.
 
-`device_map` is for accelerate and transformers, `split_spec` for torch.distributed.pipelining,
-`llama_cpp` for llama.cpp. Each refuses with an InputError, and a reason, what its tool cannot do.
+An exporter rounds a placement to what its tool can express, and says what the rounding costs. It
+raises InputError, with the reason, for what the tool cannot do. `roost export` calls it.
 """
 
-from roost.report.exports._device_map import DeviceMap, device_map
-from roost.report.exports._llama_cpp import Overrides, llama_cpp
-from roost.report.exports._split_spec import SplitSpec, split_spec
+from roost.report.exports._export import Export
+from roost.report.exports.device_map import DeviceMap, device_map
+from roost.report.exports.llama_cpp import LlamaCpp, llama_cpp
+from roost.report.exports.split_spec import SplitSpec, split_spec
 
-__all__ = ["DeviceMap", "Overrides", "SplitSpec", "device_map", "llama_cpp", "split_spec"]
+__all__ = [
+    "DeviceMap",
+    "Export",
+    "LlamaCpp",
+    "SplitSpec",
+    "device_map",
+    "llama_cpp",
+    "split_spec",
+]

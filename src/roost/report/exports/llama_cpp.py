@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from roost.core import files
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
+from roost.report.exports._export import Export
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WHOLE = {
     "model.embed_tokens": "token_embd",
@@ -57,13 +60,17 @@ _EXPERT = re.compile(r"mlp\.experts\.(?:\d+\.)?(\w+)")
 
 
 @dataclass(frozen=True)
-class Overrides:
+class LlamaCpp(Export):
     """The options, and the tensors that they are about."""
 
     rules: tuple[tuple[str, str], ...]  # (regex, buffer), in order
     num_gpu_layers: int  # of -ngl
     tensors: Mapping[str, str]  # tensor of llama.cpp -> the buffer it should be in
     agreement: float  # share of the bytes that are where the placement has them
+
+    @classmethod
+    def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> LlamaCpp:
+        return llama_cpp(problem, placement)
 
     @property
     def line(self) -> str:
@@ -74,8 +81,14 @@ class Overrides:
     def text(self) -> str:
         return self.line + "\n"
 
-    def save(self, path: str | Path) -> None:
-        files.write_bytes(Path(path), self.text().encode())
+    def facts(self) -> dict[str, Any]:
+        return {
+            "line": self.line,
+            "num_gpu_layers": self.num_gpu_layers,
+            "rules": [list(rule) for rule in self.rules],
+            "tensors": dict(self.tensors),
+            "agreement": self.agreement,
+        }
 
     def buffer_of(self, tensor: str) -> str | None:
         """Where the rules put a tensor; None where none is about it."""
@@ -88,7 +101,7 @@ class Overrides:
         )
 
 
-def llama_cpp(problem: Problem, placement: Placement) -> Overrides:
+def llama_cpp(problem: Problem, placement: Placement) -> LlamaCpp:
     """The options for where the placement has the weights. Raises InputError for what is not shaped
     like Llama."""
     placement = problem.check(placement)
@@ -100,14 +113,14 @@ def llama_cpp(problem: Problem, placement: Placement) -> Overrides:
     gpus = sorted({buffer for buffer in chosen.values() if buffer != "CPU"})
     agreement = kept / total if total else 1.0
     if not gpus:
-        return Overrides((), 0, chosen, agreement)  # and then everything is on the CPU
+        return LlamaCpp((), 0, chosen, agreement)  # and then everything is on the CPU
     usual = (
         gpus[0] if sum(device.kind == "cuda" for device in problem.cluster.devices) == 1 else None
     )
     listed = {
         tensor: buffer for tensor, buffer in chosen.items() if buffer != _default(tensor, usual)
     }
-    return Overrides(tuple(_rules(listed, set(chosen))), layers + 1, chosen, agreement)
+    return LlamaCpp(tuple(_rules(listed, set(chosen))), layers + 1, chosen, agreement)
 
 
 def _default(tensor: str, usual: str | None) -> str | None:

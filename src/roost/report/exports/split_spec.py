@@ -6,15 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost.core import files
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
+from roost.report.exports._export import Export
 from roost.report.exports._modules import Modules, ancestors, within
 from roost.simulator.compiled import simulate
 
@@ -25,7 +24,7 @@ _MINOR = 0.02  # a device with a smaller share of the computing than this may be
 
 
 @dataclass(frozen=True)
-class SplitSpec:
+class SplitSpec(Export):
     """Where the stages begin, and on which devices they are."""
 
     points: Mapping[str, str]  # module -> name of a SplitPoint
@@ -33,6 +32,10 @@ class SplitSpec:
     agreement: float  # share of the forward ops on the device of their stage
     step_time: float  # seconds, simulated, of one batch with whole modules in stages
     placed_time: float  # seconds, simulated, under the placement
+
+    @classmethod
+    def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
+        return split_spec(model, problem, placement)
 
     @property
     def cost(self) -> float:
@@ -45,8 +48,15 @@ class SplitSpec:
             + "\n"
         )
 
-    def save(self, path: str | Path) -> None:
-        files.write_bytes(Path(path), self.text().encode())
+    def facts(self) -> dict[str, Any]:
+        return {
+            "split_spec": dict(self.points),
+            "devices": list(self.devices),
+            "agreement": self.agreement,
+            "step_time": self.step_time,
+            "placed_time": self.placed_time,
+            "cost": self.cost,
+        }
 
     def __str__(self) -> str:
         stages = f"{len(self.devices)} stages on {', '.join(self.devices)}"

@@ -12,17 +12,16 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roost.core import files
 from roost.core.graph import INPUT
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
 from roost.errors import InputError
+from roost.report.exports._export import Export
 from roost.report.exports._modules import Modules, within
 from roost.simulator.compiled import simulate
 
@@ -33,7 +32,7 @@ _MINOR = 0.02  # a GPU with a smaller share of the computing than this may be ro
 
 
 @dataclass(frozen=True)
-class DeviceMap:
+class DeviceMap(Export):
     """The map, and how far it is from the placement that it was made of."""
 
     entries: Mapping[str, int | str]  # module, or tensor -> number of the GPU, or "cpu"
@@ -42,6 +41,10 @@ class DeviceMap:
     placed_time: float  # seconds, simulated, under the placement
     missing_bytes: int  # what does not fit any more, on all devices together
     placement: Placement  # the map as a placement
+
+    @classmethod
+    def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> DeviceMap:
+        return device_map(model, problem, placement)
 
     @property
     def cost(self) -> float:
@@ -62,8 +65,16 @@ class DeviceMap:
         """As JSON, which `json.load` turns into what accelerate takes."""
         return json.dumps(dict(self.entries), indent=2) + "\n"
 
-    def save(self, path: str | Path) -> None:
-        files.write_bytes(Path(path), self.text().encode())
+    def facts(self) -> dict[str, Any]:
+        return {
+            "device_map": dict(self.entries),
+            "agreement": self.agreement,
+            "step_time": self.step_time,
+            "placed_time": self.placed_time,
+            "cost": self.cost,
+            "feasible": self.feasible,
+            "missing_bytes": self.missing_bytes,
+        }
 
     def __str__(self) -> str:
         lacks = "" if self.feasible else f"; does not fit: lacks {show_bytes(self.missing_bytes)}"

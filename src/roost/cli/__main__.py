@@ -1,5 +1,0 @@
-"""`python -m roost.cli` is `roost`."""
-
-from roost.cli import main
-
-main()
