@@ -18,8 +18,8 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import FORWARD, INPUT, PARAMETER, UPDATE, GraphBuilder
 from roost.errors import InputError
 from roost.report.exports import device_map, llama_cpp, split_spec
-from roost.report.exports.llama_cpp import gguf_names, whole_numbers
 from roost.report.exports._modules import Modules
+from roost.report.exports.llama_cpp import gguf_names, whole_numbers
 
 FIGURES = {"peak": {"float32": 1e12}, "memory_bandwidth": 1e11, "launch_overhead": 1e-6}
 

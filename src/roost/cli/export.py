@@ -14,8 +14,6 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from torch import nn
 
-    from roost.core.placement import Placement
-    from roost.core.problem import Problem
     from roost.plan.plan import Plan
     from roost.report.exports import Export
 
