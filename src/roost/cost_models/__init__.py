@@ -27,7 +27,7 @@ def estimate(graph: Graph, cluster: Cluster | str, model: str | CostModel = "roo
         given = f"{type(graph).__name__} and {type(cluster).__name__}"
         raise InputError(
             f"estimate takes a graph and a cluster, not {given}; roost.capture makes a graph of a "
-            f"model"
+            "model"
         )
     chosen: CostModel = catalog.find("cost_models", model)() if isinstance(model, str) else model
     return Problem(graph, cluster, chosen.estimate(graph, cluster))

@@ -35,7 +35,7 @@ class Roofline:
         if not device.peak or device.memory_bandwidth == 0:
             raise InputError(
                 f"device {device.name!r} needs peak and memory_bandwidth for a roofline; add them "
-                f"to its cluster file"
+                "to its cluster file"
             )
         pairs = set(zip(graph.dtypes, graph.kinds, strict=True))
         rates = {pair: self._rate(device, *pair) for pair in pairs}

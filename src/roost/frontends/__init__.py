@@ -31,7 +31,7 @@ def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options:
     if fixed and train:
         raise InputError(
             f"{source}: says itself whether it is inference or a step; training is for PyTorch "
-            f"models"
+            "models"
         )
     if source.endswith(".onnx"):
         from roost.frontends.onnx import Onnx

@@ -165,17 +165,14 @@ class Shapes:
         ):
             raise UnsupportedOp(
                 f"{self.where}: {self.label(node)} is control flow, which a placement cannot "
-                f"follow; export the model "
-                "without it, with fixed shapes and loops unrolled (torch.onnx.export(..., "
-                "dynamo=True) does so), "
-                "or simplify the file with onnxsim"
+                "follow; export the model without it, with fixed shapes and loops unrolled "
+                "(torch.onnx.export(..., dynamo=True) does so), or simplify the file with onnxsim"
             )
         for name in node.input:
             if name and name not in self.tensors:
                 raise InputError(
                     f"{self.where}: {self.label(node)} takes {name!r}, which no node before it "
-                    f"makes; "
-                    "the file is damaged or out of order, save it again"
+                    "makes; the file is damaged or out of order, save it again"
                 )
         made = self._outputs_of(node)
         for name in filter(None, node.output):
@@ -201,9 +198,8 @@ class Shapes:
         if external:
             why = f"is in {external[0]!r}, whose data lies in another file, which is not read"
         return (
-            f"{self.where}: the shape of {name!r}, made by {self.label(node)}, {why}; "
-            f"give it as you give those of inputs: --input {name}=..., one number for each "
-            f"dimension"
+            f"{self.where}: the shape of {name!r}, made by {self.label(node)}, {why}; give it as "
+            f"you give those of inputs: --input {name}=..., one number for each dimension"
         )
 
     def _outputs_of(self, node: Any) -> dict[str, Tensor]:
@@ -253,8 +249,7 @@ class Shapes:
             if inferred.WhichOneof("value") not in ("tensor_type", None):
                 raise UnsupportedOp(
                     f"{self.where}: {self.label(node)} makes {name!r}, a {_type_name(inferred)} "
-                    f"and not a tensor; "
-                    "export the model without it"
+                    "and not a tensor; export the model without it"
                 )
             declared = self._declared(inferred)
             if declared is not None and all(isinstance(dimension, int) for dimension in declared):
@@ -300,8 +295,7 @@ class Shapes:
             if domain in _STANDARD and not _onnx_contrib.knows(op.lower()):
                 raise InputError(
                     f"{self.where}: opset {self.versions.get('', 1)} has no op called {op!r} "
-                    f"({self.label(node)}); "
-                    "export the model with another opset_version"
+                    f"({self.label(node)}); export the model with another opset_version"
                 ) from None
         return None
 

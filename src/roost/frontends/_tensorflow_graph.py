@@ -191,8 +191,8 @@ class _Description:
         if not tensor.shape.is_fully_defined():
             raise InputError(
                 f"{self.where}: the shape of {tensor.name!r} ({tensor.op.type}) does not follow "
-                f"from the shapes of the "
-                f"inputs, only {tensor.shape}; trace the model with shapes that are fixed"
+                f"from the shapes of the inputs, only {tensor.shape}; trace the model with shapes "
+                "that are fixed"
             )
         return Tensor(_dtype_name(tensor.dtype), tuple(tensor.shape.as_list()))
 

@@ -109,7 +109,7 @@ def _expand(
         if name not in names and f"{name}:{index or 0}" not in moved:
             raise GraphError(
                 f"{where}: an op takes {reference!r}, which no op makes; the graph is damaged, "
-                f"save it again"
+                "save it again"
             )
         return moved.get(f"{name}:{index or 0}") or f"{names[name]}:{index or 0}"
 
@@ -161,14 +161,13 @@ def _refuse_control_flow(node: Any, where: str) -> None:
     if node.op in _LOOPS:
         raise UnsupportedOp(
             f"{where}: op {node.name!r} ({node.op}) is a loop, which a placement cannot follow; "
-            f"unroll it: "
-            "build recurrent layers with unroll=True, and write other loops over a Python range"
+            "unroll it: build recurrent layers with unroll=True, and write other loops over a "
+            "Python range"
         )
     if node.op in _CHOICES or node.op in _CALLS:
         raise UnsupportedOp(
             f"{where}: op {node.name!r} ({node.op}) is control flow, which a placement cannot "
-            f"follow; "
-            "decide in Python, while the model is traced"
+            "follow; decide in Python, while the model is traced"
         )
 
 
@@ -195,6 +194,6 @@ def in_order(nodes: list[Any]) -> list[Any]:
         stuck = next(node.name for node, count in zip(nodes, waiting, strict=True) if count > 0)
         raise GraphError(
             f"the ops around {stuck!r} wait for each other; a placement needs a graph without "
-            f"cycles"
+            "cycles"
         )
     return ordered

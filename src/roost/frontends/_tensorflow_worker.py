@@ -65,8 +65,8 @@ def _frozen(tf: Any, path: Path) -> Traced:
         graph_def.ParseFromString(path.read_bytes())
     except Exception as error:  # DecodeError, from whichever protobuf is installed
         raise InputError(
-            f"{path}: is not a GraphDef, or not a whole one ({_first_line(error)}); save it again, "
-            "or give the folder of a SavedModel"
+            f"{path}: is not a GraphDef, or not a whole one ({_first_line(error)}); save it "
+            "again, or give the folder of a SavedModel"
         ) from None
     if not graph_def.node:
         raise InputError(
@@ -76,8 +76,7 @@ def _frozen(tf: Any, path: Path) -> Traced:
         if node.op in ("Variable", "VariableV2"):
             raise InputError(
                 f"{path}: op {node.name!r} is a variable of TensorFlow 1, so this GraphDef is not "
-                f"frozen; "
-                "freeze it, or give the folder of a SavedModel"
+                "frozen; freeze it, or give the folder of a SavedModel"
             )
     handles = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
     placeholders = [node for node in graph_def.node if node.op == "Placeholder"]
@@ -100,7 +99,7 @@ def traced_function(function: Any, where: str) -> Traced:
         if any(size < 0 for size in found.shape):
             raise InputError(
                 f"{where}: variable {found.name!r} has shape {found.shape}; build it with a fixed "
-                f"shape"
+                "shape"
             )
         variables[placeholder] = found
     own = [tensor.op for tensor in function.inputs if tensor.op.name not in captured]

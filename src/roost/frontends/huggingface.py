@@ -104,5 +104,5 @@ class Huggingface:
                 return family.from_config(config)
         raise UnsupportedOp(
             f"{config.model_type} is no language model; build it in Python and use "
-            f"roost.capture(model, inputs)"
+            "roost.capture(model, inputs)"
         )

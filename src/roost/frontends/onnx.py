@@ -93,15 +93,15 @@ def _load(onnx: Any, path: Path) -> Any:
     if not model.opset_import or not (model.graph.node or model.graph.output):
         raise InputError(
             f"{path}: is not an ONNX model, or not a whole one (no graph and opset); export it "
-            f"again"
+            "again"
         )
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
         if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
             raise InputError(
                 f"{path}: is written in opset {entry.version}; the onnx installed here reads 1 to "
-                f"{newest}: "
-                "update it (pip install -U onnx), or export the model with an older opset_version"
+                f"{newest}: update it (pip install -U onnx), or export the model with an older "
+                "opset_version"
             )
     if model.functions:
         try:

@@ -111,7 +111,7 @@ def _model_path(path: Path) -> Path:
     if path.is_dir() and not (path / "saved_model.pb").is_file():
         raise InputError(
             f"{path}: is not a SavedModel, it has no saved_model.pb; make one with "
-            f"model.export(folder)"
+            "model.export(folder)"
         )
     if path.is_file() and path.suffix in (".keras", ".h5", ".hdf5"):
         raise InputError(

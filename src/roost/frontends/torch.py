@@ -252,8 +252,7 @@ class _Description:
         if len(dtypes) > 1:
             raise InputError(
                 f"{_kind(node)} in module {module!r} mixes {' and '.join(sorted(dtypes))}; give "
-                f"the model and its "
-                "inputs one type"
+                "the model and its inputs one type"
             )
 
     def add_updates(self, optimizer: str) -> None:
@@ -416,6 +415,6 @@ def load_model(source: str) -> tuple[nn.Module, Any]:
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module):
         return made
     raise InputError(
-        f"{source!r} gave {type(made).__name__}; it must return (module, example_inputs), "
-        "or a module that has example_inputs"
+        f"{source!r} gave {type(made).__name__}; it must return (module, example_inputs), or a "
+        "module that has example_inputs"
     )

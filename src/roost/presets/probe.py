@@ -178,8 +178,8 @@ def _link(
     )
     sender = "measured here, what the thread that sends 4 KiB takes for it"
     receiver = (
-        "measured here, what the thread that receives 4 KiB takes for it, or the threads of a "
-        "CPU to wake up"
+        "measured here, what the thread that receives 4 KiB takes for it, or the threads of a CPU "
+        "to wake up"
     )
     figures = _LINK_FIGURES.format(
         way=way,

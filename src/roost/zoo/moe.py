@@ -60,7 +60,7 @@ class Moe(Settings):
             tokens = self.batch * self.length
             raise InputError(
                 f"experts is {self.experts}; {tokens} tokens with top_k {self.top_k} leave some "
-                f"with none"
+                "with none"
             )
 
     def model(self) -> nn.Module:

@@ -58,8 +58,8 @@ def lanes(cluster: Cluster) -> list[Lane]:
             known = ", ".join(["cpu", *sorted(gpus)])
             raise InputError(
                 f"device {device.name!r} of cluster {cluster.name!r} is not on this machine, "
-                f"which has {known}; "
-                "ops are timed where they run: take roost.probe(), or --on here"
+                f"which has {known}; ops are timed where they run: take roost.probe(), or --on "
+                "here"
             )
     return found
 

@@ -14,7 +14,6 @@ def refuse_dispatched(model: nn.Module) -> None:
         if hasattr(module, "_hf_hook"):
             raise InputError(
                 f"module {name or type(model).__name__!r} was dispatched by accelerate; take that "
-                f"off first with "
-                "accelerate.hooks.remove_hook_from_module(model, recurse=True), or load it "
-                "without a device_map"
+                "off first with accelerate.hooks.remove_hook_from_module(model, recurse=True), or "
+                "load it without a device_map"
             )

@@ -179,14 +179,13 @@ def _checked(
     if not fits:
         raise InputError(
             f"{where}: input {name!r} is declared {written(declared)}; {written(shape)} does not "
-            f"fit that"
+            "fit that"
         )
     for size, dimension in zip(shape, declared, strict=True):
         if isinstance(dimension, str) and sizes.setdefault(dimension, size) != size:
             raise InputError(
                 f"{where}: dimension {dimension!r} is {sizes[dimension]} in one input and {size} "
-                f"in {name!r}; "
-                "give it the same size in all"
+                f"in {name!r}; give it the same size in all"
             )
     return shape
 

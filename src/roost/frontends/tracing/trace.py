@@ -148,8 +148,7 @@ def _with_loss(forward: Callable[..., Any], loss: Callable[..., Tensor]) -> Call
         except TypeError as error:
             raise InputError(
                 f"loss cannot be called with the model's output alone: {error}. Where it needs "
-                f"labels, let the model "
-                "take them as inputs and return its loss"
+                "labels, let the model take them as inputs and return its loss"
             ) from error
 
     return with_loss
@@ -161,7 +160,7 @@ def _check_model(model: Any, train: bool) -> None:
         what = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError(
             f"a torch.nn.Module is needed, not {what}; wrap a function in a module, call a class "
-            f"to make one"
+            "to make one"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
@@ -177,7 +176,7 @@ def _check_model(model: Any, train: bool) -> None:
         if train and (module._backward_hooks or module._backward_pre_hooks):
             raise UnsupportedOp(
                 f"module {name or type(model).__name__!r} has a backward hook, which a graph "
-                f"cannot hold; remove it"
+                "cannot hold; remove it"
             )
 
 
@@ -199,9 +198,8 @@ class _Gradients(TorchFunctionMode):
             def refuse(function: Any, *args: Any, **kwargs: Any) -> Any:
                 raise UnsupportedOp(
                     f"{function.__name__} is a torch.autograd.Function with a derivative of its "
-                    f"own, which cannot be "
-                    "captured for training; write it with ordinary ops, or as a "
-                    "torch.library.custom_op"
+                    "own, which cannot be captured for training; write it with ordinary ops, or "
+                    "as a torch.library.custom_op"
                 )
 
             torch.autograd.Function.apply = classmethod(refuse)  # type: ignore[assignment, method-assign]
@@ -313,9 +311,8 @@ def _refusal(error: Exception, where: str | None) -> InputError:
     if _depends_on_data(error):
         return UnsupportedOp(
             f"the model decides by the values of a tensor{at}: {text}. A placement needs one "
-            f"fixed graph: "
-            "decide by shapes or settings, use torch.where or a fixed number of steps, or capture "
-            "the part before"
+            "fixed graph: decide by shapes or settings, use torch.where or a fixed number of "
+            "steps, or capture the part before"
         )
     return InputError(f"the model cannot be captured{at}: {type(error).__name__}: {text}")
 
@@ -499,8 +496,8 @@ def _loss(exported: torch.export.ExportedProgram, outputs: list[Any]) -> Tensor:
     if not isinstance(found, Tensor) or found.numel() != 1:
         shape = list(found.shape) if isinstance(found, Tensor) else type(structure).__name__
         raise InputError(
-            f"training needs a model that returns its loss, one number; this one returned {shape}. "
-            "Return the loss, or give loss=a function of the output"
+            "training needs a model that returns its loss, one number; this one returned "
+            f"{shape}. Return the loss, or give loss=a function of the output"
         )
     return found
 
@@ -623,7 +620,7 @@ def _inputs(
         else:
             raise InputError(
                 f"input {holder.name!r} is no tensor, and the model computes with it; make it a "
-                f"tensor"
+                "tensor"
             )
     return tuple(names), flags
 

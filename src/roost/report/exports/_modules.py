@@ -55,8 +55,8 @@ class Modules:
         trained = np.flatnonzero(graph.phase == BACKWARD)
         if len(trained):
             raise InputError(
-                f"exports are for inference, and graph {graph.name!r} is of a training step "
-                f"(op {graph.op_names[int(trained[0])]!r}); place the model without training"
+                f"exports are for inference, and graph {graph.name!r} is of a training step (op "
+                f"{graph.op_names[int(trained[0])]!r}); place the model without training"
             )
         parameters = {
             name: op for op, name in enumerate(graph.op_names) if graph.phase[op] == PARAMETER

@@ -80,8 +80,7 @@ class DeviceMap(Export):
         lacks = "" if self.feasible else f"; does not fit: lacks {show_bytes(self.missing_bytes)}"
         return (
             f"{len(self.entries)} entries; {self.agreement:.1%} of the ops are where the "
-            f"placement has them; "
-            f"a step takes {self.cost:.2f} times as long{lacks}"
+            f"placement has them; a step takes {self.cost:.2f} times as long{lacks}"
         )
 
 
@@ -257,13 +256,12 @@ class _Rounding:
                 raise InputError(
                     f"the placement computes on {names}, but {one!r} and {other!r} meet in op "
                     f"{self.graph.op_names[op]!r} of {path}, where accelerate moves nothing: they "
-                    f"must share a device, "
-                    "and so all of it would"
+                    "must share a device, and so all of it would"
                 )
         unit = max(self.seconds, key=lambda unit: len(self.seconds[unit]))
         raise InputError(
             f"the placement splits {unit!r} over {names}; accelerate can only place it whole, and "
-            f"nothing else is left"
+            "nothing else is left"
         )
 
     # ------------------------------------------------------------------ what comes out
@@ -280,8 +278,7 @@ class _Rounding:
         if self.gpus and set(filled.values()) == {"cpu"}:
             raise InputError(
                 "every weight lies on the CPU while GPUs compute; a device_map of 'cpu' alone "
-                "would compute there too. "
-                "accelerate.cpu_offload does this"
+                "would compute there too. accelerate.cpu_offload does this"
             )
         return filled
 
@@ -356,7 +353,7 @@ def _values(problem: Problem, placement: Placement) -> dict[int, int | str]:
         else:
             raise InputError(
                 f"accelerate does not know device {device.name!r} of kind {device.kind!r}: only "
-                f"cpu, cuda:N"
+                "cpu, cuda:N"
             )
     if (cpus := [problem.cluster.device_names[d] for d, value in found.items() if value == "cpu"])[
         1:

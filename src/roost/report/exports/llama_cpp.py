@@ -96,8 +96,8 @@ class LlamaCpp(Export):
 
     def __str__(self) -> str:
         return (
-            f"{len(self.rules)} rules for {len(self.tensors)} tensors; "
-            f"{self.agreement:.1%} of the bytes are where the placement has them"
+            f"{len(self.rules)} rules for {len(self.tensors)} tensors; {self.agreement:.1%} of "
+            "the bytes are where the placement has them"
         )
 
 
@@ -138,8 +138,8 @@ def _sizes(problem: Problem, placement: Placement) -> dict[str, dict[str, int]]:
         if not tensors:
             raise InputError(
                 f"{name!r} is no weight of a Llama as transformers has them "
-                f"(model.layers.N.self_attn.q_proj.weight, "
-                "...); llama.cpp overrides are for those alone"
+                "(model.layers.N.self_attn.q_proj.weight, ...); llama.cpp overrides are for those "
+                "alone"
             )
         buffer = _buffer(problem, int(placement.device[op]))
         for tensor in tensors:
@@ -148,7 +148,7 @@ def _sizes(problem: Problem, placement: Placement) -> dict[str, dict[str, int]]:
     if not any(tensor.startswith("blk.") for tensor in found):
         raise InputError(
             f"graph {graph.name!r} has no layers of a Llama; llama.cpp overrides are for those "
-            f"alone"
+            "alone"
         )
     return found
 

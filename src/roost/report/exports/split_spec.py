@@ -98,8 +98,7 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
             if device[unit] in stages:
                 raise InputError(
                     f"module {unit!r} goes back to {names[device[unit]]} after "
-                    f"{names[stages[-1]]}; a pipeline goes "
-                    "from stage to stage once"
+                    f"{names[stages[-1]]}; a pipeline goes from stage to stage once"
                 )
             stages.append(device[unit])
             points[_begins(unit, seen)] = "BEGINNING"
@@ -168,11 +167,9 @@ def _check_devices(
         )
         raise InputError(
             f"{name} computes {seconds[lost] / seconds.sum():.0%} of the step, but most of no "
-            f"module: the first of its "
-            f"ops, {problem.graph.op_names[first]!r}, is in {inside!r}, which is on {there} for "
-            f"the most part; a "
-            "pipeline has whole modules in its stages: place with contiguous or expert, or on "
-            "fewer devices"
+            f"module: the first of its ops, {problem.graph.op_names[first]!r}, is in {inside!r}, "
+            f"which is on {there} for the most part; a pipeline has whole modules in its stages: "
+            "place with contiguous or expert, or on fewer devices"
         )
 
 
@@ -220,6 +217,5 @@ def _check_weights(
             lies = max(there, key=lambda home: (there[home], -home))
             raise InputError(
                 f"weights of module {unit!r} lie on {names[lies]} while it computes on "
-                f"{names[device[unit]]}; "
-                "a stage of a pipeline holds its own weights"
+                f"{names[device[unit]]}; a stage of a pipeline holds its own weights"
             )

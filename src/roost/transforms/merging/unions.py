@@ -95,7 +95,6 @@ def units_of(graph: Graph, kinds: Kinds) -> tuple[Array, Unions]:
         members = [graph.op_names[op] for op in np.flatnonzero(graph.group == empty[0])]
         raise GraphError(
             f"group {graph.group_names[empty[0]]!r} can go nowhere: its ops, such as "
-            f"{members[0]!r}, "
-            "have no allowed device kind in common"
+            f"{members[0]!r}, have no allowed device kind in common"
         )
     return unit, Unions(masks.tolist())
