@@ -42,7 +42,7 @@ from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
-from roost.frontends.torch import Described, described
+from roost.frontends.tracing.captured_step import CapturedStep, captured_step
 from roost.frontends.tracing.trace import trace
 from roost.placers.annealing import Annealing
 from roost.runtime.ops.calibrate import calibrated
@@ -224,11 +224,11 @@ def _moved(
 
 def captured(
     name: str, train: bool, small: bool
-) -> tuple[torch.nn.Module, tuple[Any, ...], Described]:
+) -> tuple[torch.nn.Module, tuple[Any, ...], CapturedStep]:
     torch.manual_seed(0)
     model, inputs = zoo.model(name, train, **(SMALL if small else FULL).get(name, {}))
     program = trace(model, inputs, train=train)
-    return model, inputs, described(program, name, "sgd" if train else None)
+    return model, inputs, captured_step(program, name, "sgd" if train else None)
 
 
 def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
@@ -333,7 +333,7 @@ def _row(problem: Problem, placement: Placement, laps: list[tuple[float, float]]
 
 
 def timed(
-    step: Described,
+    step: CapturedStep,
     problem: Problem,
     chunk: dict[str, Placement],
     model: torch.nn.Module,

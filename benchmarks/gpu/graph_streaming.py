@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import mixed_problem, residents_of
@@ -64,7 +64,7 @@ def main() -> None:
     shape = {"hidden": given.hidden, "intermediate": given.intermediate, "vocab": given.vocab}
     settings = Llama(batch=given.batch, length=given.length, layers=given.layers, **shape)
     model, inputs = filled(settings), settings.inputs(False)
-    step = described(trace(model, inputs), "llama")
+    step = captured_step(trace(model, inputs), "llama")
     graph, problem = step.graph, mixed_problem(step, "cpu", given.device)
     away = [
         name.startswith("layers.") and int(name.split(".")[1]) >= given.resident

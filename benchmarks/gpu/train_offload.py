@@ -38,7 +38,7 @@ from roost.core.problem import Problem
 from roost.core.timeline import TRANSFER_KINDS
 from roost.core.units import parse_bytes
 from roost.cost_models.profiled import Profiled
-from roost.frontends.torch import Described, described
+from roost.frontends.tracing.captured_step import CapturedStep, captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
@@ -142,7 +142,7 @@ def eager(
 
 
 def placed(
-    step: Described,
+    step: CapturedStep,
     problem: Problem,
     placement: Placement,
     model: torch.nn.Module,
@@ -270,7 +270,7 @@ def run(given: argparse.Namespace) -> None:
         return
     begun = time.perf_counter()
     model = filled(settings)
-    step = described(trace(model, batches[0], train=True), "gpt2", "adam")
+    step = captured_step(trace(model, batches[0], train=True), "gpt2", "adam")
     traced = time.perf_counter() - begun
     print(f"{step.graph.num_ops} ops, captured in {traced:.0f} s", flush=True)
     begun = time.perf_counter()

@@ -21,7 +21,7 @@ from roost.cost_models.timing import timed_ops, timers, updates, whole_step
 from roost.cost_models.timing.overwrites import reused
 from roost.cost_models.timing.progress_log import Logged
 from roost.errors import InputError
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.presets import machine, measurement_cache
 from roost.runtime.ops.device_code import Code, _Writer
@@ -55,7 +55,7 @@ def cluster(*names):
 
 def captured(make=small_models.everything, optimizer="adam", **settings):
     model, inputs = make(**settings)
-    return described(trace(model, inputs, train=True), "small", optimizer)
+    return captured_step(trace(model, inputs, train=True), "small", optimizer)
 
 
 def takes_time(step):
@@ -125,7 +125,7 @@ def test_another_shape_is_timed_by_itself():
     step = captured(small_models.convolutions)
     first = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))
     model, (images, labels) = small_models.convolutions()
-    larger = described(trace(model, (images[:2], labels[:2]), train=True), "small", "adam")
+    larger = captured_step(trace(model, (images[:2], labels[:2]), train=True), "small", "adam")
     second = Profiled(larger, **SHORT).profile(larger.graph, cluster("cpu"))
     assert 0 < second.num_timed < first.num_timed  # updates have no batch
 
@@ -266,7 +266,7 @@ def test_views_count_once_where_they_look_into_what_was_made_and_each_time_where
             turned = (x + 1).t()
             return turned.exp() + turned.sin() + self.weight.t().cos() + self.weight.t().tanh()
 
-    step = described(trace(Views(), (torch.ones(4, 4),)), "views")
+    step = captured_step(trace(Views(), (torch.ones(4, 4),)), "views")
     views = {step.graph.kinds[task.op]: len(task.views) for task in timed_ops.tasks(step)}
     assert views["exp"] == 1
     assert views["sin"] == 0
@@ -327,7 +327,7 @@ class Weights(nn.Module):
 
 
 def test_ops_that_read_big_weights_are_told():
-    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     assert [task.work.weight_bytes for task in timed_ops.tasks(step)] == [2 * 2**20] * 2
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))  # no GPU, no copies
     assert np.array_equal(found.alone, found.beside)
@@ -347,7 +347,7 @@ class NoCopies:
 
 
 def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monkeypatch):
-    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     cpu, gpu = (
         timers.Lane(torch.device("cpu"), "cpu*1", 1),
         timers.Lane(torch.device("cuda", 0), "a GPU"),
@@ -391,7 +391,7 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
 
 
 def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
-    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     cpu, gpu = (
         timers.Lane(torch.device("cpu"), "cpu*1", 1),
         timers.Lane(torch.device("cuda", 0), "a GPU"),
@@ -441,7 +441,7 @@ def test_a_step_on_cpu_and_gpu():
 
 @pytest.mark.gpu
 def test_big_weights_are_read_alone_and_beside_copies():
-    step = described(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
+    step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     found = Profiled(step).profile(step.graph, cluster("cpu", "cuda:0"))
     [key] = [
         json.loads(path.read_text())["found"]

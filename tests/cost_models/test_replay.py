@@ -15,7 +15,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.cost_models.profiled import Profiled
 from roost.cost_models.timing import whole_step
 from roost.cost_models.timing.whole_step import _Writer, replayed
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import residents_of, virtual_problem
@@ -46,7 +46,7 @@ def captured(make, train=True):
     return (
         model,
         inputs,
-        described(trace(model, inputs, train=train), "small", "adam" if train else None),
+        captured_step(trace(model, inputs, train=train), "small", "adam" if train else None),
     )
 
 
@@ -78,7 +78,7 @@ def test_a_replay_calls_what_the_runtime_calls(make, train):
 def test_every_op_that_computes_gets_a_time(name):
     settings = zoo.settings(name).small()
     model, inputs = settings.model().train(), settings.inputs(True)
-    step = described(trace(model, inputs, train=True), name, "sgd")
+    step = captured_step(trace(model, inputs, train=True), name, "sgd")
     with torch.no_grad():
         times = replayed(step, 0.0, least=1)
     kinds = np.array(step.graph.kinds)

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from roost.frontends.tracing import attention
+from roost.frontends.tracing import flop
 
 CASES = {
     "plain": {},
@@ -102,6 +102,6 @@ def test_the_op_passes_pytorchs_own_check_of_custom_ops():
 
 
 def test_flop_of_forward_and_backward():
-    shape = (2, 4, 16, 32)
-    assert attention.flop(shape, shape, shape) == 4 * 2 * 4 * 16 * 16 * 32
-    assert attention.backward_flop(shape, shape, shape) == 10 * 2 * 4 * 16 * 16 * 32
+    x = torch.empty(2, 4, 16, 32, device="meta")
+    assert flop.attention_flop(x, x, x, out_val=x) == 4 * 2 * 4 * 16 * 16 * 32
+    assert flop.attention_backward_flop(x, x, x, x, out_val=x) == 10 * 2 * 4 * 16 * 16 * 32

@@ -12,8 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import roost
 from roost.core.graph import PHASES
 from roost.errors import InputError, UnknownName, UnsupportedOp
-from roost.frontends.torch import Torch, capture, describe
-from roost.frontends.tracing.trace import trace
+from roost.frontends.torch import Torch, capture, step_of
 from roost.testing.numerics import compare_with_eager
 
 MODELS = {"everything": everything, "convolutions": convolutions}
@@ -198,7 +197,7 @@ def test_a_captured_graph_can_be_placed_and_simulated():
 
 
 def test_coverage_says_what_is_counted_by_formula():
-    _, coverage = describe(trace(*convolutions(), train=True), "small", "sgd")
+    coverage = step_of(*convolutions(), train=True).coverage
     assert 0.5 < coverage.flop_by_formula < 1
     assert 0 < coverage.ops_by_formula < 1
 

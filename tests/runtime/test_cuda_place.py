@@ -15,7 +15,7 @@ from test_graph_runtime import made, on_one
 from torch import nn
 
 from roost.errors import ExecutionError, InputError
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.cuda import Pins, device_named
 from roost.runtime.ops.fetch_window import ALIGNMENT, lives, packed
@@ -143,7 +143,7 @@ def test_ops_that_are_recorded_change_no_number(kinds):
 def test_inputs_and_results_of_a_recorded_run_are_the_callers():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(5, 5), nn.Tanh()) for _ in range(4))).eval()
-    step = described(trace(model, (torch.zeros(2, 5),)), "net")
+    step = captured_step(trace(model, (torch.zeros(2, 5),)), "net")
     problem = mixed_problem(step, "cuda:0")
     given = [torch.randn(2, 5) for _ in range(4)]
     kept = [value.clone() for value in given]
@@ -185,7 +185,7 @@ class Beside(nn.Module):
 @pytest.mark.parametrize("home", [0, 1])
 def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(home):
     model, inputs = Beside(), (torch.ones(4),)
-    step = described(trace(model, inputs, train=True), "beside", "sgd")
+    step = captured_step(trace(model, inputs, train=True), "beside", "sgd")
     problem = mixed_problem(step, "cpu", "cuda:0")
     device = np.full(step.graph.num_ops, home)
     device[step.graph.op_names.index(step.op_of[step.program.results[1]])] = 1 - home

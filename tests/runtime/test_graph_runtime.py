@@ -15,7 +15,7 @@ from torch import nn
 
 import roost
 from roost.errors import ExecutionError, InputError
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.device_code import _compiled
 from roost.runtime.ops.lines import Line
@@ -50,7 +50,7 @@ def made(optimizer="sgd", dropout=0.0):
     torch.manual_seed(0)
     model = Small(dropout).train()
     inputs = (torch.randint(11, (3, 4)), torch.randint(11, (3, 4)))
-    return model, inputs, described(trace(model, inputs, train=True), "small", optimizer)
+    return model, inputs, captured_step(trace(model, inputs, train=True), "small", optimizer)
 
 
 def on_one(step):
@@ -104,7 +104,7 @@ def test_inference_runs_too():
         nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)).eval(),
         (torch.randn(4, 5),),
     )
-    step = described(trace(model, inputs), "net")
+    step = captured_step(trace(model, inputs), "net")
     problem = virtual_problem(step)
     with GraphRuntime(
         step, problem, any_placement(problem, np.random.default_rng(3)), residents_of(model)
@@ -185,7 +185,7 @@ def test_tensors_are_freed_at_their_last_use(num_devices):
         *(layer for _ in range(10) for layer in (nn.Linear(8, 8), nn.ReLU()))
     ).eval()
     inputs = torch.randn(2, 8)
-    step = described(trace(model, (inputs,)), "chain")
+    step = captured_step(trace(model, (inputs,)), "chain")
     problem = virtual_problem(step, num_devices)
     middle = np.arange(step.graph.num_ops) >= step.graph.num_ops // 2
     placement = problem.placement(middle.astype(int) % num_devices)

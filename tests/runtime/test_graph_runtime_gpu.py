@@ -12,7 +12,7 @@ from torch import nn
 import roost
 from roost import zoo
 from roost.errors import ExecutionError, InputError
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.testing.runs import (
@@ -77,7 +77,7 @@ def test_a_model_whose_layers_are_large_streams_too():
     torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(1024, 1024), nn.Tanh()) for _ in range(6)]
     model, inputs = nn.Sequential(*layers).train(), (torch.randn(256, 1024),)
-    step = described(
+    step = captured_step(
         trace(model, inputs, train=True, loss=lambda out: out.square().mean()), "net", "adam"
     )
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(3)
@@ -91,7 +91,7 @@ def test_a_llama_in_bf16_streams():
     torch.manual_seed(0)
     settings = zoo.settings("llama").small()
     model, inputs = settings.model().bfloat16().eval(), settings.inputs(False)
-    step = described(trace(model, inputs), "llama")
+    step = captured_step(trace(model, inputs), "llama")
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(4)
     alone = run_steps(step, problem, all_on(problem, CUDA), model, inputs)
     with torch.no_grad():
@@ -144,7 +144,7 @@ class Huge(nn.Module):
 
 def test_out_of_memory_ends_the_step_and_the_next_run_goes_on():
     model, inputs = Huge().eval(), (torch.ones(4),)
-    step = described(trace(model, inputs), "huge")
+    step = captured_step(trace(model, inputs), "huge")
     problem = mixed_problem(step, "cpu", "cuda:0")
     run = GraphRuntime(step, problem, all_on(problem, CUDA), residents_of(model))
     with pytest.raises(ExecutionError, match=r"failed on cuda:0: .*out of memory"):
@@ -180,7 +180,7 @@ def test_a_llama_recorded_as_graphs_takes_new_inputs():
     torch.manual_seed(0)
     settings = zoo.settings("llama").small()
     model, inputs = settings.model().bfloat16().eval(), settings.inputs(False)
-    step = described(trace(model, inputs), "llama")
+    step = captured_step(trace(model, inputs), "llama")
     problem = mixed_problem(step, "cpu", "cuda:0")
     given = [inputs[0].roll(shift, 1) for shift in range(4)]
     found = {}

@@ -10,7 +10,7 @@ import roost
 from roost import catalog, zoo
 from roost.core.cluster import Cluster, Device, Link
 from roost.errors import InputError, VerificationFailed
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops import run as graph_runtime
 from roost.runtime.ops import transfers
@@ -46,7 +46,7 @@ def made(optimizer="adam", dropout=0.0):
     torch.manual_seed(0)
     model = Small(dropout).train()
     inputs = (torch.randint(11, (3, 4)), torch.randint(11, (3, 4)))
-    step = described(trace(model, inputs, train=True), "small", optimizer)
+    step = captured_step(trace(model, inputs, train=True), "small", optimizer)
     return step, virtual_problem(step), model, inputs
 
 
@@ -89,7 +89,7 @@ def test_a_step_that_draws_is_compared_with_the_captured_program():
 def test_inference_is_verified_too():
     torch.manual_seed(0)
     model, inputs = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3)), (torch.randn(4, 5),)
-    step = described(trace(model, inputs), "net")
+    step = captured_step(trace(model, inputs), "net")
     problem = virtual_problem(step)
     found = verify(step, problem, random_placement(problem), model, inputs)
     assert found.bitwise
@@ -107,7 +107,7 @@ def test_tensors_that_are_plain_attributes():
 
     torch.manual_seed(0)
     model, inputs = Loose(), torch.randn(2, 4)
-    step = described(trace(model, (inputs,), train=True), "loose", "momentum")
+    step = captured_step(trace(model, (inputs,), train=True), "loose", "momentum")
     problem = virtual_problem(step)
     assert verify(step, problem, random_placement(problem), model, inputs, steps=2).bitwise
 
@@ -121,7 +121,7 @@ def test_models_of_the_zoo(name):
     settings = catalog.find("zoo", name).small()
     torch.manual_seed(0)
     model, inputs = settings.model(), settings.inputs(True)
-    step = described(trace(model, inputs, train=True), name, "adam")
+    step = captured_step(trace(model, inputs, train=True), name, "adam")
     problem = virtual_problem(step)
     found = verify(step, problem, random_placement(problem), model, inputs)
     assert found.same, str(found)
@@ -134,7 +134,7 @@ def test_a_loss_of_the_users_own_and_named_inputs():
 
     torch.manual_seed(0)
     model, inputs = Net(4, 4), {"left": torch.randn(2, 4), "right": torch.randn(2, 4)}
-    step = described(trace(model, (), inputs, train=True, loss=torch.sum), "net", "sgd")
+    step = captured_step(trace(model, (), inputs, train=True, loss=torch.sum), "net", "sgd")
     problem = virtual_problem(step)
     swapped = dict(reversed(inputs.items()))
     assert verify(step, problem, random_placement(problem), model, swapped, loss=torch.sum).bitwise

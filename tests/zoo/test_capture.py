@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import roost
 from roost import zoo
 from roost.core.graph import PHASES
-from roost.frontends.torch import described
+from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.testing.numerics import compare_with_eager
 from roost.testing.runs import any_placement, differences, run_steps, virtual_problem
@@ -38,7 +38,7 @@ def step(request):
     """A model, its inputs, and its training step, traced once for all tests."""
     model, inputs = small(request.param, train=True)
     program = trace(model, inputs, train=True)
-    return request.param, model, inputs, program, described(program, request.param, "adam")
+    return request.param, model, inputs, program, captured_step(program, request.param, "adam")
 
 
 def test_a_training_step_gives_loss_gradients_and_buffers_of_the_model(step):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from roost.cli._problem import Model
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
 
 
 @dataclass(frozen=True)
@@ -25,25 +25,12 @@ class Built:
     inputs: Any
     name: str  # of its graph, as `roost capture` would say
 
-    def described(self) -> Described:
+    def described(self) -> CapturedStep:
         """The step as `roost capture` captures it, with what is needed to run it."""
-        from collections.abc import Mapping
+        from roost.frontends.torch import step_of
 
-        from roost.errors import UnknownName
-        from roost.frontends.torch import OPTIMIZERS, described
-        from roost.frontends.tracing.trace import trace
-
-        chosen = self.chosen
-        if chosen.optimizer not in OPTIMIZERS:
-            raise UnknownName("optimizer", chosen.optimizer, OPTIMIZERS)
-        args: tuple[Any, ...] = ()
-        kwargs: dict[str, Any] = {}
-        if isinstance(self.inputs, Mapping):
-            kwargs = dict(self.inputs)
-        else:
-            args = tuple(self.inputs) if isinstance(self.inputs, tuple | list) else (self.inputs,)
-        program = trace(self.module, args, kwargs, train=chosen.train)
-        return described(program, self.name, chosen.optimizer if chosen.train else None)
+        train, optimizer = self.chosen.train, self.chosen.optimizer
+        return step_of(self.module, self.inputs, train=train, optimizer=optimizer, name=self.name)
 
 
 def made(chosen: Model) -> tuple[nn.Module, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from roost.core.graph import Graph
     from roost.core.problem import Problem
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.plan.plan import Plan
 
 ModelOrGraph = Annotated[
@@ -176,7 +176,7 @@ class Model:
             return _built.made(self)
         return self._made()
 
-    def describe(self) -> Described:
+    def describe(self) -> CapturedStep:
         """As `capture`, with the program that the ops come from; of what has one."""
         try:
             return self._described()
@@ -193,11 +193,12 @@ class Model:
             _advise(error)
             raise
 
-    def _described(self) -> Described:
+    def _described(self) -> CapturedStep:
         import torch
 
-        from roost.frontends.torch import OPTIMIZERS, described
         from roost.frontends.tracing import trace
+        from roost.frontends.tracing.captured_step import captured_step
+        from roost.frontends.tracing.optimizers import OPTIMIZERS
 
         if self.optimizer not in OPTIMIZERS:
             raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
@@ -221,7 +222,7 @@ class Model:
                 f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}"
             ) from error
         name = self.source if self.in_zoo else type(model).__name__
-        return described(program, name, self.optimizer if self.train else None)
+        return captured_step(program, name, self.optimizer if self.train else None)
 
     def _captured(self) -> Graph:
         from roost import frontends, zoo

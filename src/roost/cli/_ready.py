@@ -13,7 +13,7 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from roost.core.placement import Placement
     from roost.core.problem import Problem
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class Ready:
     """What a runtime takes."""
 
     built: _built.Built
-    step: Described
+    step: CapturedStep
     problem: Problem
     placement: Placement
 

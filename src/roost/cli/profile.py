@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from roost.core.problem import Problem
     from roost.cost_models.profiled import Profile
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.runtime.ops.calibrate import Calibrated
 
 _SLOWEST = 12  # kinds of ops that are shown
@@ -114,7 +114,7 @@ def profile(
     _console.show_json(facts) if as_json else _console.show(*_portrait(facts))
 
 
-def _calibrated(model: _problem.Model, step: Described, problem: Problem) -> Calibrated:
+def _calibrated(model: _problem.Model, step: CapturedStep, problem: Problem) -> Calibrated:
     import torch
 
     from roost.runtime.ops.calibrate import calibrated

@@ -28,7 +28,7 @@ from roost.presets import machine, measurement_cache
 if TYPE_CHECKING:
     from roost.cost_models.timing.timed_ops import Task, Work
     from roost.cost_models.timing.timers import Lane, Timer
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ _SMALL, _FEW, _MANY = 2**16, 20, 200
 
 
 def profile(
-    step: Described,
+    step: CapturedStep,
     cluster: Cluster,
     *,
     cache: bool = True,
@@ -101,7 +101,7 @@ class Profile:
 class Profiled:
     """Times the ops of a captured step on the devices of this machine."""
 
-    step: Described | None = None
+    step: CapturedStep | None = None
     # A copy from the host's memory to a GPU takes bandwidth from ops of the CPU that read big
     # weights: for one token linear layers in bfloat16 were seen to read 70 GB/s alone and 39 GB/s
     # beside a copy, which lost nothing. A placement that computes on the CPU while it streams to
@@ -147,7 +147,7 @@ class Profiled:
 class _Run:
     """Times what is not known yet, and puts together what is."""
 
-    def __init__(self, settings: Profiled, step: Described, cluster: Cluster) -> None:
+    def __init__(self, settings: Profiled, step: CapturedStep, cluster: Cluster) -> None:
         from roost.cost_models.timing import timed_ops, timers
 
         self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster

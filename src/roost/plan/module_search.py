@@ -38,7 +38,7 @@ from roost.transforms.by_module import ByModule
 if TYPE_CHECKING:
     from torch import nn
 
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Course:
 
     model: nn.Module
     example_inputs: Any
-    step: Described
+    step: CapturedStep
     # [ops] bytes that ops hold for themselves on the main device; None: not known.
     spaces: Array | None
     cluster: Cluster  # with the memory that there is, or may be used

@@ -26,7 +26,7 @@ from roost.search.evaluate import Progress
 if TYPE_CHECKING:
     from torch import nn
 
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.runtime.whole.trial_run import Tried
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def place(
     import torch
 
     from roost.frontends.torch import step_of
-    from roost.frontends.tracing.hooked import refuse_dispatched
+    from roost.frontends.tracing.dispatched import refuse_dispatched
     from roost.runtime.whole.apply import is_placed
 
     _check_arguments(cluster, memory, reserve)
@@ -149,7 +149,7 @@ def _costs(
         return profile(step, where, launches=fits, progress=progress)
 
 
-def _spaces(step: Described, main: str) -> Array | None:
+def _spaces(step: CapturedStep, main: str) -> Array | None:
     """What ops hold for themselves on a GPU, [ops] bytes; None where there is none to tell."""
     import torch
 

@@ -22,7 +22,7 @@ from roost.simulator.compiled import simulate
 if TYPE_CHECKING:
     from torch import nn
 
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.report.exports import DeviceMap
     from roost.runtime.ops.verify import Verification
     from roost.runtime.whole.apply import ModulePlacement
@@ -48,7 +48,7 @@ class Plan:
     # Seconds of a step when it was tried on the model; None where it was not.
     measured: float | None = None
     # What it was made from, and a file does not have.
-    step: Described | None = None
+    step: CapturedStep | None = None
     example_inputs: Any = None
 
     @property

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from roost.frontends.tracing.trace import Program, trace
+from roost.frontends.tracing.program import Program
+from roost.frontends.tracing.trace import trace
 
 
 def compare_with_eager(

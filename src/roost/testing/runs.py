@@ -13,7 +13,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.devices import Place
 from roost.runtime.step.optimizers import Optimizer
@@ -21,7 +21,7 @@ from roost.runtime.step.unplaced import residents_of as residents_of
 from roost.testing.numerics import distance
 
 
-def virtual_problem(step: Described, num_devices: int = 2) -> Problem:
+def virtual_problem(step: CapturedStep, num_devices: int = 2) -> Problem:
     """A captured step on several devices that are threads of this machine; every op takes as long
     as any other."""
     return mixed_problem(step, *(f"cpu:{number}" for number in range(num_devices)))
@@ -38,7 +38,7 @@ def any_placement(problem: Problem, rng: np.random.Generator) -> Placement:
     return problem.placement(device, str(rng.choice(["program", "rank"])), prefetch_bytes=window)
 
 
-def mixed_problem(step: Described, *names: str) -> Problem:
+def mixed_problem(step: CapturedStep, *names: str) -> Problem:
     """A captured step on devices of these names, such as `cpu` and `cuda:0`; every op takes as long
     as any other."""
     devices = tuple(Device(name, name.partition(":")[0], 2**60) for name in names)
@@ -56,7 +56,7 @@ def streamed(problem: Problem, rng: np.random.Generator, on: int = 1) -> Placeme
 
 
 def run_steps(
-    step: Described,
+    step: CapturedStep,
     problem: Problem,
     placement: Placement,
     model: nn.Module,

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from roost.frontends.torch import Described
-from roost.frontends.tracing.trace import is_getitem
+from roost.frontends.tracing.captured_step import CapturedStep
+from roost.frontends.tracing.program import is_getitem
 
 aten = torch.ops.aten
 _COMMUTE = (aten.add.Tensor, aten.mul.Tensor)
 
 
-def reused(step: Described) -> dict[fx.Node, tuple[Any, int]]:
+def reused(step: CapturedStep) -> dict[fx.Node, tuple[Any, int]]:
     """Node -> the op in place, and which of its arguments it writes over."""
     last = _last_reads(step)
     kept = {
@@ -51,7 +51,7 @@ def reused(step: Described) -> dict[fx.Node, tuple[Any, int]]:
     return found
 
 
-def _last_reads(step: Described) -> Mapping[str, fx.Node]:
+def _last_reads(step: CapturedStep) -> Mapping[str, fx.Node]:
     """Op -> the last node that reads its output, or a view of it; views are made when they are
     read."""
     last: dict[str, fx.Node] = {}

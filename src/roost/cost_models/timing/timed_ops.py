@@ -21,9 +21,9 @@ from torch import Tensor, fx
 from roost.core.graph import INPUT
 from roost.cost_models.timing.overwrites import reused
 from roost.cost_models.timing.updates import UPDATES
-from roost.frontends.torch import Described, Update
+from roost.frontends.tracing.captured_step import CapturedStep, ResidentUpdate
 from roost.frontends.tracing.flop import tensors_in
-from roost.frontends.tracing.trace import is_getitem
+from roost.frontends.tracing.program import is_getitem
 
 aten = torch.ops.aten
 _INPUTS, _MOST_INPUTS = 128 * 2**20, 64  # bytes of inputs that are taken in turn, and how many
@@ -105,7 +105,7 @@ class Task:
     views: tuple[Work, ...]
 
 
-def tasks(step: Described) -> Iterator[Task]:
+def tasks(step: CapturedStep) -> Iterator[Task]:
     """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them
     take none."""
     seen: set[fx.Node] = set()
@@ -126,7 +126,7 @@ def tasks(step: Described) -> Iterator[Task]:
         yield Task(op, work, tuple(known.setdefault(view, _op(step, view)) for view in views))
 
 
-def inputs(step: Described) -> Iterator[Task]:
+def inputs(step: CapturedStep) -> Iterator[Task]:
     """What the caller gives comes from memory of the host: to a GPU that takes time."""
     for op in np.flatnonzero(step.graph.phase == INPUT).tolist():
         like = Like.of(step.maker[step.graph.op_names[op]].meta["val"])
@@ -150,7 +150,7 @@ def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
     )
 
 
-def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
+def _views(step: CapturedStep, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
     """Views on the way to a value, as the runtime has them: once, but those of parameters for every
     reader."""
     owner = step.op_of.get(node)
@@ -164,7 +164,7 @@ def _views(step: Described, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.No
         seen.add(node)
 
 
-def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) -> Work:
+def _op(step: CapturedStep, node: fx.Node, in_place: Any = None, operand: int = 0) -> Work:
     """The call of a node; in place, the operand that is written over comes first."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
@@ -191,7 +191,7 @@ def _op(step: Described, node: fx.Node, in_place: Any = None, operand: int = 0) 
     )
 
 
-def _update(step: Described, update: Update, kind: str) -> Work:
+def _update(step: CapturedStep, update: ResidentUpdate, kind: str) -> Work:
     resident = Like.of(_value(step, step.maker[update.resident]))
     value = Like.of(_value(step, update.value))
     args: Any = ((resident, value, *[resident] * len(update.states)), {})
@@ -199,14 +199,14 @@ def _update(step: Described, update: Update, kind: str) -> Work:
     return Work(f"update.{kind}{_said(args)}", UPDATES[kind], args, size, 0, resident.num_bytes)
 
 
-def _value(step: Described, node: fx.Node) -> Any:
+def _value(step: CapturedStep, node: fx.Node) -> Any:
     """The fake tensor of a node, or the real one where it is a constant."""
     if node.op == "get_attr":
         return getattr(step.program.module, str(node.target))
     return node.meta.get("val")
 
 
-def _resident(step: Described, node: fx.Node) -> bool:
+def _resident(step: CapturedStep, node: fx.Node) -> bool:
     owner = step.op_of.get(node)
     return owner is not None and bool(step.graph.is_parameter[step.graph.index_of(owner)])
 
@@ -250,7 +250,7 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
     return {}
 
 
-def index_limits(step: Described) -> dict[str, int]:
+def index_limits(step: CapturedStep) -> dict[str, int]:
     """Inputs of a step that are indices: what they must stay below, by the op of the input."""
     found: dict[str, int] = {}
     for node in step.program.module.graph.nodes:

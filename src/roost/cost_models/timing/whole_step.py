@@ -21,15 +21,15 @@ from torch import Tensor, fx
 from roost.cost_models.timing.overwrites import reused
 from roost.cost_models.timing.timed_ops import Like, index_limits
 from roost.cost_models.timing.updates import UPDATES
-from roost.frontends.torch import Described
-from roost.frontends.tracing.trace import is_getitem
+from roost.frontends.tracing.captured_step import CapturedStep
+from roost.frontends.tracing.program import is_getitem
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
 
 
 def replayed(
-    step: Described, seconds: float, least: int = 3, most: int = 15, device: torch.device = _CPU
+    step: CapturedStep, seconds: float, least: int = 3, most: int = 15, device: torch.device = _CPU
 ) -> list[float]:
     """[ops] seconds of this thread for each op in a step, the median of some steps that take so
     long together.
@@ -66,7 +66,7 @@ class _Writer:
     """Writes the step as one function of its parameters and inputs, as `runtime/ops/device_code.py`
     does for one device."""
 
-    def __init__(self, step: Described, device: torch.device = _CPU) -> None:
+    def __init__(self, step: CapturedStep, device: torch.device = _CPU) -> None:
         self.device = device
         # Text, and the names that it reads.
         self.step, self.lines = step, list[tuple[str, set[str]]]()

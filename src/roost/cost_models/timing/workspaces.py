@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     import torch
 
     from roost.cost_models.timing.timed_ops import Work
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
 
 _log = logging.getLogger(__name__)
 
 _METHOD = 1  # another number where they are measured in another way
 
 
-def spaces(step: Described, device: torch.device, cache: bool = True) -> Array:  # [ops] bytes
+def spaces(step: CapturedStep, device: torch.device, cache: bool = True) -> Array:  # [ops] bytes
     """Of each op of a step; none of those that cannot be run by themselves here."""
     from roost.cost_models.timing.timed_ops import forget, tasks
 

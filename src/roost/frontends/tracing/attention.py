@@ -1,8 +1,7 @@
-"""Attention as one op with one backward op, whatever the device: `roost::attention`.
+"""Attention as one op with one backward op on any device: `roost::attention`.
 
-Traced on its own, attention turns into a kernel of one device, or into matrix products that hold
-all scores. As an op of ours it stays whole, has a cost of its own, and runs the best kernel of the
-device it is placed on.
+PyTorch traces attention as a kernel of one device, or as matrix products that hold all scores. An
+op of Roost's own stays whole, has a cost of its own, and runs the best kernel of its device.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ def attention(
     grouped: bool,
     layout: Sequence[int],
 ) -> Tensor:
-    """Scaled dot-product attention without dropout; `grouped` lets several query heads share a key
-    head.
+    """Scaled dot-product attention without dropout.
 
-    `layout` has the dimensions of the output from the outermost in memory to the innermost: the
-    views that follow were traced for one layout, and kernels differ in theirs.
+    `grouped` lets several query heads share a key head. `layout` has the dimensions of the output
+    from the outermost in memory to the innermost: kernels differ in it, but the views that follow
+    were traced for one layout.
     """
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
     )
-    laid = laid_out(out, layout)  # does nothing where the kernel has laid it out so already
-    # Never an input itself.
+    laid = laid_out(out, layout)
+    # An op must not return its own input.
     return laid.clone() if laid.data_ptr() in (query.data_ptr(), value.data_ptr()) else laid
 
 
@@ -49,7 +48,7 @@ def layout_of(stride: Sequence[int]) -> list[int]:
 
 
 def laid_out(tensor: Tensor, layout: Sequence[int]) -> Tensor:
-    """The tensor with its dimensions in this order in memory; itself where they are."""
+    """The tensor with its dimensions in this order in memory; no copy if they are already."""
     back = [list(layout).index(dimension) for dimension in range(tensor.dim())]
     return tensor.permute(list(layout)).contiguous().permute(back)
 
@@ -73,55 +72,43 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value.
 
-    Runs the forward again: what a kernel keeps for its backward differs from device to device, and
-    the two may be placed apart. Inside an op autograd is off, so the kernels are called by name.
+    Runs the forward again, because forward and backward may be placed apart, and kernels of two
+    devices keep different values. Autograd is off inside an op, so this calls kernels by name.
     """
-    heads = (key.shape[-3], value.shape[-3]) if grouped else ()
     if grouped:
+        key_heads, value_heads = key.shape[-3], value.shape[-3]
         key, value = (
             tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
             for tensor in (key, value)
         )
     if mask is not None and mask.dtype == torch.bool:
-        # As PyTorch does before it calls a kernel: what is not looked at is infinitely far below.
+        # Minus infinity for masked scores, as PyTorch passes it to its kernels.
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, float("-inf"))
     choice = torch._fused_sdp_choice(query, key, value, mask, 0.0, causal, scale=scale)
     if query.device.type == "cpu" and choice == _FLASH:
         again, kept = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, causal, attn_mask=mask, scale=scale
         )
-        found = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             gradient, query, key, value, again, kept, 0.0, causal, attn_mask=mask, scale=scale
         )
     elif query.device.type == "cuda" and choice == _FLASH:
         again, kept, *ragged, seed, offset, _ = aten._scaled_dot_product_flash_attention(
             query, key, value, 0.0, causal, False, scale=scale
         )
-        found = aten._scaled_dot_product_flash_attention_backward(
-            gradient,
-            query,
-            key,
-            value,
-            again,
-            kept,
-            *ragged,
-            0.0,
-            causal,
-            seed,
-            offset,
-            scale=scale,
+        tensors = (gradient, query, key, value, again, kept, *ragged)
+        gradients = aten._scaled_dot_product_flash_attention_backward(
+            *tensors, 0.0, causal, seed, offset, scale=scale
         )
     else:
-        found = _by_hand(gradient, query, key, value, mask, causal, scale)
+        gradients = _backward_by_products(gradient, query, key, value, mask, causal, scale)
+    of_query, of_key, of_value = gradients[:3]
     if grouped:
-        found = (
-            found[0],
-            *(_summed(repeated, count) for repeated, count in zip(found[1:3], heads, strict=True)),
-        )
-    return found[0].contiguous(), found[1].contiguous(), found[2].contiguous()
+        of_key, of_value = _summed(of_key, key_heads), _summed(of_value, value_heads)
+    return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
 
 
-def _by_hand(
+def _backward_by_products(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
@@ -130,6 +117,7 @@ def _by_hand(
     causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by matrix products that hold all scores."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     scores = (query @ key.transpose(-2, -1)) * factor
     if causal:
@@ -144,7 +132,7 @@ def _by_hand(
 
 
 def _summed(gradient: Tensor, heads: int) -> Tensor:
-    """The gradient of heads that were repeated: the sum over each one's repeats."""
+    """The gradient of heads that were repeated: the sum over the repeats of each."""
     *batch, repeated, length, width = gradient.shape
     return gradient.view(*batch, heads, repeated // heads, length, width).sum(-3)
 
@@ -161,29 +149,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
     query, key, value, output, mask = ctx.saved_tensors
-    found = torch.ops.roost.attention_backward(
+    gradients = torch.ops.roost.attention_backward(
         gradient, query, key, value, output, mask, *ctx.settings
     )
-    return (*found, None, None, None, None, None)
+    return (*gradients, None, None, None, None, None)
 
 
 attention.register_autograd(_backward, setup_context=_setup)
-
-
-def flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> int:
-    """FLOP of attention: two batched matrix products. A causal mask is not taken off, as PyTorch
-    counts it."""
-    *batch, length, width = query
-    products = 1
-    for size in batch:
-        products *= size
-    return 2 * products * length * key[-2] * (width + value[-1])
-
-
-def backward_flop(query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...]) -> int:
-    """FLOP of its backward: five products, the scores among them made again."""
-    *batch, length, width = query
-    products = 1
-    for size in batch:
-        products *= size
-    return 2 * products * length * key[-2] * (3 * width + 2 * value[-1])

@@ -1,78 +1,147 @@
 """FLOP and bytes of a traced PyTorch op, from the shapes of its fake tensors.
 
-FLOP come from PyTorch's own formulas where it has one, from ours for attention, and else are one
-for each element of what the op makes or, for a reduction, of what it takes: such ops are limited by
-memory anyway.
+FLOP come from a formula of ours, else from PyTorch's, else from counting elements. An op without a
+formula has one FLOP for each element it makes, or takes if those are more: memory limits it anyway.
+
+To add an op: write a formula with the op's arguments and `out_val`, and enter it in `FORMULAS`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Size, Tensor, fx
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
-from roost.frontends.tracing import attention
+from roost.frontends.tracing import attention  # noqa: F401  registers roost::attention
 
 aten = torch.ops.aten
+Formula = Callable[..., int]
 
-# What is read of the first tensor is as much as is made of it.
+
+def attention_flop(query: Tensor, key: Tensor, value: Tensor, *rest: Any, out_val: Any) -> int:
+    """Two batched products. A causal mask takes nothing off, as PyTorch counts it."""
+    return 2 * _pairs(query.shape, key.shape) * (query.shape[-1] + value.shape[-1])
+
+
+def attention_backward_flop(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, out_val: Any
+) -> int:
+    """Five batched products: the scores are made again."""
+    return 2 * _pairs(query.shape, key.shape) * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _pairs(query: Size, key: Size) -> int:
+    """Pairs of a query and a key, in all heads."""
+    return math.prod(query[:-1]) * key[-2]
+
+
+def convolution_backward_flop(
+    gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any, out_val: Any
+) -> int:
+    """Those of the forward, for each of the two gradients that is wanted.
+
+    PyTorch's own formula forgets the groups of a grouped convolution.
+    """
+    transposed, wanted = rest[4], rest[-1]
+    forward = conv_flop_count(
+        list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed
+    )
+    return int(forward * (int(wanted[0]) + int(wanted[1])))
+
+
+def no_flop(*args: Any, out_val: Any, **kwargs: Any) -> int:
+    """None: the op moves or makes data without computing."""
+    return 0
+
+
+# Ops that read the shape of their tensors only.
+_SHAPE_ONLY = {
+    aten.empty_like,
+    aten.full_like,
+    aten.new_empty,
+    aten.new_full,
+    aten.new_ones,
+    aten.new_zeros,
+    aten.ones_like,
+    aten.rand_like,
+    aten.randn_like,
+    aten.zeros_like,
+}
+# Ops that read as many bytes of their first tensor as they make.
 _GATHERS = {
     aten.embedding,
+    aten.gather,
     aten.index,
     aten.index_select,
-    aten.gather,
     aten.nll_loss_forward,
     aten.slice_backward,
 }
-# Made from the shape of their tensors, not from what is in them.
-_MAKERS = {
-    *(
-        aten.empty_like,
-        aten.zeros_like,
-        aten.ones_like,
-        aten.full_like,
-        aten.new_zeros,
-        aten.new_empty,
-        aten.new_ones,
-    ),
-    *(aten.new_full, aten.rand_like, aten.randn_like),
-}
-# Move or make data without computing.
 _MOVES = {
-    *(
-        aten.clone,
-        aten.copy,
-        aten._to_copy,
-        aten.cat,
-        aten.stack,
-        aten.index,
-        aten.index_select,
-        aten.gather,
-    ),
-    *(
-        aten.embedding,
-        aten.constant_pad_nd,
-        aten.repeat,
-        aten.slice_backward,
-        aten.select_backward,
-        aten.full,
-    ),
-    *(
-        aten.zeros,
-        aten.ones,
-        aten.arange,
-        aten.empty,
-        aten.scalar_tensor,
-        aten.select_scatter,
-        aten.slice_scatter,
-    ),
-    *_MAKERS,
+    *_SHAPE_ONLY,
+    aten._to_copy,
+    aten.arange,
+    aten.cat,
+    aten.clone,
+    aten.constant_pad_nd,
+    aten.copy,
+    aten.embedding,
+    aten.empty,
+    aten.full,
+    aten.gather,
+    aten.index,
+    aten.index_select,
+    aten.ones,
+    aten.repeat,
+    aten.scalar_tensor,
+    aten.select_backward,
+    aten.select_scatter,
+    aten.slice_backward,
+    aten.slice_scatter,
+    aten.stack,
+    aten.zeros,
 }
+
+# Op -> its FLOP from its arguments and `out_val`, its result. PyTorch's `flop_registry` has more.
+FORMULAS: dict[Any, Formula] = {
+    torch.ops.roost.attention: attention_flop,
+    torch.ops.roost.attention_backward: attention_backward_flop,
+    aten.convolution_backward: convolution_backward_flop,
+    **dict.fromkeys(_MOVES - flop_registry.keys(), no_flop),
+}
+
+
+def flop_of(node: fx.Node) -> tuple[int, bool]:
+    """FLOP of an op, and whether a formula gave them."""
+    packet = _packet(node)
+    args, kwargs = arguments(node)
+    formula = FORMULAS.get(packet) or flop_registry.get(packet)
+    if formula is not None:
+        return int(formula(*args, **kwargs, out_val=node.meta["val"])), True
+    made = sum(tensor.numel() for tensor in tensors_in(node.meta.get("val")))
+    taken = max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
+    return max(made, taken), False
+
+
+def bytes_of(node: fx.Node) -> tuple[int, int]:
+    """Bytes an op reads and writes."""
+    packet = _packet(node)
+    written = sum(num_bytes(tensor) for tensor in tensors_in(node.meta.get("val")))
+    if packet in _SHAPE_ONLY:
+        return 0, written
+    read = [num_bytes(tensor) for tensor in tensors_in(arguments(node))]
+    if packet in _GATHERS and read:
+        read[0] = min(read[0], written)
+    return sum(read), written
+
+
+def _packet(node: fx.Node) -> Any:
+    """The op of a node, whichever overload of it is called."""
+    return getattr(node.target, "overloadpacket", node.target)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -89,63 +158,6 @@ def num_bytes(tensor: Tensor) -> int:
 
 
 def arguments(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a node with fake tensors for nodes."""
-    found: Any = fx.map_arg((node.args, node.kwargs), lambda other: other.meta.get("val"))
-    return found  # type: ignore[no-any-return]
-
-
-def flop_of(node: fx.Node) -> tuple[int, bool]:
-    """FLOP of an op, and whether they come from a formula rather than from counting elements."""
-    packet = (
-        node.target.overloadpacket
-        if isinstance(node.target, torch._ops.OpOverload)
-        else node.target
-    )
-    args, kwargs = arguments(node)
-    if packet is torch.ops.roost.attention:
-        return attention.flop(*(tensor.shape for tensor in args[:3])), True
-    if packet is torch.ops.roost.attention_backward:
-        return attention.backward_flop(*(tensor.shape for tensor in args[1:4])), True
-    if packet is aten.convolution_backward:
-        return _convolution_backward(*args), True
-    formula = flop_registry.get(packet)
-    if formula is not None:
-        return int(formula(*args, **kwargs, out_val=node.meta["val"])), True
-    if packet in _MOVES:
-        return 0, True
-    made = sum(tensor.numel() for tensor in tensors_in(node.meta.get("val")))
-    taken = max((tensor.numel() for tensor in tensors_in((args, kwargs))), default=0)
-    return max(made, taken), False
-
-
-def _convolution_backward(
-    gradient: Tensor, x: Tensor, weight: Tensor, bias: Any, stride: Any, padding: Any, dilation:
-    Any, transposed: bool,
-    *rest: Any,
-) -> int:  # fmt: skip
-    """As many as the forward, for each of the two gradients that is wanted.
-
-    PyTorch's own formula forgets the groups of a grouped convolution.
-    """
-    forward = conv_flop_count(
-        list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed
-    )
-    wanted = rest[-1]
-    return int(forward * (int(wanted[0]) + int(wanted[1])))
-
-
-def bytes_of(node: fx.Node) -> tuple[int, int]:
-    """Bytes an op reads and writes."""
-    packet = (
-        node.target.overloadpacket
-        if isinstance(node.target, torch._ops.OpOverload)
-        else node.target
-    )
-    args, kwargs = arguments(node)
-    written = sum(num_bytes(tensor) for tensor in tensors_in(node.meta.get("val")))
-    if packet in _MAKERS:
-        return 0, written
-    read = [num_bytes(tensor) for tensor in tensors_in((args, kwargs))]
-    if packet in _GATHERS and read:
-        read[0] = min(read[0], written)
-    return sum(read), written
+    """The arguments of a node, with fake tensors for its input nodes."""
+    fakes: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
+    return fakes  # type: ignore[no-any-return]

@@ -27,7 +27,7 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import RoostError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
 from roost.simulator.compiled import simulate
@@ -63,7 +63,7 @@ class Calibrated:
 
 
 def calibrated(
-    step: Described,
+    step: CapturedStep,
     problem: Problem,
     residents: Mapping[str, Tensor],
     inputs: Any,

@@ -24,7 +24,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import InputError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.compiled_source import compiled as _compiled
 from roost.runtime.ops.in_place import reused
 from roost.runtime.ops.lines import Key, Line, Ref
@@ -81,7 +81,7 @@ class Code:
 
     def __init__(
         self,
-        step: Described,
+        step: CapturedStep,
         problem: Problem,
         placement: Placement,
         hands: Hands,

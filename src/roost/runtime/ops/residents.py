@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roost.core.placement import Placement
 from roost.errors import InputError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.cuda import Cuda, Pins
 from roost.runtime.ops.fetch_window import lives, packed
 from roost.runtime.step.devices import Place
@@ -22,7 +22,7 @@ class Homes:
 
     def __init__(
         self,
-        step: Described,
+        step: CapturedStep,
         placement: Placement,
         places: Sequence[Place],
         copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
@@ -103,7 +103,7 @@ def _like(what: str, value: object, like: Tensor) -> Tensor:
     return value
 
 
-def _values(step: Described, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _values(step: CapturedStep, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """The ops that are parameters, buffers and constants, with their values; what an optimizer
     keeps is not there."""
     program = step.program

@@ -20,7 +20,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import ExecutionError, InputError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.cuda import Cuda, device_named
 from roost.runtime.ops.device_code import Code
 from roost.runtime.ops.merged import has_time
@@ -40,7 +40,7 @@ class GraphRuntime(Transfers):
 
     def __init__(
         self,
-        step: Described,
+        step: CapturedStep,
         problem: Problem,
         placement: Placement,
         residents: Mapping[str, Tensor],

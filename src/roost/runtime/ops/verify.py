@@ -25,7 +25,7 @@ from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.cuda import device_named
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.differences import CAPTURED, EAGER, Difference, Notes, Verification
@@ -38,7 +38,7 @@ _PROBED_BYTES = 2**30  # outputs of ops held at a time to find the first that di
 
 
 def verify(
-    step: Described,
+    step: CapturedStep,
     problem: Problem,
     placement: Placement,
     model: nn.Module,
@@ -98,7 +98,7 @@ def check_weights(model: nn.Module) -> None:
             )
 
 
-def _check_residents(step: Described, model: nn.Module) -> None:
+def _check_residents(step: CapturedStep, model: nn.Module) -> None:
     """Refuse a model that is not the one that was captured."""
     values, program = residents_of(model), step.program
     for name, node in zip(program.residents, program.placeholders, strict=False):
@@ -134,7 +134,7 @@ class _Sides:
 
     def __init__(
         self,
-        step: Described,
+        step: CapturedStep,
         problem: Problem,
         placement: Placement,
         model: nn.Module,

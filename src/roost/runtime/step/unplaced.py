@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from roost.errors import InputError, RoostError
-from roost.frontends.torch import Described
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.frontends.tracing.trace import without_cache
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.random_ops import Chance, is_random
@@ -42,7 +42,7 @@ class Unplaced:
 
     def __init__(
         self,
-        step: Described,
+        step: CapturedStep,
         model: nn.Module,
         inputs: Any,
         optimizer: Optimizer,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
-from roost.frontends.tracing.hooked import refuse_dispatched
+from roost.frontends.tracing.dispatched import refuse_dispatched
 from roost.runtime.whole.copy_streams import CudaWay, ThreadWay
 from roost.runtime.whole.cpu_beside_gpu import Aside, Spent
 from roost.runtime.whole.tensor_moves import given_back, lent, mapped, moved, pin, place_of, unpin

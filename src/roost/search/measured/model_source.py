@@ -12,7 +12,7 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from roost.frontends.torch import Described
+    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.runtime.step.optimizers import Optimizer
 
 
@@ -81,10 +81,10 @@ class ModelSource:
 
     def described(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
-    ) -> Described:
+    ) -> CapturedStep:
         """The captured step of what `build` made, as `capture` would have it."""
-        from roost.frontends.torch import described
+        from roost.frontends.tracing.captured_step import captured_step
         from roost.frontends.tracing.trace import trace
 
         program = trace(model, args, kwargs, train=self.train, loss=self.loss)
-        return described(program, name, self.optimizer if self.train else None)
+        return captured_step(program, name, self.optimizer if self.train else None)

@@ -1,4 +1,4 @@
-"""Models that somebody else has dispatched already."""
+"""The check for models that accelerate has dispatched."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from roost.errors import InputError
 
 
 def refuse_dispatched(model: nn.Module) -> None:
-    """Raise where hooks of accelerate move weights and inputs: they would be captured, and work
-    against ours."""
+    """Raise if hooks of accelerate move weights and inputs: they work against Roost's moves."""
     for name, module in model.named_modules():
         if hasattr(module, "_hf_hook"):
             raise InputError(

@@ -1,0 +1,92 @@
+"""`torch.export` of a module on fake tensors, with gradients kept or refused but never dropped."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from roost.errors import InputError, UnsupportedOp
+from roost.frontends.tracing.refusals import line_of_error, refusal
+
+
+def export(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], train: bool
+) -> ExportedProgram:
+    """Export a module that holds fake tensors; raise InputError with the line that fails."""
+    try:
+        with _GradientGuard(train):
+            exported = torch.export.export(module, args, kwargs, strict=False)
+        decomposed: ExportedProgram = exported.run_decompositions({})
+        return decomposed
+    except InputError:
+        raise
+    except Exception as error:
+        line = line_of_error(error)
+        if isinstance(error, TypeError) and line is None:
+            raise InputError(
+                f"the example inputs do not fit the model's forward: {error}"
+            ) from error
+        raise refusal(error, line) from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence PyTorch's warnings about itself, and turn off oneDNN's LSTM, which is opaque."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
+
+
+class _GradientGuard(TorchFunctionMode):
+    """Keeps what a model does to its gradients, which an export would drop without a word.
+
+    It detaches values made under `torch.no_grad`, and turns `.data` into `.detach()`. While
+    training it refuses a derivative of the user's own, and a hook on a gradient.
+    """
+
+    def __init__(self, train: bool) -> None:
+        super().__init__()
+        self.train, self.apply = train, vars(torch.autograd.Function)["apply"]
+
+    def __enter__(self) -> Any:
+        if self.train:
+            torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment, method-assign]
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *details: Any) -> None:
+        torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
+        super().__exit__(*details)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function == Tensor.data.__get__:  # type: ignore[attr-defined]
+            return args[0].detach()
+        hooks = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+        if function in hooks and self.train:
+            raise UnsupportedOp("a hook on a gradient cannot be captured for training; remove it")
+        value = function(*args, **(kwargs or {}))
+        if not self.train or torch.is_grad_enabled():
+            return value
+        return tree_map_only(Tensor, _detached, value)
+
+
+def _refuse_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    raise UnsupportedOp(
+        f"{function.__name__} is a torch.autograd.Function with a derivative of its own, which "
+        "cannot be captured for training; write it with ordinary ops, or as a "
+        "torch.library.custom_op"
+    )
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor
