@@ -158,9 +158,11 @@ def _train(
     chosen: Any, problems: list[Problem], about: dict[str, Any], output: Path, tensorboard: bool
 ) -> dict[str, Any]:
     """Learn to the end and write it down; what --json prints."""
+    from roost.placers import parts_of
+
     checkpoint = Checkpoint(output / CHECKPOINT, about)
     began = time.monotonic()
-    standing = Standing(about["placer"], getattr(chosen, "parts", ()), baselines(problems))
+    standing = Standing(about["placer"], parts_of(chosen), baselines(problems))
     with _watching(standing, output, checkpoint, tensorboard) as tell:
         tensors, more = chosen.learn(problems, about["seconds"], about["seed"], tell, checkpoint)
     card = {**about, **more}
@@ -187,8 +189,10 @@ def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _placer(name: str) -> Any:
+    from roost.placers import LearnsFamily
+
     chosen = catalog.find("placers", name)()
-    if not hasattr(chosen, "learn"):
+    if not isinstance(chosen, LearnsFamily):
         able = [each for each in catalog.own_names("placers") if _can_learn(each)]
         raise InputError(
             f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}"

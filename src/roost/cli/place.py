@@ -262,9 +262,11 @@ def _facts(
 
 def _not_asked(result: Result) -> list[str]:
     """Those that the placer would have asked after the last that it did."""
+    from roost.placers import AsksBaselines
     from roost.search.solve import named_placer
 
-    known: tuple[str, ...] = getattr(named_placer(result.placer), "baselines", ())
+    placer = named_placer(result.placer)
+    known = placer.baselines if isinstance(placer, AsksBaselines) else ()
     reached = max(
         (number for number, name in enumerate(known, 1) if name in result.baselines), default=0
     )

@@ -17,7 +17,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Bound, Trial
 from roost.errors import BudgetSpent, RoostError
-from roost.placers import Round
+from roost.placers import Evaluate, Round
 from roost.search.budget import Budget
 
 if TYPE_CHECKING:  # a search that writes no journal needs nothing of what reads and writes files
@@ -161,7 +161,7 @@ class Search:
         self.check_new()
 
 
-class Evaluation:
+class Evaluation(Evaluate):
     """The `evaluate` of one placer in a search."""
 
     def __init__(

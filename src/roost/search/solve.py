@@ -17,7 +17,7 @@ from roost.core.arrays import digest
 from roost.core.problem import Problem
 from roost.core.trial import Result
 from roost.errors import BudgetSpent, InputError
-from roost.placers import Placer
+from roost.placers import Placer, weights_of
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
 from roost.search.fixes import nothing_found
@@ -210,8 +210,8 @@ def _placer(placer: str | Placer) -> tuple[str, Placer]:
 def _settings(placer: Placer) -> str:
     """Its settings as text; of weights what is in the file: under the same name it may be another
     one."""
-    text, weights = repr(placer), getattr(placer, "weights", None)
-    if not isinstance(weights, str | Path) or not Path(weights).is_file():
+    text, weights = repr(placer), weights_of(placer)
+    if weights is None or not Path(weights).is_file():
         return text
     return text.replace(
         f"weights={weights!r}", f"weights={digest([files.read_plain(Path(weights))])!r}"

@@ -14,7 +14,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
-from roost.placers import Placer
+from roost.placers import Placer, asked_by
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating
@@ -35,7 +35,7 @@ def warm_up(placer: Placer, prove: bool = False, busy: bool = False) -> None:
     if not _is_cold(type(placer), busy):
         return
     with contextlib.suppress(Exception):  # whatever is wrong will be told of the real problem
-        for name in (*getattr(placer, "baselines", ()), *getattr(placer, "starts", ())):
+        for name in asked_by(placer):
             warm_up(catalog.find("placers", name)(), busy=busy)
     with contextlib.suppress(Exception):
         _run(placer, small_problem(busy))

@@ -12,7 +12,7 @@ from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers import Evaluate, Round
+from roost.placers import Evaluate, Round, several_of
 from roost.placers._shared.groups import grouped, may_group
 from roost.placers._starts.kept_or_streamed import mixed
 from roost.placers._starts.offload import needs_offload, offloaded
@@ -47,11 +47,7 @@ def starting_points(
 
 def ask(name: str, problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """The trials of what a placer finds: one, or the best few where it has more to offer."""
-    placer = catalog.find("placers", name)()
-    several = getattr(placer, "several", None)
-    return evaluate(
-        several(problem, evaluate) if several is not None else [placer.place(problem, evaluate)]
-    )
+    return evaluate(several_of(catalog.find("placers", name)(), problem, evaluate))
 
 
 def whole_groups(problem: Problem, evaluate: Evaluate) -> list[Trial]:
