@@ -77,25 +77,41 @@ def main() -> None:
 FAMILIES = """
 ## Families
 
-Random models of one kind, after Placeto, to learn on some and place others: `cifar10` (convolutional cells, wired at random),
-`ptb` (recurrent cells), `nmt` (translation). `roost.zoo.member("cifar10", 24, seed=0)` is the graph of the 25th; `roost learn`
-takes the first 24 of seed 0 unless told otherwise, so those from 24 on are unseen.
+A family is random models of one kind, after Placeto. Learn on some members, then place others:
+
+| family | members |
+|---|---|
+| `cifar10` | convolutional cells, wired at random |
+| `ptb` | recurrent cells |
+| `nmt` | translation |
+
+`roost.zoo.member("cifar10", 24, seed=0)` is the graph of the 25th member. By default `roost learn` takes the first 24
+of seed 0, so members from 24 on are unseen.
+"""
+
+INTRODUCTION = """# The zoo
+
+Models of the papers and of today, written from scratch, with random weights. If a paper's settings are unsure, the
+docstring of the model says so.
+
+| to | call |
+|---|---|
+| list the models | `roost zoo` |
+| see the settings of one | `roost zoo NAME` |
+| capture one | `roost capture NAME -o graph.json --train --set batch=8` |
+| capture one in Python | `roost.zoo.build(NAME, train=True, batch=8)` |
+
+The table is made by `python benchmarks/zoo_table.py`, at the default settings.
+
+- Groups are those of `Colocate()`.
+- CPU seconds include importing PyTorch and building the model.
+- Memory is the most that the process held. About 300 MB of it is PyTorch.
 """
 
 
 def page(found: dict[str, dict]) -> str:  # type: ignore[type-arg]
     lines = [
-        "# The zoo",
-        "",
-        "Models of the papers and of today, written from scratch, with random weights. `roost zoo` lists them, `roost "
-        "zoo NAME` shows the settings of one, `roost capture NAME -o graph.json --train --set batch=8` captures it, and "
-        "`roost.zoo.build(NAME, train=True, batch=8)` does so in Python. Where a paper's settings are unsure, the "
-        "docstring of the model says so.",
-        "",
-        "Made by `python benchmarks/zoo_table.py`, at the default settings. Groups are those of `Colocate()`. CPU "
-        "seconds include importing PyTorch and building the model; memory is the most the process held, about 300 MB of it "
-        "PyTorch.",
-        "",
+        INTRODUCTION,
         "| model | parameters | step | ops | edges | groups | FLOP | capture CPU s | memory MB |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
