@@ -27,8 +27,9 @@ from provenance import measured_with
 
 import roost
 from roost.core.problem import Problem
+from roost.placers._placeto.settings import SETTINGS, PlacetoSettings
 from roost.placers._shared.groups import groups_of, merged_units
-from roost.placers.placeto import SETTINGS, Placeto, Settings
+from roost.placers.placeto import Placeto
 from roost.search.solve import search
 
 ROWS = Path(__file__).parents[1] / "results" / "placeto_x86_64_2core_202611.jsonl"
@@ -51,7 +52,7 @@ WITHOUT: dict[str, dict[str, Any]] = {
         "pools": False,
     },
 }
-VARIANTS: dict[str, Settings] = {
+VARIANTS: dict[str, PlacetoSettings] = {
     f"{name}, {said}": replace(base, **changes)
     for name, base in (("faster", FASTER), ("paper", PAPER))
     for said, changes in WITHOUT.items()

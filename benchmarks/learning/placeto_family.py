@@ -23,7 +23,8 @@ from placeto_unseen import ROWS, beside, timed
 from provenance import measured_with
 
 import roost
-from roost.placers.placeto import SETTINGS, Placeto
+from roost.placers._placeto.settings import SETTINGS
+from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
 
 LEARNED, TESTED = range(24), range(24, 32)

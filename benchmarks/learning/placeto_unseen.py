@@ -23,8 +23,9 @@ from provenance import measured_with
 
 import roost
 from roost.core.problem import Problem
-from roost.placers._placeto.learner import Learner
-from roost.placers.placeto import SETTINGS, Placeto
+from roost.placers._placeto.learner import PlacetoLearner
+from roost.placers._placeto.settings import SETTINGS
+from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
 from roost.search.solve import search
 
@@ -41,7 +42,7 @@ KEPT = {
 def untrained(folder: Path) -> Path:
     """Weights of a policy that knows nothing: every device is as likely."""
     path = folder / "untrained.safetensors"
-    save_weights(path, "placeto", Learner(SETTINGS["tuned"], 0, 1).tensors, {})
+    save_weights(path, "placeto", PlacetoLearner(SETTINGS["tuned"], 0, 1).weights, {})
     return path
 
 

@@ -33,9 +33,10 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers._lessons.sequence_learner import Network
+from roost.placers._placeto.settings import SETTINGS
 from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister
-from roost.placers.placeto import SETTINGS, Placeto
+from roost.placers.placeto import Placeto
 from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight

@@ -16,12 +16,14 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Result, Trial
 from roost.errors import InputError
-from roost.placers._placeto.episodes import anywhere
-from roost.placers._placeto.features import DEVICE, Moment, Sight
-from roost.placers._placeto.learner import Learner
-from roost.placers._placeto.training import simulated
+from roost.placers._placeto import training
+from roost.placers._placeto.episodes import PlacetoEpisodes, anywhere
+from roost.placers._placeto.features import DEVICE, ProblemFeatures, SimulatedPlacements
+from roost.placers._placeto.learner import PlacetoLearner
+from roost.placers._placeto.many_problems import simulated
+from roost.placers._placeto.settings import SETTINGS, PlacetoSettings
 from roost.placers._shared.units import Units
-from roost.placers.placeto import SETTINGS, Placeto, Settings
+from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
 from roost.search import evaluate
 from roost.search.local import Simulating
@@ -34,13 +36,20 @@ SMALL = replace(SETTINGS["tuned"], episodes=8, most_groups=30)
 
 
 def found(
-    problem: Problem, setting: Settings | str, trials: int = 300, seed: int = 0, **more: Any
+    problem: Problem, setting: PlacetoSettings | str, trials: int = 300, seed: int = 0, **more: Any
 ) -> Result:
     return search(problem, Placeto(setting), trials=trials, seed=seed, prove=False, **more)
 
 
+def begun(problem: Problem, settings: PlacetoSettings) -> PlacetoEpisodes:
+    """Episodes before their first step."""
+    episodes = PlacetoEpisodes(problem, settings, simulated(problem))
+    training.begin(PlacetoLearner(settings, 0, 100), episodes, ())
+    return episodes
+
+
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
-def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: Settings) -> None:
+def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: PlacetoSettings) -> None:
     # Of 20 seconds on one device.
     assert found(tiny_problem("fork_join"), setting).best.step_time < 12
     best = found(tiny_problem("unlike_devices"), setting).best
@@ -51,13 +60,13 @@ def test_a_fork_is_spread_and_a_slow_device_left_alone(setting: Settings) -> Non
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
 @pytest.mark.parametrize("name", ["one_device", "one_op", "only_parameters", "zeros"])
 def test_where_there_is_little_to_choose_it_ends_with_an_answer(
-    name: str, setting: Settings
+    name: str, setting: PlacetoSettings
 ) -> None:
     assert found(tiny_problem(name), setting, trials=60).best.feasible
 
 
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
-def test_where_nothing_fits_it_comes_nearer(setting: Settings) -> None:
+def test_where_nothing_fits_it_comes_nearer(setting: PlacetoSettings) -> None:
     told: list[Mapping[str, float]] = []
     seen: list[Trial] = []
     result = found(
@@ -94,7 +103,7 @@ class Broken(Simulating):
 
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
-def test_trials_without_a_step_time_spoil_nothing(setting: Settings, every: int) -> None:
+def test_trials_without_a_step_time_spoil_nothing(setting: PlacetoSettings, every: int) -> None:
     problem = training_like(60, 3)
     told: list[Mapping[str, float]] = []
     result = found(problem, setting, trials=200, source=Broken(problem, every), on_note=told.append)
@@ -104,7 +113,7 @@ def test_trials_without_a_step_time_spoil_nothing(setting: Settings, every: int)
 
 
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
-def test_equal_seeds_give_equal_curves_and_others_do_not(setting: Settings) -> None:
+def test_equal_seeds_give_equal_curves_and_others_do_not(setting: PlacetoSettings) -> None:
     problem = training_like(60, 3)
 
     def curve(seed: int) -> list[float]:
@@ -117,7 +126,7 @@ def test_equal_seeds_give_equal_curves_and_others_do_not(setting: Settings) -> N
 
 @pytest.mark.parametrize("setting", [SMALL, SMALL_PAPER])
 def test_killed_and_resumed_it_comes_to_the_same_end(
-    setting: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setting: PlacetoSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
     problem, trials = training_like(60, 3), 240
@@ -144,44 +153,41 @@ def test_killed_and_resumed_it_comes_to_the_same_end(
 
 def test_every_step_is_a_trial_and_improvements_add_up() -> None:
     problem = training_like(60, 3)
-    learner = Learner(SMALL_PAPER, 0, 1000)
-    episodes = learner.episodes(problem, simulated(problem))
-    learner.begin(episodes)
-    before = episodes.value(episodes.outcome)
+    episodes = begun(problem, SMALL_PAPER)
+    before = episodes.cost(episodes.outcome)
     uniform = np.log(np.full((3, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
+    record = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
     assert len(record.reward) == episodes.num_steps
     assert record.new_trials == 3 * episodes.num_steps
     np.testing.assert_allclose(
-        np.sum(record.reward, axis=0), before - episodes.value(episodes.outcome)
+        np.sum(record.reward, axis=0), before - episodes.cost(episodes.outcome)
     )
-    assert [seen.at for seen in record.seen] == episodes.sight.order.tolist()
+    assert [each.group for each in record.inputs] == episodes.features.visits.tolist()
 
 
 def test_what_is_undone_leaves_the_better_placement() -> None:
     problem = training_like(60, 3)
     settings = SMALL.refine
     assert settings is not None
-    episodes = Learner(replace(settings, most_groups=30), 0, 1000).episodes(
-        problem, simulated(problem)
-    )
+    settings = replace(settings, most_groups=30)
+    episodes = PlacetoEpisodes(problem, settings, simulated(problem))
     rng = np.random.default_rng(0)
     episodes.begin(anywhere(episodes.units, rng, 4), rng)
     uniform = np.log(np.full((4, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda seen: uniform, rng, 20)
-    assert (np.stack(record.kept) >= 0).all()
+    record = episodes.run(lambda _: uniform, rng, 20)
+    assert (np.stack(record.lasting) >= 0).all()
     assert (np.stack(record.reward) < 0).any()
 
 
 def test_more_bytes_over_are_worse_and_all_values_finite() -> None:
     problem = tiny_problem("tight")
-    episodes = Learner(SMALL, 0, 10).episodes(problem, simulated(problem))
+    episodes = PlacetoEpisodes(problem, SMALL, simulated(problem))
     peaks = [0.0] * problem.cluster.num_devices
-    value = episodes.value(
+    cost = episodes.cost(
         np.array([[0, 1, *peaks], [10, 1, *peaks], [20, 1, *peaks], [0, 0, *peaks]], dtype=float)
     )
-    assert value[0] < value[1] < value[2]
-    assert np.isfinite(value).all()
+    assert cost[0] < cost[1] < cost[2]
+    assert np.isfinite(cost).all()
 
 
 def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
@@ -193,17 +199,17 @@ def test_features_of_devices_do_not_depend_on_their_numbers() -> None:
     )
     new = np.argsort(order)
     rng = np.random.default_rng(0)
-    sights = Sight(Units.of(problem)), Sight(Units.of(turned))
-    groups = sights[0].num_groups
-    place, times = anywhere(sights[0].units, rng, 4), rng.random((2, 4, groups))
+    plain, again = ProblemFeatures(Units.of(problem)), ProblemFeatures(Units.of(turned))
+    groups = plain.num_groups
+    place, times = anywhere(plain.units, rng, 4), rng.random((2, 4, groups))
     peak = rng.random((4, 3)) * 50
-    one = Moment(place, times[0], times[0] + times[1], peak)
-    other = Moment(new[place], times[0], times[0] + times[1], peak[:, order])
+    one = SimulatedPlacements(place, times[0], times[0] + times[1], peak)
+    other = SimulatedPlacements(new[place], times[0], times[0] + times[1], peak[:, order])
     for at in range(groups):
-        plain = sights[0].devices(one, at, place[:, 0])
-        again = sights[1].devices(other, at, new[place[:, 0]])
-        np.testing.assert_allclose(again, plain[..., order], rtol=1e-5, atol=1e-6)
-        assert plain.shape == (len(DEVICE), 4, 3)
+        features = plain.devices(one, at, place[:, 0])
+        turned_features = again.devices(other, at, new[place[:, 0]])
+        np.testing.assert_allclose(turned_features, features[..., order], rtol=1e-5, atol=1e-6)
+        assert features.shape == (len(DEVICE), 4, 3)
 
 
 class Kept:
@@ -259,8 +265,8 @@ def test_a_state_of_another_course_is_refused_by_name(name: str) -> None:
 
 def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path) -> None:
     problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
-    learner = Learner(SMALL, 3, 100)
-    tensors = {name: array + 0.1 for name, array in learner.tensors.items()}
+    learner = PlacetoLearner(SMALL, 3, 100)
+    tensors = {name: array + 0.1 for name, array in learner.weights.items()}
     save_weights(path, "placeto", tensors, {})
     taught = search(problem, Placeto(SMALL, str(path)), trials=60, prove=False)
     assert taught.best.placement != found(problem, SMALL, 60).best.placement
@@ -272,9 +278,8 @@ def test_weights_change_what_is_tried_and_wrong_ones_are_refused(tmp_path: Path)
 
 def test_weights_are_used_without_learning_where_that_is_wished_for(tmp_path: Path) -> None:
     problem, path = training_like(60, 3), tmp_path / "policy.safetensors"
-    save_weights(
-        path, "placeto", {n: a + 0.1 for n, a in Learner(SMALL, 3, 100).tensors.items()}, {}
-    )
+    weights = PlacetoLearner(SMALL, 3, 100).weights
+    save_weights(path, "placeto", {name: array + 0.1 for name, array in weights.items()}, {})
     told: list[Mapping[str, float]] = []
     placer = Placeto(SMALL, str(path), samples=20, tune=False)
     result = search(problem, placer, trials=500, prove=False, on_note=told.append)
@@ -291,12 +296,10 @@ def test_weights_are_used_without_learning_where_that_is_wished_for(tmp_path: Pa
 @pytest.mark.parametrize("order", ["topological", "reversed", "random"])
 def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
     problem = training_like(60, 3)
-    learner = Learner(replace(SMALL, order=order), 0, 100)
-    episodes = learner.episodes(problem, simulated(problem))
-    learner.begin(episodes)
+    episodes = begun(problem, replace(SMALL, order=order))
     uniform = np.log(np.full((8, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda seen: uniform, np.random.default_rng(0), episodes.num_steps)
-    visited, usual = [seen.at for seen in record.seen], episodes.sight.order.tolist()
+    record = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
+    visited, usual = [each.group for each in record.inputs], episodes.features.visits.tolist()
     assert sorted(visited) == sorted(usual)
     assert (visited == usual, visited == usual[::-1]) == (
         order == "topological",
@@ -307,12 +310,10 @@ def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
 def test_only_the_tuned_policy_is_shown_features_of_devices() -> None:
     problem = training_like(60, 3)
     for setting, shown in ((SMALL_PAPER, False), (SMALL, True)):
-        learner = Learner(setting, 0, 100)
-        episodes = learner.episodes(problem, simulated(problem))
-        learner.begin(episodes)
+        episodes = begun(problem, setting)
         uniform = np.log(np.full((setting.episodes, problem.cluster.num_devices), 0.2))
-        record = episodes.run(lambda seen, logs=uniform: logs, np.random.default_rng(0), 2)
-        assert record.seen[1].devices.any() == shown
+        record = episodes.run(lambda _, logs=uniform: logs, np.random.default_rng(0), 2)
+        assert record.inputs[1].devices.any() == shown
 
 
 @pytest.mark.parametrize("wrong", [{"order": "upside down"}, {"episodes": 0}, {"rewards": "none"}])

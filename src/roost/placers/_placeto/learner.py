@@ -1,275 +1,162 @@
-"""How Placeto's policy sees, chooses and learns; needs torch, so only a placer that runs imports
-it."""
+"""Placeto's policy and its optimizer, and what they have come to. `training.py` makes it learn.
+
+It needs torch, so only a placer that runs imports it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from math import isinf
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from roost.core.arrays import Array
-from roost.core.placement import Placement
-from roost.core.problem import Problem
-from roost.learners.episodes import Tried, Update, normalised, returns
+from roost.learners.episodes import Update
 from roost.learners.hardware import torch_device
 from roost.learners.optimizer_state import state_arrays, take_up
-from roost.placers._placeto.episodes import Choose, Episodes, Judge, Record, Rules, Seen, anywhere
-from roost.placers._placeto.features import DEVICE, FIXED, MOVING, Moment
-from roost.placers.placeto import Settings
-from roost.policies.gnn import GraphMaps, GraphPolicy, Shape
+from roost.placers._placeto.episodes import Choose, PlacetoEpisodes, PolicyInput
+from roost.placers._placeto.features import DEVICE, FIXED, MOVING, SimulatedPlacements
+from roost.placers._placeto.settings import PlacetoSettings
+from roost.policies.gnn import GraphPolicy, Shape
 
-# Groups, times devices, times rows, embedded at a time where the network is run at every step: what
-# fits into a cache.
+# Groups, times devices, times episodes, embedded at a time if groups are embedded at every step:
+# what fits into a cache.
 _PART = 20_000
-_COUNTS = ("num_rounds", "num_trials", "repeats")  # what a learner counts
-# Share of the placements of a round that are new trials, below which a policy repeats itself.
-_FEW_NEW = 0.25
-_MOST_REPEATS = 3  # rounds in which it may do so
-_SAMPLED = 16  # episodes side by side of a policy that was trained before
-# Share of new trials below which it ends, and how fast old rounds are forgotten.
-_NOTHING_NEW, _FORGET = 0.05, 0.1
+_COUNTS = ("num_rounds", "num_trials", "repeats")  # attributes that a state keeps
 
 
-class Learner:
-    """A policy, its optimizer, and how far they are."""
+class PlacetoLearner:
+    """A policy, its optimizer, and how far they are. A policy that repeats itself is followed by a
+    new one, in a new phase."""
 
-    def __init__(self, settings: Settings, seed: int, trials: float) -> None:
-        self.first, self.seed = settings, seed
+    def __init__(self, settings: PlacetoSettings, seed: int, trials: float) -> None:
+        self.first_settings, self.seed = settings, seed
         self.device = torch_device(settings.train_on)
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
         self.num_rounds = self.num_trials = 0
         self.fresh = 1.0  # share of new trials in the last rounds
-        self._new_phase(0)
+        self.start_phase(0)
 
-    def _new_phase(self, phase: int) -> None:
-        """A policy that knows nothing."""
-        self.phase, self.repeats = phase, 0
-        settings = self.first
-        if phase % 2 and settings.refine is not None:
-            settings = settings.refine
-        self.settings = settings
-        features = len(MOVING) if settings.embed == "step" else len(FIXED)
-        parts = (
+    def start_phase(self, phase: int) -> None:
+        """Replace the policy by an untrained one; every second one has the settings for
+        refining."""
+        self.phase = phase
+        self.repeats = 0  # rounds in a row in which the policy tried little that is new
+        refine = self.first_settings.refine if phase % 2 else None
+        self.settings = settings = refine or self.first_settings
+        shape = Shape(
+            len(MOVING if settings.embed == "step" else FIXED),
+            len(DEVICE),
             settings.width,
             settings.hidden,
             settings.rounds,
             settings.messages,
             settings.pools,
         )
-        shape = Shape(features, len(DEVICE), *parts)
         self.policy = GraphPolicy(shape, (self.seed + phase) % 2**62).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
         self.update = Update(settings.passes, settings.clip, settings.most_norm, settings.most_kl)
 
-    @property
-    def rules(self) -> Rules:
-        s = self.settings
-        return Rules(
-            s.episodes, s.order, s.judged, s.trial_every, s.undo, s.remember, s.relative, s.restart,
-            s.penalty,
-            s.times_every, s.device_features,
-        )  # fmt: skip
-
-    def episodes(self, problem: Problem, judge: Judge) -> Episodes:
-        """Episodes on a problem, by the rules of the settings."""
-        return Episodes(
-            problem, self.rules, self.settings.most_groups, self.settings.baseline_rounds, judge
-        )
-
-    @property
-    def is_done(self) -> bool:
-        """Whether there is hardly anything new to try, also for policies that begin anew."""
-        return self.fresh < _NOTHING_NEW
-
-    def renew(self, episodes: Episodes) -> None:
-        """Where the policy tries nothing new any more: go on from the best placement with one that
-        knows nothing."""
-        if self.repeats < _MOST_REPEATS:
-            return
-        self._new_phase(self.phase + 1)
-        episodes.renew(self.rules, self._rng(self.num_rounds))
-
-    def begin(self, episodes: Episodes, starts: Sequence[Placement] = ()) -> None:
-        """The first placements: random ones, and in place of the first of them those given."""
-        rng = self._rng(-1)
-        place = anywhere(episodes.units, rng, self.settings.episodes)
-        for row, placement in zip(range(len(place)), starts, strict=False):
-            place[row] = episodes.units.unit_devices(placement.device)
-        episodes.begin(place, rng)
-        self.num_trials += len(place)
-
-    def round(self, episodes: Episodes) -> dict[str, float]:
-        """Some steps and an update; what there is to say of them."""
-        rng = self._rng(self.num_rounds)
-        if episodes.step >= episodes.num_steps:
-            episodes.restart(rng)
-        record = self._run(episodes, rng, self.settings.steps or episodes.num_steps)
-        self.num_rounds += 1
-        self.num_trials += record.new_trials
-        share = record.new_trials / (len(record.reward) * len(record.chosen[0]))
-        self.fresh += _FORGET * (share - self.fresh)
-        self.repeats = self.repeats + 1 if share < _FEW_NEW else 0
-        told = self._learn(episodes, record)
-        mean, best = episodes.outcome[:, 1].mean(), episodes.best_outcome[1]
-        return {
-            **told,
-            "reward": float(np.mean(record.reward)),
-            "mean": float(mean),
-            "best": float(best),
-        }
-
-    def sample(self, episodes: Episodes, count: int) -> None:
-        """So many episodes of a policy that was trained before, from a random placement, without
-        learning.
-
-        A few at a time, which go on from the best so far; one of them always takes the likeliest
-        device.
-        """
-        rng = self._rng(-1)
-        episodes.begin(anywhere(episodes.units, rng, 1), rng)
-        episodes.num_greedy = 1
-        for first in range(0, count, _SAMPLED):
-            episodes.renew(replace(self.rules, episodes=min(_SAMPLED, count - first)), rng)
-            self.num_trials += self._run(episodes, rng, episodes.num_steps).new_trials
-        episodes.num_greedy = 0
-        episodes.renew(self.rules, rng)
-
-    def _run(self, episodes: Episodes, rng: np.random.Generator, num_steps: int) -> Record:
-        with torch.no_grad():
-            return episodes.run(self._chooser(episodes), rng, num_steps)
-
-    def state(self) -> dict[str, Array]:
-        """All that it takes to go on from here."""
-        found = state_arrays(self.policy, self.optimizer)
-        numbers = [self.seed, self.phase, *(getattr(self, name) for name in _COUNTS)]
-        found["fresh"] = np.array(self.fresh)
-        found["learned"] = np.array(numbers, dtype=np.int64)
-        return found
-
-    def resume(self, state: Mapping[str, Array]) -> None:
-        self.seed, phase, *numbers = (int(n) for n in state["learned"])
-        self._new_phase(phase)
-        self.fresh = float(state["fresh"])
-        for count, value in zip(_COUNTS, numbers, strict=True):
-            setattr(self, count, value)
-        take_up(self.policy, self.optimizer, state)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of its weights, by name."""
-        return {name: tuple(tensor.shape) for name, tensor in self.policy.named_parameters()}
-
-    @property
-    def tensors(self) -> dict[str, Array]:
-        return {
-            name: tensor.detach().cpu().numpy().copy()
-            for name, tensor in self.policy.named_parameters()
-        }
-
-    def load(self, weights: Mapping[str, Array]) -> None:
-        """Take weights by name."""
-        self.policy.load_state_dict(
-            {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
-        )
-
-    def _rng(self, number: int) -> np.random.Generator:
-        """Chance of one round: a search that goes on from a journal needs to know nothing of the
+    def rng(self, number: int) -> np.random.Generator:
+        """The generator of one round. A search that goes on from a journal needs nothing of the
         rounds before."""
         return np.random.default_rng([self.seed, number + 1])
 
-    def _share(self, ends: tuple[float, float]) -> float:
-        done = min(1.0, self.num_trials / self.horizon)
-        return ends[0] + done * (ends[1] - ends[0])
+    def annealed(self, ends: tuple[float, float]) -> float:
+        """The value between its first and its last, by the share of trials that are done."""
+        first, last = ends
+        return first + min(1.0, self.num_trials / self.horizon) * (last - first)
 
-    def _tensor(self, array: Array) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
+    def chooser(self, episodes: PlacetoEpisodes) -> Choose:
+        """The policy as a function for episodes, without gradients."""
+        with torch.no_grad():
+            contexts = self._contexts(episodes)
 
-    def _maps(self, episodes: Episodes) -> GraphMaps:
-        """Of the graph, on the device of the policy."""
-        if episodes.maps is None:
-            episodes.maps = episodes.sight.maps.to(self.device)
-        return episodes.maps
-
-    def _chooser(self, episodes: Episodes) -> Choose:
-        if self.settings.embed == "step":
-            return lambda seen: self._anew(episodes, [seen])[0].cpu().numpy()
-        contexts, policy = self._contexts(episodes), self.policy
-        allowed = self._tensor(episodes.units.allowed)
-
-        def choose(seen: Seen) -> Array:
-            logs = policy.log_probs(
-                contexts[:, seen.at, None, None], self._tensor(seen.devices), allowed[seen.at]
-            )
-            return logs.cpu().numpy()
+        def choose(policy_input: PolicyInput) -> Array:
+            with torch.no_grad():
+                return self._log_probs(episodes, [policy_input], contexts)[0].cpu().numpy()
 
         return choose
 
-    def _contexts(self, episodes: Episodes) -> torch.Tensor:
-        """[hidden, groups] from what does not change."""
-        maps = self._maps(episodes)
-        embedded = self.policy.embed(maps, self._tensor(episodes.sight.fixed)[:, None])
-        return self.policy.contexts(maps, embedded)[:, 0]
+    def scorer(
+        self, episodes: PlacetoEpisodes, inputs: Sequence[PolicyInput]
+    ) -> tuple[Callable[[slice], Tensor], list[slice]]:
+        """The policy as a function for an update, and the parts of the steps that it can take at a
+        time."""
 
-    def _anew(self, episodes: Episodes, seen: Sequence[Seen]) -> torch.Tensor:
-        """Log-probabilities [steps, episodes, devices], from features of the whole placement at
-        each step."""
-        maps, sight = self._maps(episodes), episodes.sight
-        steps, rows = len(seen), len(seen[0].moment.place)
-        at = np.repeat([each.at for each in seen], rows)
-        done = np.repeat([each.done for each in seen], rows, axis=0)
-        features = sight.moving(Moment.joined([each.moment for each in seen]), at, done)
-        embedded = self.policy.embed(maps, self._tensor(features).flatten(1, 2))
-        context = self.policy.contexts_at(
-            maps, embedded, self._tensor(np.repeat(at, sight.num_devices))
-        )
-        of_devices = self._tensor(np.stack([each.devices for each in seen], axis=1))
-        allowed = self._tensor(np.stack([each.allowed for each in seen]))[:, None].expand(
-            of_devices.shape[1:]
-        )
-        return self.policy.log_probs(
-            context.view(-1, steps, rows, sight.num_devices), of_devices, allowed
-        )
+        def score(part: slice) -> Tensor:
+            return self._log_probs(episodes, inputs[part], self._contexts(episodes))
 
-    def _learn(self, episodes: Episodes, record: Record) -> dict[str, float]:
-        s = self.settings
-        for group in self.optimizer.param_groups:
-            group["lr"] = self._share(s.rate)
-        advantage = self._advantage(episodes, record)
-        steps, rows = advantage.shape
-        if s.embed == "step":
-            size = max(1, _PART // (episodes.num_steps * episodes.sight.num_devices * rows))
-            parts = [slice(first, first + size) for first in range(0, steps, size)]
+        size = len(inputs)
+        if self.settings.embed == "step":
+            _, num_episodes, num_devices = inputs[0].devices.shape
+            size = max(1, _PART // (episodes.num_steps * num_devices * num_episodes))
+        return score, [slice(first, first + size) for first in range(0, len(inputs), size)]
 
-            def score(part: slice) -> torch.Tensor:
-                return self._anew(episodes, record.seen[part])
+    def _log_probs(
+        self, episodes: PlacetoEpisodes, inputs: Sequence[PolicyInput], contexts: Tensor | None
+    ) -> Tensor:
+        """[steps, episodes, devices] log-probabilities of the current groups."""
+        groups = [each.group for each in inputs]
+        devices = self._tensor(np.stack([each.devices for each in inputs], axis=1))
+        allowed = self._tensor(episodes.units.allowed[groups])[:, None].expand(devices.shape[1:])
+        if contexts is None:
+            context = self._step_contexts(episodes, inputs)
         else:
-            parts = [slice(0, steps)]
-            at = self._tensor(np.array([seen.at for seen in record.seen]))
-            of_devices = self._tensor(np.stack([seen.devices for seen in record.seen], axis=1))
-            allowed = self._tensor(episodes.units.allowed)[at, None].expand(of_devices.shape[1:])
+            context = contexts[:, groups, None, None]
+        return self.policy.log_probs(context, devices, allowed)
 
-            def score(part: slice) -> torch.Tensor:
-                return self.policy.log_probs(
-                    self._contexts(episodes)[:, at, None, None], of_devices, allowed
-                )
+    def _contexts(self, episodes: PlacetoEpisodes) -> Tensor | None:
+        """[hidden, groups] from features that do not change; None if each step has its own."""
+        if self.settings.embed == "step":
+            return None
+        fixed = self._tensor(episodes.features.fixed)[:, None]
+        embedded = self.policy.embed(episodes.maps, fixed)
+        return self.policy.contexts(episodes.maps, embedded)[:, 0]
 
-        tried = Tried.of(np.stack(record.chosen), np.stack(record.logs), advantage).to(self.device)
-        return self.update.apply(self.optimizer, score, parts, tried, self._share(s.entropy))
+    def _step_contexts(self, episodes: PlacetoEpisodes, inputs: Sequence[PolicyInput]) -> Tensor:
+        """[hidden, steps, episodes, devices] from features of the whole placement at each step."""
+        features = episodes.features
+        num_episodes = len(inputs[0].done)
+        placements = SimulatedPlacements.joined([each.placements for each in inputs])
+        group = np.repeat([each.group for each in inputs], num_episodes)
+        done = np.concatenate([each.done for each in inputs])
+        moving = self._tensor(features.moving(placements, group, done)).flatten(1, 2)
+        embedded = self.policy.embed(episodes.maps, moving)
+        group_of_device = self._tensor(np.repeat(group, features.num_devices))
+        context = self.policy.contexts_at(episodes.maps, embedded, group_of_device)
+        return context.view(-1, len(inputs), num_episodes, features.num_devices)
 
-    def _advantage(self, episodes: Episodes, record: Record) -> Array:  # [steps, episodes]
-        s = self.settings
-        reward, kept = np.stack(record.reward), np.stack(record.kept)
-        steps = np.array([seen.step for seen in record.seen])
-        if s.rewards == "terminal":
-            # All the reward comes with the last step: minus the value that the episode ends with.
-            found = np.broadcast_to(-episodes.value(episodes.outcome), reward.shape)
-        else:
-            # What was tried counts at once, what comes of it only where it was not undone.
-            found = reward + returns(kept, s.discount) - kept
-        found = found[record.trial]
-        advantage = found - episodes.baseline.at(steps)[:, None]
-        episodes.baseline.add(steps, found)
-        return normalised(advantage) if s.normalise else advantage
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def state(self) -> dict[str, Array]:
+        """All that is needed to go on from here."""
+        counts = [self.seed, self.phase, *(getattr(self, name) for name in _COUNTS)]
+        return {
+            **state_arrays(self.policy, self.optimizer),
+            "fresh": np.array(self.fresh),
+            "learned": np.array(counts, dtype=np.int64),
+        }
+
+    def resume(self, state: Mapping[str, Array]) -> None:
+        """Go on from a state."""
+        self.seed, phase, *counts = (int(count) for count in state["learned"])
+        self.start_phase(phase)
+        self.fresh = float(state["fresh"])
+        for name, count in zip(_COUNTS, counts, strict=True):
+            setattr(self, name, count)
+        take_up(self.policy, self.optimizer, state)
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """The weights of the policy, by name."""
+        named = self.policy.named_parameters()
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named}
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Replace the weights of the policy."""
+        tensors = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
+        self.policy.load_state_dict(tensors)

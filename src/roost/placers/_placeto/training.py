@@ -1,132 +1,129 @@
-"""Placeto over many problems: one policy, one problem after the other, for as much work as was
-planned."""
+"""The training loop of Placeto on one problem, to be read from top to bottom.
+
+The placer calls `begin` or `sample`, then `train`. A round takes some steps of all episodes, turns
+their rewards into advantages, and updates the policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 
 import numpy as np
 
-from roost.core.arrays import Array, taken
+from roost.core.arrays import Array
 from roost.core.placement import Placement
-from roost.core.problem import Problem
-from roost.core.trial import Trial
-from roost.errors import InputError
-from roost.placers._placeto.episodes import Episodes, Judge, anywhere
-from roost.placers._placeto.learner import Learner
-from roost.placers.placeto import Settings
-from roost.simulator.compiled import Simulator
+from roost.learners.episodes import Tried, normalised, returns
+from roost.placers import Evaluate
+from roost.placers._placeto.episodes import EpisodeRecord, PlacetoEpisodes, anywhere
+from roost.placers._placeto.learner import PlacetoLearner
 
-_STEP_SECONDS = 1e-3  # of a step of all episodes, learning included, on a core of today
-_OP_SECONDS = 1e-6  # of simulating an op once, under an order of its own
-_EPISODES = 16  # side by side, at most
-# At the rate of one problem, a policy of many broke down and did not recover.
-_RATE, _MOST_KL = (3e-3, 1e-3), 0.03
-# Of the rounds begin at a random placement; the others where the last on that problem ended.
-_AFRESH = 0.5
+# A policy repeats itself if less than this share of its placements were new, in so many rounds.
+_FEW_NEW, _MOST_REPEATS = 0.25, 3
+# Learning ends if less than this share of the last placements were new, also those of new
+# policies; and how fast old rounds are forgotten.
+_NOTHING_NEW, _FORGET = 0.05, 0.1
+_SAMPLED = 16  # episodes side by side of a policy that was trained before
 
 
-class Course:
-    """A policy that learns over problems, and how far it is."""
-
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        seconds: float,
-        seed: int,
-        settings: Settings,
-        on_note: Callable[[Mapping[str, float]], object],
-    ) -> None:
-        # Nothing is remembered: there are many problems, and trials cost little here.
-        few = min(_EPISODES, settings.episodes)
-        settings = replace(
-            settings, remember=False, refine=None, episodes=few, rate=_RATE, most_kl=_MOST_KL
-        )
-        self.learner, self.on_note, self.done = Learner(settings, seed, inf), on_note, 0
-        self.walks = [self.learner.episodes(problem, simulated(problem)) for problem in problems]
-        self.reached: list[Array | None] = [None] * len(problems)
-        self.plan = max(1, int(seconds / np.mean([self._seconds(walk) for walk in self.walks])))
-        self.learner.horizon = max(1, int(self.plan * settings.episodes))
-
-    def _seconds(self, walk: Episodes) -> float:
-        simulations = 2 * self.learner.settings.episodes * walk.problem.graph.num_ops
-        return walk.num_steps * _STEP_SECONDS + simulations * _OP_SECONDS
-
-    def run(self, save: Callable[[dict[str, Array]], object]) -> None:
-        """Learn until the plan is done; `save` is offered the state after each round."""
-        while self.done < self.plan:
-            rng = np.random.default_rng([self.learner.seed, 7, self.done])
-            number = int(rng.integers(len(self.walks)))
-            walk, start = self.walks[number], self.reached[number]
-            if start is None or rng.random() < _AFRESH:
-                start = anywhere(walk.units, rng, 1)[0]
-            walk.begin(np.tile(start, (self.learner.settings.episodes, 1)), rng)
-            told = self.learner.round(walk)
-            self.reached[number] = walk.best
-            self.done += 1
-            share = walk.best_outcome[1] / max(walk.sight.balanced, 1e-12)
-            where = {
-                "done": float(self.done),
-                "of": float(self.plan),
-                "progress": self.done / self.plan,
-            }
-            self.on_note({**told, **where, "problem": float(number), "over_balanced": float(share)})
-            save(self.state())
-
-    def state(self) -> dict[str, Array]:
-        found = {**self.learner.state(), "done": np.array(self.done)}
-        for number, (walk, place) in enumerate(zip(self.walks, self.reached, strict=True)):
-            found[f"baseline.{number}"] = walk.baseline.past.copy()
-            if place is not None:
-                found[f"reached.{number}"] = place
-        return found
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Go back to where a state was saved; raises InputError where it is not one of this
-        course."""
-        taken(state, "learned", self.learner.state()["learned"].shape, "i")
-        taken(state, "fresh", ())
-        self.learner.resume(state)
-        self.done = int(taken(state, "done", (), "i"))
-        for number, walk in enumerate(self.walks):
-            walk.baseline.past = np.array(
-                _past(state, f"baseline.{number}", walk.baseline.past.shape)
-            )
-            if (name := f"reached.{number}") in state:
-                reached = taken(state, name, (walk.units.num_units,), "i")
-                if not ((reached >= 0) & (reached < walk.problem.cluster.num_devices)).all():
-                    raise InputError(f"tensor {name!r} names a device that is not there")
-                self.reached[number] = np.array(reached)
+def begin(learner: PlacetoLearner, episodes: PlacetoEpisodes, starts: Sequence[Placement]) -> None:
+    """Try the first placements: these starts, and random ones in the other episodes."""
+    rng = learner.rng(-1)
+    first = anywhere(episodes.units, rng, learner.settings.episodes)
+    for row, placement in zip(first, starts, strict=False):
+        row[:] = episodes.units.unit_devices(placement.device)
+    episodes.begin(first, rng)
+    learner.num_trials += len(first)
 
 
-def _past(state: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
-    """Rewards of past rounds; what is not a number there is not known yet."""
-    found = np.asarray(state.get(name))
-    if found.dtype.kind != "f" or found.shape != shape or np.isinf(found).any():
-        raise InputError(f"tensor {name!r} is missing, infinite, or not of shape {list(shape)}")
-    return found
+def sample(learner: PlacetoLearner, episodes: PlacetoEpisodes, count: int) -> None:
+    """Run so many episodes of a trained policy from a random placement, without learning.
+
+    They go a few at a time, each time from the best placement so far. One of them always takes the
+    likeliest device.
+    """
+    rng = learner.rng(-1)
+    episodes.begin(anywhere(episodes.units, rng, 1), rng)
+    episodes.num_greedy = 1
+    for first in range(0, count, _SAMPLED):
+        few = replace(learner.settings, episodes=min(_SAMPLED, count - first))
+        episodes.restart_at_best(few, rng)
+        record = episodes.run(learner.chooser(episodes), rng, episodes.num_steps)
+        learner.num_trials += record.new_trials
+    episodes.num_greedy = 0
+    episodes.restart_at_best(learner.settings, rng)
 
 
-def simulated(problem: Problem) -> Judge:
-    """Trials by the simulator that nobody counts: for learning beforehand, not for a search."""
-    simulator = Simulator.of(problem)
+def train(learner: PlacetoLearner, episodes: PlacetoEpisodes, evaluate: Evaluate) -> None:
+    """Learn round by round, until the budget is spent or hardly anything new is tried."""
+    while (
+        learner.fresh >= _NOTHING_NEW
+        and not episodes.has_tried_all
+        and evaluate.seconds_left > 0
+        and evaluate.trials_left >= 1
+    ):
+        evaluate.note(train_round(learner, episodes))
+        if learner.repeats >= _MOST_REPEATS:
+            # Go on from the best placement with a policy that knows nothing.
+            learner.start_phase(learner.phase + 1)
+            episodes.restart_at_best(learner.settings, learner.rng(learner.num_rounds))
+        evaluate.keep(lambda: {**learner.state(), **episodes.state()})
 
-    def judge(placements: Sequence[Placement]) -> list[Trial]:
-        found = []
-        for placement in placements:
-            timeline = simulator.simulate(placement)
-            missing = int(timeline.missing.sum())
-            found.append(
-                Trial(
-                    placement,
-                    timeline.step_time,
-                    timeline.peak_memory,
-                    missing == 0,
-                    missing_bytes=missing,
-                )
-            )
-        return found
 
-    return judge
+def train_round(learner: PlacetoLearner, episodes: PlacetoEpisodes) -> dict[str, float]:
+    """One round: some steps of all episodes, and an update. Returns figures of it."""
+    settings, rng = learner.settings, learner.rng(learner.num_rounds)
+
+    # Let the policy choose devices.
+    if episodes.ended.all():
+        episodes.restart(rng)
+    num_steps = settings.steps or episodes.num_steps
+    record = episodes.run(learner.chooser(episodes), rng, num_steps)
+
+    # Count what is new.
+    num_tried = len(record.reward) * len(episodes.device)
+    share_new = record.new_trials / num_tried
+    learner.num_rounds += 1
+    learner.num_trials += record.new_trials
+    learner.fresh += _FORGET * (share_new - learner.fresh)
+    learner.repeats = learner.repeats + 1 if share_new < _FEW_NEW else 0
+
+    # Compare the return of each step with the mean of that step in the last rounds.
+    steps = np.array([each.step for each in record.inputs])
+    step_returns = _returns(episodes, record)
+    advantage = step_returns - episodes.baseline.at(steps)[:, None]
+    episodes.baseline.add(steps, step_returns)
+    if settings.normalise:
+        advantage = normalised(advantage)
+
+    # Update the policy.
+    for group in learner.optimizer.param_groups:
+        group["lr"] = learner.annealed(settings.rate)
+    score, parts = learner.scorer(episodes, record.inputs)
+    tried = Tried.of(np.stack(record.chosen), np.stack(record.log_probs), advantage)
+    update = learner.update.apply(
+        learner.optimizer,
+        score,
+        parts,
+        tried.to(learner.device),
+        learner.annealed(settings.entropy),
+    )
+    return {
+        **update,
+        "reward": float(np.mean(record.reward)),
+        "mean": episodes.mean_step_time,
+        "best": episodes.best_step_time,
+    }
+
+
+def _returns(episodes: PlacetoEpisodes, record: EpisodeRecord) -> Array:  # [steps, episodes]
+    """The reward that follows from each step."""
+    settings = episodes.settings
+    reward, lasting = np.stack(record.reward), np.stack(record.lasting)
+    if settings.rewards == "terminal":
+        # All reward comes with the last step: minus the cost at the end of the episode.
+        found = np.broadcast_to(-episodes.cost(episodes.outcome), reward.shape)
+    else:
+        # A trial counts at once; what follows from it only counts if it was not undone.
+        found = reward + returns(lasting, settings.discount) - lasting
+    return np.asarray(found[record.trial])

@@ -1,0 +1,1 @@
+"""Episodes in which the groups of a problem get devices one by one."""
