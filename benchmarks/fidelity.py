@@ -37,6 +37,7 @@ import numpy as np
 import torch
 
 import roost
+import rows as results
 from roost import zoo
 from roost.core.graph import Graph
 from roost.core.placement import Placement
@@ -52,6 +53,7 @@ from roost.search.measured.worker_process import cores_of
 from roost.search.solve import search
 from roost.simulator.reference import simulate
 from roost.testing.runs import any_placement, residents_of, streamed
+from rows import measured_with
 
 RESULTS = Path(__file__).parent / "results"
 # Steps of tens of milliseconds on one core.
@@ -276,7 +278,7 @@ def run_model(name: str, train: bool, given: argparse.Namespace) -> None:
                 "profiled_s": round(took, 1),
             }
             with rows_file().open("a") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(json.dumps(row | measured_with()) + "\n")
             said = (
                 f"{row['predicted'] * 1e3:8.2f} ms predicted {row['measured'] * 1e3:8.2f} measured"
             )
@@ -408,15 +410,14 @@ def _kinds(found: list[dict[str, Any]]) -> list[tuple[str, bool]]:
     return list(dict.fromkeys((row["model"], row["train"]) for row in found))
 
 
-def page() -> str:
-    every, notes = rows(), rows_file().with_suffix(".notes")
+def page(path: Path) -> str:
+    every = results.read(path)
+    machine = path.stem.removeprefix("fidelity_").rpartition("_")[0]
     lines = [
         "# Predicted against measured step time\n",
-        *([notes.read_text()] if notes.exists() else []),
-        f"Machine: {measured_on()}. Costs are profiled op by op, and links by `roost.probe`; step times are those of "
-        "the simulator and of the graph runtime, medians of steps in turn. Rank correlation is Spearman's. Goals: "
-        + "; then ".join(f"{error:.0%} and {rank:.2f}" for error, rank in GOALS)
-        + ".\n",
+        results.provenance(every),
+        f"Machine: {machine}. Costs are profiled op by op, and links by `roost.probe`; step times are those of "
+        "the simulator and of the graph runtime, medians of steps in turn. Rank correlation is Spearman's.\n",
         "`waited` is the share of the step, summed over threads, that threads were ready and had no core, which other "
         "programs had: where it is not near zero the machine was not ours, and errors say little. Laps with least of "
         "it count. Predictions are with the default costs, each op timed by itself. The last columns have the same "
@@ -432,7 +433,7 @@ def page() -> str:
             f"## {on}\n",
             f"`python benchmarks/fidelity.py run --on {on}{small} --models {names}`, load of the machine "
             f"{statistics.median(row['load'] for row in here):.1f} (median).\n",
-            "| model | step | placements | measured, ms | median error | 90 % below | rank correlation | mean bias "
+            "| model | step | placements | measured, ms | median error | ninth decile | rank correlation | mean bias "
             "| waited | ops timed in their step: error, rank | calibrated: error, rank "
             "| devices as loaded: error, rank |",
             "|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -459,8 +460,8 @@ def page() -> str:
                 )
                 + " |"
             )
-        lines += ["", *_by_kind(here), ""]
-    lines.append(f"![predicted against measured]({rows_file().with_suffix('.svg').name})")
+        lines += ["", *_goals(here), *_by_kind(here), ""]
+    lines.append(f"![predicted against measured]({path.with_suffix('.svg').name})")
     return "\n".join(lines) + "\n"
 
 
@@ -470,6 +471,18 @@ def _others(some: list[dict[str, Any]]) -> Iterator[tuple[list[dict[str, Any]], 
     # Whole steps on one device are what it was calibrated with, or nearly.
     yield [row for row in some if CALIBRATED in row and _kind(row) != "one device"], CALIBRATED
     yield some, "predicted_loaded"
+
+
+def _goals(here: list[dict[str, Any]]) -> list[str]:
+    """Both goals held against all rows of one kind of devices."""
+    lines = ["| figure | found | goal | |", "|---|---|---|---|"]
+    error, _, rank = figures(here)
+    for most, least in GOALS:
+        said = results.verdict(error, most, here)
+        lines.append(f"| median error | {error:.1%} | at most {most:.0%} | {said} |")
+        said = results.verdict(rank, least, here, at_most=False)
+        lines.append(f"| rank correlation | {rank:.3f} | at least {least:.2f} | {said} |")
+    return [*lines, ""]
 
 
 def _by_kind(found: list[dict[str, Any]]) -> list[str]:
@@ -556,7 +569,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.part == "page":
-        rows_file().with_suffix(".md").write_text(page())
+        rows_file().with_suffix(".md").write_text(page(rows_file()))
         plot(rows_file().with_suffix(".svg"))
         return
     for name in given.models.split(","):

@@ -14,7 +14,6 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import roost
+import rows as results
 from roost.bounds import bound, nothing_fits
 from roost.bounds.exact import solve_exactly
 from roost.placers._annealing.population import Heat
@@ -44,6 +44,15 @@ MODELS = [
 ]  # fmt: skip
 CLUSTERS = ("k80x2", "k80x4", "a100x4", "rtx4090_rtx3060", "two_hosts_a100x4")
 SEEDS = range(5)
+OPS_A_SECOND = 1_000  # of CPU time, for `auto`
+WORTH = 0.02  # of the step: what a better placement must still be able to save
+WIDE = 0.05  # a spread over seeds that is named
+TEN_SECONDS = 10  # on two cores
+LOOSE = 0.55  # bound over best: such bounds are counted
+TINY_OPS, TINY_DEVICES, ANNEALED = 7, 3, 3_000
+LARGE_OPS, LARGE_SECONDS = 100_000, 60
+PROOF_GROUPS, PROOF_SECONDS = 100, 60
+WORST_RATIO = 10.0  # what does not fit counts as this
 CLASSIC = ("single", "expert", "scotch", "metis", "heft", "etf", "sct")
 HEURISTICS = ("single", "expert", "contiguous", "metis", "heft", "etf", "sct")
 EVALUATIONS = (1_000, 5_000, 25_000)
@@ -67,13 +76,12 @@ def problems(
             yield model, cluster, roost.estimate(graph, cluster)
 
 
-def rows(part: str) -> list[dict[str, Any]]:
-    if not ROWS.exists():
-        return []
-    return [row for row in map(json.loads, ROWS.read_text().splitlines()) if row["part"] == part]
+def rows(part: str, path: Path = ROWS) -> list[dict[str, Any]]:
+    return [row for row in results.read(path) if row["part"] == part]
 
 
 def add(row: dict[str, Any]) -> None:
+    row |= results.measured_with()
     with ROWS.open("a") as file:
         file.write(json.dumps(row) + "\n")
     print(json.dumps(row)[:200], flush=True)
@@ -235,7 +243,7 @@ def main() -> None:
     models = [name for name in sys.argv[2:] if name in MODELS] or MODELS
     part = sys.argv[1] if len(sys.argv) > 1 else "page"
     if part == "auto":
-        run_auto("auto", models, lambda problem: problem.graph.num_ops / 1000)
+        run_auto("auto", models, lambda problem: problem.graph.num_ops / OPS_A_SECOND)
     elif part == "ten":
         run_auto("ten", models, lambda problem: 20.0)  # ten seconds of two cores
     elif part == "starts":
@@ -249,7 +257,7 @@ def main() -> None:
     elif part == "exact":
         run_exact()
     elif part == "page":
-        (HERE / "results" / f"{NAME}.md").write_text(page())
+        (HERE / "results" / f"{NAME}.md").write_text(page(ROWS))
     else:
         sys.exit(f"no part called {part!r}")
 
@@ -258,43 +266,39 @@ def geometric(values: list[float]) -> float:
     return float(np.exp(np.mean(np.log(values)))) if values else float("nan")
 
 
-def page() -> str:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-    ).stdout.strip()
-    return "\n".join(
-        [
-            "# Placers on the zoo's training graphs\n",
-            f"Simulated on presets; {platform.machine()}, {os.cpu_count()} cores, shared with other work; commit "
-            f"{commit}. Rows: the `.jsonl` beside this page. Five seeds; CPU seconds of the whole process.\n",
-            *_page_auto(),
-            *_page_spread(),
-            *_page_starts(),
-            *_page_gaps(),
-            *_page_exact(),
-            *_page_large(),
-        ]
-    )
+def page(path: Path) -> str:
+    """All parts, from the rows of one file."""
+    every = results.read(path)
+    machine = path.stem.removeprefix("placers_").rpartition("_")[0]
+    lines = [
+        "# Placers on the zoo's training graphs\n",
+        results.provenance(every),
+        f"Simulated on presets; {machine}, shared with other work. CPU seconds are those of the whole process.\n",
+    ]
+    for part in (_page_auto, _page_spread, _page_starts, _page_gaps, _page_exact, _page_large):
+        lines += part(path)
+    return "\n".join(lines)
 
 
-def _by_problem(part: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
+def _by_problem(path: Path, part: str) -> dict[tuple[str, str], list[dict[str, Any]]]:
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows(part):
+    for row in rows(part, path):
         found.setdefault((row["model"], row["cluster"]), []).append(row)
     return found
 
 
-def _page_auto() -> list[str]:
+def _page_auto(path: Path) -> list[str]:
     lines = [
-        "## `auto` against the classic placers, 1 CPU second for 1,000 ops (`python benchmarks/placers.py auto`)\n",
+        f"## `auto` against the classic placers, a CPU second for {OPS_A_SECOND:,} ops\n",
+        "`python benchmarks/placers.py auto`\n",
         f"Classic: the best feasible of {', '.join(CLASSIC)}, each with orders of its own choice; `auto`: the "
-        "median of five seeds. Where the bound is less "
-        "than 2 % below it, no placement can help any more.\n",
+        f"median of {len(SEEDS)} seeds. Where the bound is less than {WORTH:.0%} below it, no placement can "
+        "help any more.\n",
         "| model | cluster | classic | `auto` | auto / classic | bound / classic | worst seed | next best placer |",
         "|---|---|---|---|---|---|---|---|",
     ]
     everywhere, helped, possible = [], [], []
-    for (model, cluster), found in _by_problem("auto").items():
+    for (model, cluster), found in _by_problem(path, "auto").items():
         classic = [
             min((v for k, v in r.get("baselines", {}).items() if k in CLASSIC), default=np.inf)
             for r in found
@@ -314,7 +318,7 @@ def _page_auto() -> list[str]:
             continue
         ratio = float(np.median(best)) / base
         everywhere.append(ratio)
-        if lowest < 0.98 * base:
+        if lowest < (1 - WORTH) * base:
             helped.append(ratio)
             possible.append(lowest / base)
         lines.append(
@@ -323,20 +327,21 @@ def _page_auto() -> list[str]:
         )
     lines.append(
         f"\nGeometric mean of auto / classic: **{geometric(helped):.3f}** over the {len(helped)} problems where the "
-        f"bound leaves 2 % or more ({geometric(everywhere):.3f} over all {len(everywhere)}). The bound itself is at "
+        f"bound leaves {WORTH:.0%} or more ({geometric(everywhere):.3f} over all {len(everywhere)}). The bound itself is at "
         f"{geometric(possible):.3f} of the classic placers there: nothing can be better than that.\n"
     )
     return lines
 
 
-def _page_spread() -> list[str]:
+def _page_spread(path: Path) -> list[str]:
     lines = [
-        "## Spread over five seeds after ten seconds of two cores (`python benchmarks/placers.py ten`)\n",
-        "Of the problems whose seeds differ by more than 2 % in the table above, where they have less time.\n",
+        f"## Spread over {len(SEEDS)} seeds after {TEN_SECONDS} seconds of two cores\n",
+        "`python benchmarks/placers.py ten`\n",
+        f"Of the problems whose seeds differ by more than {WORTH:.0%} in the table above, with less time.\n",
         "| model | cluster | best seed | worst / best | median / best |", "|---|---|---|---|---|",
     ]  # fmt: skip
     found = []
-    for (model, cluster), group in _by_problem("ten").items():
+    for (model, cluster), group in _by_problem(path, "ten").items():
         best = [row["best"] for row in group if row["feasible"]]
         if len(best) == len(group) and best:
             found.append(
@@ -350,13 +355,13 @@ def _page_spread() -> list[str]:
             )
     for spread, model, cluster, best, median in sorted(found, reverse=True):
         lines.append(f"| {model} | {cluster} | {best:.4g} s | {spread:.3f} | {median:.3f} |")
-    over = sum(spread > 1.05 for spread, *_ in found)
-    lines.append(f"\n{over} of {len(found)} problems spread by more than 5 %.\n")
+    over = sum(spread > 1 + WIDE for spread, *_ in found)
+    lines.append(f"\n{over} of {len(found)} problems spread by more than {WIDE:.0%}.\n")
     return lines
 
 
-def _page_starts() -> list[str]:
-    found = rows("starts")
+def _page_starts(path: Path) -> list[str]:
+    found = rows("starts", path)
     curves: dict[str, dict[int, list[float]]] = {}
     best: dict[tuple[str, str], float] = {}
     for row in found:
@@ -367,12 +372,12 @@ def _page_starts() -> list[str]:
         if np.isfinite(reference):
             for evaluations, value in row["curve"].items():
                 curves.setdefault(row["key"][1], {}).setdefault(int(evaluations), []).append(
-                    min(value / reference, 10.0)
+                    min(value / reference, WORST_RATIO)
                 )
     lines = [
         "## Annealing from the best heuristic, and from random rules (`python benchmarks/placers.py starts`)\n",
         "One chain; evaluations include those of the starts; geometric mean of step time over the best ever seen here, "
-        "all models on k80x4 and a100x4, five seeds; what does not fit counts 10. Heuristics: "
+        f"all models on k80x4 and a100x4, {len(SEEDS)} seeds; what does not fit counts {WORST_RATIO:g}. Heuristics: "
         f"{', '.join(HEURISTICS)}.\n",
         "| evaluations | " + " | ".join(f"{n:,}" for n in EVALUATIONS) + " |",
         "|---|" + "---|" * len(EVALUATIONS),
@@ -386,17 +391,17 @@ def _page_starts() -> list[str]:
     return [*lines, ""]
 
 
-def _page_gaps() -> list[str]:
+def _page_gaps(path: Path) -> list[str]:
     lines = [
         "## Bound over best, worst first (`python benchmarks/placers.py bounds`; best of all runs above)\n",
         "| model | cluster | best | bound | bound / best | proof | CPU s |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for part in ("auto", "ten"):
-        for key, group in _by_problem(part).items():
+        for key, group in _by_problem(path, part).items():
             found.setdefault(key, []).extend(group)
     table = []
-    for row in rows("bounds"):
+    for row in rows("bounds", path):
         key = (row["model"], row["cluster"])
         fits = [r["best"] for r in found.get(key, []) if r["feasible"]]
         if fits:
@@ -414,12 +419,13 @@ def _page_gaps() -> list[str]:
         lines.append(
             f"| {model} | {cluster} | {best:.4g} s | {low:.4g} s | {ratio:.3f} | {proof} | {spent:.2f} |"
         )
-    lines.append(f"\n{sum(row[0] < 0.55 for row in table)} of {len(table)} are below 0.55.\n")
+    lines.append(f"\n{sum(row[0] < LOOSE for row in table)} of {len(table)} are below {LOOSE}.\n")
     lines += [
-        "### Up to 100 groups, sixty seconds (`python benchmarks/placers.py proof`)\n",
+        f"### Up to {PROOF_GROUPS} groups, {PROOF_SECONDS} seconds\n",
+        "`python benchmarks/placers.py proof`\n",
         "| model | cluster | best | bound / best | proof |", "|---|---|---|---|---|",
     ]  # fmt: skip
-    for row in sorted(rows("proof"), key=lambda r: r["bound"] / r["best"]):
+    for row in sorted(rows("proof", path), key=lambda r: r["bound"] / r["best"]):
         share = row["bound"] / row["best"]
         lines.append(
             f"| {row['model']} | {row['cluster']} | {row['best']:.4g} s | {share:.4f} | {row['proof']} |"
@@ -427,27 +433,28 @@ def _page_gaps() -> list[str]:
     return [*lines, ""]
 
 
-def _page_exact() -> list[str]:
+def _page_exact(path: Path) -> list[str]:
     lines = [
-        "## Against every placement in every order, up to 7 ops on 3 devices (`python benchmarks/placers.py exact`)\n",
+        f"## Against every placement in every order, up to {TINY_OPS} ops on {TINY_DEVICES} devices\n",
+        "`python benchmarks/placers.py exact`\n",
         "Plain: no shared buses, broadcast or fetched parameters. What `cpsat` does not prove it says is only a bound. "
-        "`annealing` has 3,000 trials; that it finds the best of the order it is in is a test "
-        "(`tests/placers/test_annealing.py`, 99 % and more).\n",
+        f"`annealing` has {ANNEALED:,} trials.\n",
         "| problems | fit | proved by `cpsat` | of these wrong | bounds too high | optimum reached by `annealing` |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {r['model']} | {r['count']} | {r['proved']} | {r['wrong']} | {r['unbounded']} | {r['reached']} |"
-        for r in rows("exact")
+        for r in rows("exact", path)
     ]
     return [*lines, ""]
 
 
-def _page_large() -> list[str]:
+def _page_large(path: Path) -> list[str]:
     lines = [
-        "## 100,000 ops on four devices, 60 CPU seconds (`python benchmarks/placers.py large`)\n"
+        f"## {LARGE_OPS:,} ops on four devices, {LARGE_SECONDS} CPU seconds\n",
+        "`python benchmarks/placers.py large`\n",
     ]
-    for row in rows("large"):
+    for row in rows("large", path):
         others = ", ".join(
             f"{name} {value / row['best']:.3f}" for name, value in row["baselines"].items()
         )

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fidelity
 import roost
+import rows as results
 from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
 from roost.runtime.ops.run import GraphRuntime
@@ -90,11 +91,41 @@ def run(name: str, given: argparse.Namespace, rows: Path) -> None:
             "transfers": timeline.num_transfers,
         }
         row |= {way: float(np.median(each)) for way, each in laps.items()}
+        row |= results.measured_with()
         with rows.open("a") as file:
             file.write(json.dumps(row) + "\n")
         said = "  ".join(f"{way} {row[way] * 1e3:7.2f}" for way in WAYS)
         shown = f"{timeline.step_time * 1e3:7.2f} predicted, {timeline.num_transfers:4d} transfers"
         print(f"{name:12s} {label:15s} {shown}  {said} ms", flush=True)
+
+
+def page(rows_file: Path) -> str:
+    """Step times of each way of launching, and their ratios over all rows."""
+    rows = results.read(rows_file)
+    lines = [
+        "# One thread for the CPU and the GPU beside it, or one for each\n",
+        results.provenance(rows),
+        "`python benchmarks/gpu/hosts.py`, then `python benchmarks/pages.py write`. Training steps under the "
+        "same placements, four ways held ready together and timed in turn; medians in ms. `graphs`: runs of "
+        "ops without transfers are launched as CUDA graphs.\n",
+        "| ratio of step times | geometric mean | least | most |",
+        "|---|---|---|---|",
+    ]
+    pairs = [("one thread", "a thread each"), ("one thread, graphs", "a thread each, graphs")]
+    pairs += [("a thread each, graphs", "a thread each"), ("one thread, graphs", "one thread")]
+    for one, other in pairs:
+        ratios = [row[one] / row[other] for row in rows]
+        mean = float(np.exp(np.mean(np.log(ratios))))
+        lines.append(f"| {one} / {other} | {mean:.2f} | {min(ratios):.2f} | {max(ratios):.2f} |")
+    lines += [
+        "",
+        f"| model | placement | transfers | predicted | {' | '.join(WAYS)} |",
+        "|---|---|---|---|" + "---|" * len(WAYS),
+    ]
+    for row in rows:
+        times = " | ".join(f"{row[way] * 1e3:.2f}" for way in ("predicted", *WAYS))
+        lines.append(f"| {row['model']} | {row['placement']} | {row['transfers']} | {times} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:

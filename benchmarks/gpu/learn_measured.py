@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -29,7 +30,10 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import roost
+import rows as results
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.cost_models.profiled import Profiled
@@ -156,7 +160,7 @@ def run(given: argparse.Namespace) -> None:
         begun = time.perf_counter()
         result, curve = learned(problem, measuring, given)
         row = {
-            **about, "what": "learned", "seconds": time.perf_counter() - begun, "trials": result.num_trials,
+            **about, **results.measured_with(), "what": "learned", "seconds": time.perf_counter() - begun, "trials": result.num_trials,
             "measured": result.best.step_time, "simulated": simulate(problem, result.best.placement).step_time,
             "feasible": result.best.feasible, "ended": result.ended, **curve,
             "processes": measuring.stand.num_started,
@@ -235,17 +239,15 @@ def learned(
 # ---------------------------------------------------------------------- the page
 
 
-def page() -> str:
-    there = rows_file().stem.removeprefix("learn_measured_").rpartition("_")[0]
+def page(path: Path) -> str:
+    every, there = results.read(path), path.stem.removeprefix("learn_measured_").rpartition("_")[0]
     lines = [
         "# A learned placer with measured rewards\n",
+        results.provenance(every),
         f"Machine: {there}. `python benchmarks/gpu/learn_measured.py run` with the settings below, then `page`. "
         "Placements that the policy drew were run in another process; those that do not fit as simulated were not run, "
         "and count as trials that failed. The race times all in turn, in a new order in each round.\n",
     ]
-    notes = rows_file().with_suffix(".notes")
-    lines += [notes.read_text()] if notes.exists() else []
-    every = rows()
     named = ("model", "tiny", "train", "devices", "cap", "groups", "trials_given", "seed")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):
         some = [row for row in every if tuple(row[name] for name in named) == key]
@@ -310,7 +312,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.part == "page":
-        rows_file().with_suffix(".md").write_text(page())
+        rows_file().with_suffix(".md").write_text(page(rows_file()))
         return
     run(given)
 

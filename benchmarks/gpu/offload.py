@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,10 @@ from typing import Any
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import roost
+import rows as results
 from roost.core.units import parse_bytes, show_bytes
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -178,7 +182,7 @@ def run(name: str, cap: str, cases: list[str], without: list[str], seconds: floa
         "cap": limit,
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
-        "commit": os.environ.get("COMMIT", ""),
+        **results.measured_with(),
     }
     expected, alone = {}, {}
     for case in cases:
@@ -320,18 +324,44 @@ def main() -> None:
         logging.getLogger("roost.plan").setLevel(logging.INFO)
         run(name, cap, cases or MODELS[name][1], given.without, given.seconds)
     else:
-        ROWS.with_suffix(".md").write_text(page())
+        ROWS.with_suffix(".md").write_text(page(ROWS))
 
 
-def page() -> str:
+# Model, case, figure, goal, and whether the goal is the most that is allowed.
+GOALS = (
+    ("llama", "1x1", "times faster than accelerate", 12.0, False),
+    ("llama", "1x1", "step over bound", 0.66, True),
+    ("llama", "4x512", "times faster than accelerate", 8.0, False),
+    ("llama", "4x512", "step over bound", 1.05, True),
+    ("llama", "32x512", "times faster than accelerate", 4.8, False),
+    ("llama", "generate", "times faster than accelerate", 8.0, False),
+)
+
+
+def _goals(found: dict[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    """Each goal with the figure of the last rows, and whether it is met."""
+    lines = ["| model | case | figure | found | goal | |", "|---|---|---|---|---|---|"]
+    for model, case, figure, goal, at_most in GOALS:
+        mine = {key[3]: row for key, row in found.items() if (key[0], key[2]) == (model, case)}
+        ours = mine["roost"]
+        used = [ours, mine["accelerate"]] if "times" in figure else [ours]
+        reference = used[1]["seconds"] if "times" in figure else 1 / ours["bound"]
+        value = reference / ours["seconds"] if "times" in figure else reference * ours["seconds"]
+        said = results.verdict(value, goal, used, at_most)
+        wanted = f"at {'most' if at_most else 'least'} {goal:g}"
+        lines.append(f"| {model} | {case} | {figure} | {value:.3g} | {wanted} | {said} |")
+    return [*lines, ""]
+
+
+def page(path: Path) -> str:
     """The last row of each kind counts."""
-    found = {}
-    for line in ROWS.read_text().splitlines():
-        row = json.loads(line)
+    found, every = {}, results.read(path)
+    for row in every:
         found[row["model"], row["cap"], row["case"], row["how"]] = row
     lines = [
         "# Models that do not fit on the GPU\n",
-        "`python benchmarks/gpu/offload.py run MODEL CAP`, then `page`; accelerate 1.15 in the same run, "
+        results.provenance(every),
+        "`python benchmarks/gpu/offload.py run MODEL CAP`, then `page`; accelerate in the same run, "
         "`infer_auto_device_map` and `dispatch_model` with the same cap, which it takes for weights alone; where it "
         "then holds more, it was run again with as much less (`within the cap`). Seconds are medians. `bound` is the "
         "larger of the weights that do not fit under the cap over the measured link, and what the unplaced model takes "
@@ -340,9 +370,7 @@ def page() -> str:
         "the cap. `difference` is the largest of logits over the largest logit, against the unplaced model on the same "
         "GPU; for `generate` the share of tokens that differ.\n",
     ]
-    notes = ROWS.with_suffix(".notes")
-    if notes.exists():
-        lines.append(notes.read_text())
+    lines += _goals(found)
     head = (
         "| model, cap | case | unplaced | accelerate | roost | times faster | bound | roost / bound "
         "| of what it streams | expected | peak | difference | unplaced again "

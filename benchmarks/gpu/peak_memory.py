@@ -1,22 +1,27 @@
 """Peak memory of a training step: simulated on one device against what PyTorch measures on a GPU.
 
-    PYTHONPATH=src python benchmarks/gpu/peak_memory.py [--cpu] [MODEL ...]
+    python benchmarks/gpu/peak_memory.py [--cpu] [MODEL ...]      rows
 
 For each zoo model one step of eager PyTorch (forward, loss, backward, SGD; gradients start as
 None), peak of `max_memory_allocated`, or with `--cpu` of what the CPU allocator hands out and takes
 back; beside it the peak that Roost simulates for the captured step with everything on one device.
-Prints a Markdown table.
+Rows go to benchmarks/results/peak_memory_MACHINE_202611.jsonl.
 """
 
 from __future__ import annotations
 
 import gc
+import json
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import rows as results
 from roost import catalog
 from roost.core.cluster import Cluster, Device
 from roost.core.placement import Placement
@@ -93,20 +98,46 @@ def simulated(settings) -> tuple[float, int, float]:  # type: ignore[no-untyped-
     return float(timeline.peak_memory[0]), graph.num_ops, seconds
 
 
+def page(rows_file: Path) -> str:
+    """A table for each way of measuring."""
+    rows = results.read(rows_file)
+    lines = [
+        "# Peak memory of a training step, simulated against measured\n",
+        results.provenance(rows),
+        "Eager PyTorch, zoo models at their default settings, float32, SGD, the last of several steps. "
+        "Simulated: the captured step, everything on one device, program order. The workspaces of libraries "
+        "are measured and not simulated; they are most of the difference in small models.\n",
+    ]
+    for command in dict.fromkeys(row["command"] for row in rows):
+        here = [row for row in rows if row["command"] == command]
+        lines += [
+            f"## `{command}`\n",
+            f"{here[0]['machine']}, torch {here[0]['versions']['torch']}.\n",
+            "| model | ops | measured GiB | simulated GiB | simulated / measured |",
+            "|---|---|---|---|---|",
+        ]
+        for row in here:
+            gib = " | ".join(f"{row[name] / 2**30:.2f}" for name in ("measured", "simulated"))
+            ratio = row["simulated"] / row["measured"]
+            lines.append(f"| {row['model']} | {row['ops']} | {gib} | {ratio:.3f} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
 def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = False
     on_cpu = "--cpu" in sys.argv
-    print(f"torch {torch.__version__}, {'CPU' if on_cpu else torch.cuda.get_device_name()}")
-    print("| model | ops | measured GiB | simulated GiB | simulated / measured |")
-    print("|---|---|---|---|---|")
+    device = "cpu" if on_cpu else torch.cuda.get_device_name(0).split()[-1].lower()
+    path = results.RESULTS / f"peak_memory_{device}_202611.jsonl"
     for name in [argument for argument in sys.argv[1:] if argument != "--cpu"] or MODELS:
         settings = catalog.find("zoo", name)()
         real = measured_on_cpu(settings) if on_cpu else measured(settings)
         guess, ops, _ = simulated(settings)
-        print(
-            f"| {name} | {ops} | {real / 2**30:.2f} | {guess / 2**30:.2f} | {guess / real:.3f} |",
-            flush=True,
-        )
+        row = {"model": name, "ops": ops, "measured": real, "simulated": guess}
+        row |= {"device": device, **results.measured_with()}
+        with path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -31,7 +32,10 @@ from typing import Any
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import roost
+import rows as results
 from roost.core.graph import PHASES
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -324,15 +328,15 @@ def run(given: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------- the page
 
 
-def page() -> str:
+def page(path: Path) -> str:
+    every, there = results.read(path), path.stem.removeprefix("train_offload_").rpartition("_")[0]
     lines = [
         "# Training that does not fit\n",
-        f"Machine: {measured_on()}. GPT-2 shape, Adam in fp32; `python benchmarks/gpu/train_offload.py run` with the "
+        results.provenance(every),
+        f"Machine: {there}. GPT-2 shape, Adam in fp32; `python benchmarks/gpu/train_offload.py run` with the "
         "settings of the table, then `page`. `eager` is PyTorch, `unplaced` the captured step, both all on one device; "
         "`placed` is what `roost.solve` found under the cap. The loss is compared step by step with that of `eager`.\n",
     ]
-    every, notes = rows(), rows_file().with_suffix(".notes")
-    lines += [notes.read_text()] if notes.exists() else []
     named = ("layers", "hidden", "batch", "length", "cap", "devices", "placer")
     for key in dict.fromkeys(tuple(row[name] for name in named) for row in every):
         some = {row["how"]: row for row in every if tuple(row[name] for name in named) == key}
@@ -418,7 +422,7 @@ def main() -> None:
     parser.add_argument("--without-unplaced", action="store_true")
     given = parser.parse_args()
     if given.part == "page":
-        rows_file().with_suffix(".md").write_text(page())
+        rows_file().with_suffix(".md").write_text(page(rows_file()))
         return
     run(given)
 

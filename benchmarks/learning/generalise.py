@@ -29,14 +29,17 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import measured_with
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import roost
+import rows as results
 from roost import zoo
 from roost.core.problem import Problem
 from roost.placers._lister.rollouts import new_tensors
@@ -44,6 +47,7 @@ from roost.placers.lister import Lister
 from roost.placers.rules import Rules
 from roost.policies.weights import save_weights
 from roost.search.solve import search
+from rows import measured_with
 
 TESTED = range(24, 32)
 AUTO_TRIALS = 200_000
@@ -135,6 +139,31 @@ def references(problem: Problem, cluster: str, kept: Path) -> dict[str, float]:
     return found
 
 
+def page(path: Path) -> str:
+    """Settings in words, then the tables."""
+    rows = results.read(path)
+    seeds = sorted({row["learned_seed"] for row in rows})
+    lines = [
+        "# `lister` on graphs it has never seen\n",
+        results.provenance(rows),
+        f"Learned on members of a family for {rows[0]['learned_seconds']:.0f} s each with seeds {seeds}; tested "
+        f"on members {TESTED[0]} to {TESTED[-1]}. Step times are multiples of what `auto` finds with "
+        f"{AUTO_TRIALS:,} trials on the same graph (one seed): median, ninth decile and worst over graphs and "
+        "seeds. CPU seconds are those of the process; what is worked out once for a problem is there before.\n",
+        "```text\n"
+        "roost learn --family FAMILY --placer lister --on k80x2,k80x4 --seed SEED -o out/lister\n"
+        "python benchmarks/learning/generalise.py --family FAMILY --on CLUSTER "
+        "--weights out/lister/policy.safetensors\n"
+        "```\n",
+        "Nothing learns on the graph that is placed. `lister_64`: `single` and `expert`, then as many rules as "
+        "its name says. `lister` (the default) tries more learned and varied rules. `lister_refined`: these, "
+        f"then annealing, {REFINED:,} trials in all. `untrained` has random rules; `rules_like` has random rules "
+        "and as many CPU seconds as the row it is named after.\n",
+        shown(rows),
+    ]
+    return "\n".join(lines)
+
+
 def shown(rows: list[dict[str, Any]]) -> str:
     """Tables of the distributions over graphs and seeds, and of pairs."""
     cells = sorted({(r["family"], r["cluster"], r["learned_on"], r["learned_seed"]) for r in rows})
@@ -151,7 +180,7 @@ def shown(rows: list[dict[str, Any]]) -> str:
         "| family | tested on | " + " | ".join(OTHERS) + " |",
         "|---|---|" + "---|" * len(OTHERS),
     ]
-    pairs = ["| family | tested on | ratio | geometric mean | 95 % |", "|---|---|---|---|---|"]
+    pairs = ["| family | tested on | ratio | geometric mean | interval |", "|---|---|---|---|---|"]
     for key in cells:
         mine = [
             r

@@ -17,13 +17,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from provenance import measured_with
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import roost
 from roost.core.problem import Problem
@@ -31,6 +33,7 @@ from roost.placers._placeto.settings import SETTINGS, PlacetoSettings
 from roost.placers._shared.groups import groups_of, merged_units
 from roost.placers.placeto import Placeto
 from roost.search.solve import search
+from rows import measured_with
 
 ROWS = Path(__file__).parents[1] / "results" / "placeto_x86_64_2core_202611.jsonl"
 NUM_GROUPS, UPDATES, LAST = 32, 60, 10

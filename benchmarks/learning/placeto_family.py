@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from placeto_unseen import ROWS, beside, timed
-from provenance import measured_with
 
 import roost
 from roost.placers._placeto.settings import SETTINGS
 from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
+from rows import measured_with
 
 LEARNED, TESTED = range(24), range(24, 32)
 VARIANTS: dict[str, dict[str, Any]] = {

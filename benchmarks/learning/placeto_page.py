@@ -6,13 +6,17 @@ python benchmarks/learning/placeto_page.py
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from placeto_unseen import beside
-from provenance import told
+
+import rows as results
 
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS, PAGE = (RESULTS / f"placeto_x86_64_2core_202611.{kind}" for kind in ("jsonl", "md"))
@@ -32,15 +36,13 @@ CLAIMS = {
     "with features of devices": "(no part of the paper)",
     "features of devices, no messages, no pools": "(no part of the paper)",
 }
+PARTS = ("reference", "ablation", "unseen", "family")
+EQUAL_TRIALS = 5_000
 COMPARED = ("seq2seq", "placeto", "spotlight", "post")
 PUBLISHED = {
     ("nmt", "k80x2"): "3.5", ("nmt", "k80x4"): "0.55", ("inception_v3", "k80x2"): "4.8",
     ("inception_v3", "k80x4"): "6.1",
 }  # fmt: skip
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def spread(values: list[float]) -> str:
@@ -62,7 +64,7 @@ def ablations(rows: list[dict[str, Any]]) -> list[str]:
                 f"{name} {reference[name]:.3f}" for name in ("single", "random", "annealing")
             )
             + ".\n",
-            "| learns | without | seeds | mean at the end of an episode, last 10 updates | best of all trials | "
+            "| learns | without | seeds | mean at the end of an episode, last updates | best of all trials | "
             "end of an episode over that of the whole, per seed | claim of the paper |",
             "|---|---|---|---|---|---|---|",
         ]
@@ -126,7 +128,7 @@ def family(rows: list[dict[str, Any]]) -> list[str]:
     mine = [r for r in rows if r["part"] == "family"]
     lines = [
         "| family | on | without | rounds | CPU s of learning | of auto: median | p90 | worst "
-        "| over that of the whole: mean over graphs | 95 % |",
+        "| over that of the whole: mean over graphs | interval |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((r["family"], r["cluster"], r["variant"]) for r in mine):
@@ -186,9 +188,7 @@ def trials(curves: list[dict[str, Any]]) -> list[str]:
         for key in KEYS
     }
     targets = {
-        "after 5,000 of 20,000 trials": lambda r: r["curve"]["5000"],
-        "after 20,000 trials, before refining": lambda r: r["learned"],
-        "after 20,000 trials, refined op by op": lambda r: r["best"],
+        f"after {EQUAL_TRIALS:,} trials": lambda r: r["curve"][str(EQUAL_TRIALS)],
     }
     lines = []
     for said, figure in targets.items():
@@ -207,33 +207,27 @@ def trials(curves: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    rows, before = read(ROWS), PAGE.read_text() if PAGE.exists() else ""
-    # What the tables say is written by hand, between these marks, and stays.
-    words = {
-        name: _between(before, name)
-        for name in ("ablations", "unseen", "family", "trials", "speed")
-    }
-    text = [
-        "# Placeto: its parts, unseen graphs, trials\n",
-        "Simulated on presets, on a machine of two cores (AMD EPYC, x86_64) that others used too; CPU seconds are "
-        f"those of the process. Commits of the rows: {told(rows)}. Those without one came in with a14817c; two, run "
-        "again with 6b08e41, were the same to the last digit. Trials to be as good as `seq2seq` are from rows "
-        "that came in with 94b2777, 297d710 and 422d334.\n",
-        "## Ablations\n", words["ablations"], *ablations(rows),
-        "## On graphs it has never seen\n", words["unseen"], *unseen(rows),
-        "## Parts left out, on graphs it has never seen\n", words["family"], *family(rows),
-        "## Trials to be as good as `seq2seq`\n", words["trials"], *trials(read(CURVES)),
-        "## Speed\n", words["speed"],
+def page(path: Path) -> str:
+    """All parts; the rows of curves.py and generalise.py are beside those of Placeto."""
+    rows, curves = results.read(path), results.read(CURVES)
+    parts = {name: [row for row in rows if row["part"] == name] for name in PARTS}
+    compared = [row for row in curves if row["placer"] in COMPARED]
+    text = ["# Placeto: its parts, unseen graphs, trials\n", results.provenance(rows)]
+    text += [
+        "Simulated on presets, on a shared machine; CPU seconds are those of the process. Made by "
+        "`python benchmarks/learning/placeto_page.py` from rows of `placeto_ablations.py`, "
+        "`placeto_unseen.py` and `placeto_family.py`.\n",
+        "## Which parts matter?\n",
+        results.provenance(parts["ablation"] + parts["reference"]), *ablations(rows),
+        "## How good is it on graphs it has never seen?\n",
+        results.provenance(parts["unseen"]), *unseen(rows),
+        "## Which parts matter on graphs it has never seen?\n",
+        results.provenance(parts["family"]), *family(rows),
+        "## How many trials to be as good as `seq2seq`?\n",
+        results.provenance(compared), *trials(compared),
     ]  # fmt: skip
-    PAGE.write_text("\n".join(text))
-
-
-def _between(page: str, name: str) -> str:
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    inside = page.partition(begin)[2].partition(end)[0] if begin in page else "\n"
-    return f"{begin}{inside}{end}\n"
+    return "\n".join(text)
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page(ROWS))

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from provenance import measured_with
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import roost
 from roost.core.problem import Problem
@@ -28,6 +29,7 @@ from roost.placers._placeto.settings import SETTINGS
 from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
 from roost.search.solve import search
+from rows import measured_with
 
 RESULTS = Path(__file__).parents[1] / "results"
 BESIDE = RESULTS / "generalise_x86_64_2core_202611.jsonl"

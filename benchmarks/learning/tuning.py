@@ -22,13 +22,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from curves import CLUSTERS, MODELS, problem_of
-from provenance import measured_with, told
+import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from curves import CLUSTERS, MODELS, problem_of
+
+import rows as results
 from roost.placers._lessons.sequence_learner import Network
 from roost.placers.post import Post
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search
+from rows import measured_with
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -120,47 +125,46 @@ def run_all(names: list[str]) -> None:
             )
 
 
-def page() -> str:
-    found, keys = rows(), [(model, cluster) for model in MODELS for cluster in CLUSTERS]
+def _compared(found: list[dict[str, Any]], name: str, other: str) -> list[str]:
+    """A line of ratios, where there are pairs."""
+
+    def by_case(which: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+        mine = (row for row in found if row["settings"] == which)
+        return {(row["model"], row["cluster"], row["seed"]): row for row in mine}
+
+    ours, theirs = by_case(name), by_case(other)
+    pairs = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    if not pairs or name == other:
+        return []
+    used = [row for pair in pairs for row in pair]
+    steps = [one["best"] / two["best"] for one, two in pairs]
+    spent = [one["cpu"] / two["cpu"] for one, two in pairs]
+    better = sum(ratio < 1 for ratio in steps)
+    means = " | ".join(
+        results.mark(f"{np.exp(np.mean(np.log(r))):.3f}", used) for r in (steps, spent)
+    )
+    return [f"| {name} | {len(pairs)} | {results.mark(str(better), used)} | {means} |"]
+
+
+def page(path: Path) -> str:
+    """Step times of each setting and seed; ratios where all pairs are there."""
+    found, keys = results.read(path), [(model, cluster) for model in MODELS for cluster in CLUSTERS]
+    seeds = ", ".join(map(str, SEEDS))
     lines = [
         "# Settings of `spotlight`, and of the start of `post`, side by side\n",
+        results.provenance(found),
         f"Step times in seconds after {TRIALS:,} trials, from scratch or with a prior on the logit of the "
-        "device that the best heuristic has; one figure for each of the seeds 10, 11 and 12, a dash for one not run. "
-        "None of them is among the seeds of [the results](learning_x86_64_202611.md). "
-        "`python benchmarks/learning/tuning.py run`, `page`, on one core; rows of the first three commits were "
-        "made by the same call of `search` outside this script. "
-        f"Commit {told(found)}; machine {told(found, 'machine')}.\n",
-        "Batches of 8 without a bonus are the default now: on six problems and three seeds their step times are 0.988 "
-        "of those with batches of 32 and a bonus, the default before (geometric mean; of the medians of seeds 0.990). "
-        "12 of 18 pairs are better, and most of it is NMT (rnnlm 0.999, nmt 0.967, inception_v3 0.998). It takes 1.6 "
-        "to 2.4 times the CPU seconds. On the seeds of the results little of that is left after 5,000 trials (0.1 %), "
-        "and 3 % after 2,000. Batches of 16 with no bonus seemed ahead on k80x4, and were not on seeds of the "
-        "results, where two of five were measured on all six rows before that was stopped. More than a fifth for "
-        "refining, refining downhill alone, or without moving whole groups first: within 1 % of each other, tried on "
-        "what `post` learns with seeds 10 and 11. Priors: the heuristic of seed 10 happens to lie near good "
-        "placements of RNNLM, those of seeds 11 and 12 do not, and from these even the weakest prior does not always "
-        "lead away; on NMT a prior is worth 1 % to 2 %. So `Spotlight.heuristic()` tries the heuristic first and has "
-        "no prior, and `Post.heuristic()` likewise.\n",
-        "Refining. What batches of 8 had learned after so many of the 5,000 trials was refined in several ways with "
-        "the trials that were left: geometric means over the six problems and the three seeds, each refined three "
-        "times with other chances. How learning goes does not depend on what comes after it, so one run of learning "
-        "serves all of them; the script of this was not kept.\n",
-        "| refined | for 1,000 trials | 1,500 | 2,000 | 2,500 |\n|---|---|---|---|---|\n"
-        "| annealing, sixteen neighbours at once (the default before) | 0.4618 | 0.4622 | 0.4644 | 0.4648 |\n"
-        "| downhill, sixteen neighbours at once | 0.4620 | 0.4621 | 0.4643 | 0.4643 |\n"
-        "| downhill, one move at a time | 0.4602 | 0.4600 | 0.4643 | 0.4657 |\n"
-        "| **the same, three of four moves of what the step waits for** | 0.4597 | **0.4587** | 0.4618 | 0.4633 |\n"
-        "| the same at a temperature of 0.0001 falling to 0.00001 | 0.4594 | 0.4592 | 0.4624 | 0.4644 |\n",
-        "So three tenths of the trials, downhill, is the default of `spotlight` now: 0.7 % below a fifth for "
-        "annealing, most of it Inception-V3. Whole groups first, for 15 or 30 % of the refining: 0.4586 and 0.4591 "
-        "with 1,500 trials, no better. Each placement in the order that list scheduling makes for it: nothing gained "
-        "on Inception-V3 with seed 10. To end learning early where it stands still was not taken up: with seed 11, "
-        "RNNLM on four GPUs stands at 0.386 s from 2,000 to 3,000 trials and falls to 0.330 by 3,500; NMT on four GPUs "
-        "falls to the end. "
-        "The table below is from before, all of it refined by annealing.\n",
+        f"device that the best heuristic has; one figure for each of the seeds {seeds}, a dash for one not "
+        "run. None of them is among the seeds of [the results](learning_x86_64_202611.md). All of it was "
+        "refined by annealing. `python benchmarks/learning/tuning.py run`, `page`, on one core.\n",
+        f"Ratios of step times to `{EVERYWHERE[0]}`, over the pairs of one problem and one seed that both "
+        "have:\n",
+        "| | pairs | better | geometric mean | CPU seconds |", "|---|---|---|---|---|",
+        *(line for name in SETTINGS for line in _compared(found, name, EVERYWHERE[0])),
+        "",
         "| | " + " | ".join(f"{model} {cluster}" for model, cluster in keys) + " |",
         "|---|" + "---|" * len(keys),
-    ]
+    ]  # fmt: skip
     for name in SETTINGS:
         cells = []
         for key in keys:
@@ -169,12 +173,8 @@ def page() -> str:
                 for row in found
                 if (row["settings"], row["model"], row["cluster"]) == (name, *key)
             ]
-            by_seed = {row["seed"]: row["best"] for row in mine}
-            cells.append(
-                ", ".join(f"{by_seed[s]:.4f}" if s in by_seed else "-" for s in SEEDS)
-                if by_seed
-                else ""
-            )
+            by_seed = {row["seed"]: results.mark(f"{row['best']:.4f}", [row]) for row in mine}
+            cells.append(", ".join(by_seed.get(seed, "-") for seed in SEEDS) if by_seed else "")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -183,6 +183,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["run"] and len(sys.argv) < 4:
         run_all([name for name in "".join(sys.argv[2:]).split(";") if name])
     elif sys.argv[1:] == ["page"]:
-        ROWS.with_suffix(".md").write_text(page())
+        ROWS.with_suffix(".md").write_text(page(ROWS))
     else:
         sys.exit(__doc__)

@@ -10,6 +10,7 @@ same step times, peaks and numbers of transfers. `--save` writes the page to ben
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import resource
@@ -20,10 +21,13 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numba
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import rows as results
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.simulator import reference
@@ -221,81 +225,98 @@ def start_seconds(cache: Path) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def table(rows: list[tuple[int, int, str, dict[str, float]]]) -> list[str]:
+def page(path: Path) -> str:
+    """Goals with the worst figure found for each, then all rows."""
+    rows = results.read(path)
+    cases = [row for row in rows if row["part"] == "case"]
+    lines = [
+        "# Simulator speed\n",
+        results.provenance(rows),
+        "`make bench`, or `python benchmarks/speed/simulator.py --save` for this page. CPU time of one thread, "
+        "the best of several repeats, per op of one placement. Reference and compiled both with memory (the "
+        "reference always makes the full timeline); `push / C++` is the bare pass without memory on both sides; "
+        "neighbours against the same placements one by one. Every way of simulating is checked to give the same "
+        "step times, peaks and numbers of transfers.\n",
+        f"{rows[0]['machine']}, {rows[0]['versions']}.\n",
+        *goals(cases, [row for row in rows if row["part"] == "start"]),
+        "",
+        *table(cases),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def table(cases: list[dict[str, Any]]) -> list[str]:
+    """A line for each case."""
     lines = [
         "| ops | devices | placement | transfers per op | reference | compiled | ratio | times only | memory / times "
-        "| push / C++ | fifo / program | fifo memory / times | 16 neighbours, 1 move | 8 moves |",
+        f"| push / C++ | fifo / program | fifo memory / times | {LANES} neighbours, one move | several moves |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for num_ops, num_devices, name, found in rows:
-        twin = f"{found['push'] / found['twin']:.2f}" if "twin" in found else "-"
+    for row in cases:
+        twin = f"{row['push'] / row['twin']:.2f}" if "twin" in row else "-"
         lines.append(
-            f"| {num_ops} | {num_devices} | {name} | {found['transfers']:.2f} | {found['reference']:.0f} ns "
-            f"| {found['memory']:.1f} ns | {found['reference'] / found['memory']:.0f}x | {found['times']:.1f} ns "
-            f"| {found['memory'] / found['times']:.2f} | {twin} | {found['fifo'] / found['times']:.2f} "
-            f"| {found['fifo_memory'] / found['fifo']:.2f} | {found['alone_1'] / found['together_1']:.1f}x "
-            f"| {found['alone_8'] / found['together_8']:.1f}x |"
+            f"| {row['ops']} | {row['devices']} | {row['placement']} | {row['transfers']:.2f} "
+            f"| {row['reference']:.0f} ns | {row['memory']:.1f} ns | {row['reference'] / row['memory']:.0f}x "
+            f"| {row['times']:.1f} ns | {row['memory'] / row['times']:.2f} | {twin} "
+            f"| {row['fifo'] / row['times']:.2f} | {row['fifo_memory'] / row['fifo']:.2f} "
+            f"| {row['alone_1'] / row['together_1']:.1f}x | {row['alone_8'] / row['together_8']:.1f}x |"
         )
     return lines
 
 
-def goals(
-    rows: list[tuple[int, int, str, dict[str, float]]], first: float, second: float
-) -> list[str]:
+LANES = 16
+SMALL, MIDDLE, LARGE = (100,), (1_000, 10_000), (1_000, 10_000, 100_000)
+# What, the figure, the goal, whether the goal is the most allowed, and the sizes it is for.
+GOALS: list[tuple[str, Callable[[dict[str, Any]], float], float, bool, tuple[int, ...]]] = [
+    ("compiled against reference", lambda r: r["reference"] / r["memory"], 50.0, False, MIDDLE),
+    ("with memory against without", lambda r: r["memory"] / r["times"], 2.0, True, SIZES),
+    ("fifo against program", lambda r: r["fifo"] / r["times"], 5.0, True, SIZES),
+    (
+        "neighbours, one move, against alone",
+        lambda r: r["alone_1"] / r["together_1"],
+        3.5,
+        False,
+        LARGE,
+    ),
+    ("the same, small graphs", lambda r: r["alone_1"] / r["together_1"], 3.5, False, SMALL),
+    ("program order against C++", lambda r: r["push"] / r["twin"], 1.25, True, SIZES),
+]
+MOST_GROWTH, MOST_SECOND_START = 2.0, 0.125
+
+
+def goals(cases: list[dict[str, Any]], starts: list[dict[str, Any]]) -> list[str]:
     """Each goal with the worst value found for it."""
-
-    def worst(
-        choose: Callable[..., float],
-        key: Callable[[dict[str, float]], float],
-        sizes: tuple[int, ...],
-    ) -> str:
-        values = [(key(found), n, d, name) for n, d, name, found in rows if n in sizes]
-        value, n, d, name = choose(values)
-        return f"{value:.2f} ({n} ops, {d} devices, {name})"
-
-    grows = []
-    for num_devices in DEVICES:
-        for name in RUNS:
-            at = {
-                n: found["memory"] for n, d, kind, found in rows if (d, kind) == (num_devices, name)
-            }
-            if {1_000, 100_000} <= set(at):
-                grows.append((at[100_000] / at[1_000], num_devices, name))
-    middle, large = (1_000, 10_000), (1_000, 10_000, 100_000)
-    lines = [
-        "| goal | asked | worst found |",
-        "|---|---|---|",
-        "| compiled against reference, 1k and 10k ops | >= 50 | "
-        + worst(min, lambda f: f["reference"] / f["memory"], middle)
-        + " |",
-        "| with memory against without | <= 2 | "
-        + worst(max, lambda f: f["memory"] / f["times"], SIZES)
-        + " |",
-        "| fifo against program | <= 5 | "
-        + worst(max, lambda f: f["fifo"] / f["times"], SIZES)
-        + " |",
-        "| 16 neighbours, 1 move each, against one by one, from 1k ops | >= 3.5 | "
-        + worst(min, lambda f: f["alone_1"] / f["together_1"], large)
-        + " |",
-        "| the same at 100 ops | >= 3.5 | "
-        + worst(min, lambda f: f["alone_1"] / f["together_1"], (100,))
-        + " |",
+    lines = ["| goal | asked | worst found | |", "|---|---|---|---|"]
+    for what, figure, goal, at_most, sizes in GOALS:
+        fit = [row for row in cases if row["ops"] in sizes and ("C++" not in what or "twin" in row)]
+        if not fit:
+            continue
+        worst = (max if at_most else min)(fit, key=figure)
+        where = f"{worst['ops']} ops, {worst['devices']} devices, {worst['placement']}"
+        said = results.verdict(figure(worst), goal, fit, at_most)
+        asked = f"{'<=' if at_most else '>='} {goal:g}"
+        lines.append(f"| {what} | {asked} | {figure(worst):.2f} ({where}) | {said} |")
+    time_of = {(row["devices"], row["placement"], row["ops"]): row for row in cases}
+    growth = [
+        (time_of[devices, name, LARGE[-1]]["memory"] / row["memory"], devices, name)
+        for (devices, name, ops), row in time_of.items()
+        if ops == LARGE[0] and (devices, name, LARGE[-1]) in time_of
     ]
-    if all("twin" in found for *_, found in rows):
+    if growth:
+        ratio, devices, name = max(growth)
+        said = results.verdict(ratio, MOST_GROWTH, cases)
+        what = f"time per op, {LARGE[-1]} ops against {LARGE[0]}"
         lines.append(
-            "| program order against C++ | <= 1.25 | "
-            + worst(max, lambda f: f["push"] / f["twin"], SIZES)
-            + " |"
+            f"| {what} | <= {MOST_GROWTH:g} | {ratio:.2f} ({devices} devices, {name}) | {said} |"
         )
-    if grows:
-        lines.append(
-            "| time per op at 100k against 1k | <= 2 | {:.2f} ({} devices, {}) |".format(
-                *max(grows)
-            )
+    for row in starts:
+        ratio, seconds = (
+            row["second"] / row["first"],
+            f"{row['second']:.2f} s after {row['first']:.1f} s",
         )
-    lines.append(
-        f"| second start against first | <= 0.125 | {second / first:.3f} ({second:.2f} s after {first:.1f} s) |"
-    )
+        said = results.verdict(ratio, MOST_SECOND_START, [row])
+        asked = f"<= {MOST_SECOND_START}"
+        lines.append(f"| second start against first | {asked} | {ratio:.3f} ({seconds}) | {said} |")
     return lines
 
 
@@ -303,47 +324,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = start_seconds(Path(folder)), start_seconds(Path(folder))
         twin = Twin(Path(folder)) if shutil.which("g++") else None
-        rows = []
+        about = results.measured_with()
+        rows: list[dict[str, Any]] = [{"part": "start", "first": first, "second": second, **about}]
         for num_ops in SIZES:
             for num_devices in DEVICES:
                 for name, run in RUNS.items():
-                    print(
-                        f"{num_ops} ops, {num_devices} devices, {name} ...",
-                        file=sys.stderr,
-                        flush=True,
-                    )
-                    rows.append(
-                        (num_ops, num_devices, name, measure(num_ops, num_devices, run, twin))
-                    )
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
-    ).stdout
-    page = [
-        "# Simulator speed",
-        "",
-        "`make bench`, or `python benchmarks/speed/simulator.py --save` for this page. CPU time of one thread, best of "
-        "3 to 5 repeats, per op of one placement. Reference and compiled both with memory (the reference always makes "
-        "the full timeline); `push / C++` is the bare pass without memory on both sides; neighbours against the same "
-        "placements one by one. Every way of simulating is checked to give the same step times, peaks and numbers of "
-        "transfers.",
-        "",
-        f"Commit {commit.strip() or 'unknown'}, Python {platform.python_version()}, numba {numba.__version__}, numpy "
-        f"{np.__version__}, {platform.machine()}, {os.cpu_count()} cores.",
-        "",
-        *goals(rows, first, second),
-        "",
-        *table(rows),
-        "",
-    ]
-    print("\n".join(page))
-    if "--save" in sys.argv:
-        stamp = time.strftime("%Y%m")
-        path = (
-            HERE.parent
-            / "results"
-            / f"simulator_{platform.machine()}_{os.cpu_count()}core_{stamp}.md"
-        )
-        path.write_text("\n".join(page))
+                    said = f"{num_ops} ops, {num_devices} devices, {name}"
+                    print(f"{said} ...", file=sys.stderr, flush=True)
+                    found = measure(num_ops, num_devices, run, twin)
+                    case = {
+                        "part": "case",
+                        "ops": num_ops,
+                        "devices": num_devices,
+                        "placement": name,
+                    }
+                    rows.append(case | found | about)
+        name = f"simulator_{platform.machine()}_{os.cpu_count()}core_{time.strftime('%Y%m')}"
+        saved = "--save" in sys.argv
+        path = (results.RESULTS if saved else Path(folder)) / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        text = page(path)
+    print(text)
+    if saved:
+        path.with_suffix(".md").write_text(text)
 
 
 if __name__ == "__main__":
