@@ -17,8 +17,8 @@ import pytest
 
 import roost as library
 from roost.core.cluster import Cluster, Device, Link
-from roost.search.measured.candidates import Stand
 from roost.search.measured import race as races
+from roost.search.measured.candidates import Stand
 from roost.search.measured.worker import descendants
 
 MODEL = [
