@@ -15,7 +15,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import MissingExtra
-from roost.placers._shared.fitting import fitted, missing_bytes
+from roost.placers._shared.fitting import fitted
 from roost.placers._shared.units import Units
 from roost.placers._splits.unit_graph import accelerators, mean_seconds, speeds, unit_graph, whole
 from roost.placers.metis import partition
@@ -163,8 +163,8 @@ def test_where_nothing_fits_the_nearest_is_returned() -> None:
     search.on_trial = lambda progress: seen.append(progress.trial)
     trial = fitted(units, evaluate, np.zeros(units.num_units, np.int32))
     assert not trial.feasible
-    assert missing_bytes(problem, trial) == min(missing_bytes(problem, other) for other in seen)
-    assert missing_bytes(problem, trial) < missing_bytes(problem, seen[0])
+    assert trial.missing_bytes == min(other.missing_bytes for other in seen)
+    assert trial.missing_bytes < seen[0].missing_bytes
 
 
 def test_units_that_may_not_run_where_they_are_mapped_go_where_they_may() -> None:

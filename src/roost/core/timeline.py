@@ -15,6 +15,11 @@ TRANSFER_KINDS = ("send", "fetch", "home")
 SEND, FETCH, HOME = range(3)
 
 
+def missing_memory(peak_memory: Array, capacity: Array) -> Array:  # [..., devices]
+    """Bytes by which the peak memory of each device is beyond its capacity; 0 where it fits."""
+    return np.asarray(np.maximum(peak_memory - capacity, 0))
+
+
 @dataclass(frozen=True, eq=False)
 class Transfers:
     """Every transfer of a step, in the order of issue. With broadcast one send has several targets:
@@ -64,8 +69,7 @@ class Timeline:
 
     @property
     def missing(self) -> Array:  # [devices] bytes over the capacity
-        over: Array = self.peak_memory - self.capacity
-        return over.clip(min=0)
+        return missing_memory(self.peak_memory, self.capacity)
 
     @property
     def missing_bytes(self) -> int:

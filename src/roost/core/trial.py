@@ -9,6 +9,7 @@ from pathlib import Path
 
 from roost.core.arrays import Array
 from roost.core.placement import Placement
+from roost.core.timeline import Timeline
 from roost.core.units import show_bytes, show_seconds
 
 
@@ -26,6 +27,14 @@ class Trial:
     placer: str = ""
     missing_bytes: int = 0  # beyond the capacities, on all devices together
     why: str = ""  # it is not feasible, where not for memory as simulated
+
+    @staticmethod
+    def simulated(placement: Placement, step: Timeline) -> Trial:
+        """The trial of a simulated step."""
+        missing = int(step.missing.sum())
+        return Trial(
+            placement, step.step_time, step.peak_memory, missing == 0, missing_bytes=missing
+        )
 
     def better_than(self, other: Trial | None) -> bool:
         """Feasible before infeasible, then nearer to fitting, then the shorter step."""

@@ -90,7 +90,7 @@ class Case:
             ]
         )
         found = self.simulate(tried)
-        best = np.lexsort((found.step_time, missing_bytes(found)))[0]
+        best = np.lexsort((found.step_time, found.missing_bytes))[0]
         return tried[best], float(found.step_time[best])
 
     @property
@@ -179,12 +179,6 @@ class Case:
         return np.stack(
             [beside(cluster.latency, self.typical), beside(seconds, self.typical)], axis=2
         )
-
-
-def missing_bytes(found: Outcomes) -> Array:  # [batch]
-    """Bytes that do not fit, over all devices."""
-    missing: Array = np.maximum(found.peak_memory - found.capacity, 0).sum(axis=1)
-    return missing
 
 
 def beside(value: Array, typical: Array | float) -> Array:

@@ -21,7 +21,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.environments._case import Case, beside, missing_bytes
+from roost.environments._case import Case, beside
 from roost.environments._observation import Sizes, lasting_parts, padded, space_of
 from roost.environments._settings import MOVE_BY_MOVE, Settings
 from roost.errors import InputError
@@ -185,7 +185,7 @@ class Episodes:
         for number in np.unique(case).tolist():
             here = rows[case == number]
             found = self.cases[number].simulate(self.device[here])
-            missing = missing_bytes(found)
+            missing = found.missing_bytes
             share = missing / np.maximum(found.peak_memory.sum(axis=1), 1)
             cost = np.sqrt(found.step_time / self._reference[number])
             cost += np.where(missing > 0, self.settings.memory_penalty * (1.0 + share), 0.0)

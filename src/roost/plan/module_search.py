@@ -120,14 +120,13 @@ class Course:
             if over <= 0 and share < 1.0:
                 break
             share, less = (share, less + over) if over > 0 else (0.5, less)
-        missing = np.maximum(real.peak_memory - real.capacity, 0)
-        worst = int(missing.argmax())
+        worst = int(real.missing.argmax())
         raise Infeasible(
             f"nothing was found that fits: {real.device_names[worst]!r} lacks "
-            f"{show_bytes(int(missing[worst]))}; give "
+            f"{show_bytes(real.missing_bytes)}; give "
             "it more, or search longer",
             real.device_names[worst],
-            int(missing[worst]),
+            real.missing_bytes,
         )
 
     def held(self, known: Correction) -> int:

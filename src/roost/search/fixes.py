@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from roost.core.arrays import Array
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.timeline import missing_memory
 from roost.core.trial import Result, Trial
 from roost.core.units import show_bytes
 from roost.errors import Infeasible
@@ -20,7 +20,7 @@ from roost.simulator.compiled import Simulator
 def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasible:
     """The error for a search whose best try does not fit. It carries the result."""
     best = result.best
-    missing = missing_bytes(problem, best)
+    missing = missing_memory(best.peak_memory, problem.cluster.memory)
     worst = int(np.argmax(missing))
     names = problem.cluster.device_names
     count = "1 trial" if result.num_trials == 1 else f"{result.num_trials:,} trials"
@@ -42,11 +42,6 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
     return error
 
 
-def missing_bytes(problem: Problem, trial: Trial) -> Array:  # [devices]
-    """Bytes beyond the capacity of each device."""
-    return np.asarray(np.maximum(trial.peak_memory - problem.cluster.memory, 0))
-
-
 def roomiest(problem: Problem, result: Result) -> tuple[float, Placement] | None:
     """The largest share of the activations that fits, and where: of the best try, the baselines,
     and each device alone.
@@ -65,7 +60,7 @@ def _alone(problem: Problem) -> Iterator[Trial]:
     for d in np.flatnonzero(problem.allowed.all(axis=0)).tolist():
         placement = problem.placement(np.full(problem.graph.num_ops, d))
         step = Simulator.of(problem).simulate(placement)
-        yield Trial(placement, step.step_time, step.peak_memory, step.feasible)
+        yield Trial.simulated(placement, step)
 
 
 def shrunk(problem: Problem, share: float) -> Problem:

@@ -21,6 +21,7 @@ import numpy as np
 
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.timeline import missing_memory
 from roost.core.trial import Trial
 from roost.simulator.compiled import Simulator
 
@@ -75,7 +76,7 @@ class Simulating:
         ]
 
     def _trial(self, placement: Placement, step_time: float, peak: Any, seconds: float) -> Trial:
-        missing = int(np.maximum(peak - self.capacity, 0).sum())
+        missing = int(missing_memory(peak, self.capacity).sum())
         return Trial(
             placement, step_time, np.array(peak), missing == 0, seconds, missing_bytes=missing
         )

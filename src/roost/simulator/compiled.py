@@ -19,7 +19,7 @@ from roost.core.arrays import Array, digest, exact
 from roost.core.graph import UPDATE
 from roost.core.placement import ORDERS, Placement
 from roost.core.problem import Problem
-from roost.core.timeline import SEND, Timeline, Transfers
+from roost.core.timeline import SEND, Timeline, Transfers, missing_memory
 from roost.errors import InputError
 from roost.simulator import (
     memory,
@@ -48,6 +48,10 @@ class Outcomes:
     @property
     def feasible(self) -> Array:  # [batch]
         return np.asarray((self.peak_memory <= self.capacity).all(axis=1))
+
+    @property
+    def missing_bytes(self) -> Array:  # [batch] beyond the capacities, on all devices together
+        return np.asarray(missing_memory(self.peak_memory, self.capacity).sum(axis=1))
 
     def __len__(self) -> int:
         return len(self.step_time)

@@ -119,7 +119,7 @@ def _walked(walk: _Walk, excess: int, rng: np.random.Generator, evaluate: Evalua
         for _ in range(int(min(_RETRIES, most_simulations - len(found)))):
             placement = walk.placement(less, setting, rng)
             timeline = simulator.simulate(placement)
-            missing = np.maximum(timeline.peak_memory - timeline.capacity, 0)
+            missing = timeline.missing
             found.append((int(missing.sum()), timeline.step_time, len(found), setting, placement))
             if missing[main] == 0:
                 break

@@ -15,10 +15,9 @@ from math import comb, inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.timeline import missing_memory
 from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.search.measured.candidates import Limits, Stand
@@ -119,10 +118,7 @@ class Measuring:
         step = Simulator.of(self.problem).simulate(placement)
         if not step.feasible:
             why = "does not fit, as simulated; it was not run"
-            lacks = int(step.missing.sum())
-            return Trial(
-                placement, step.step_time, step.peak_memory, False, missing_bytes=lacks, why=why
-            )
+            return replace(Trial.simulated(placement, step), why=why)
         try:
             seconds, built = self._measured(placement)
         except Failed as error:
@@ -134,7 +130,7 @@ class Measuring:
         peak = step.peak_memory.copy()
         for device, held in built.peak.items():
             peak[device] = held
-        lacks = int(np.maximum(peak - self.problem.cluster.memory, 0).sum())
+        lacks = int(missing_memory(peak, self.problem.cluster.memory).sum())
         why = "holds more memory than there is" if lacks else ""
         return Trial(
             placement, seconds, peak, not lacks, source=self.source, missing_bytes=lacks, why=why
