@@ -4,7 +4,7 @@ BIN := .venv/bin
 TF_BIN := .venv-tf/bin
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-tf check bench bench-placers schemas clean
+.PHONY: demo test test-slow test-tf check wheel bench bench-placers schemas clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,14 @@ test-slow: .venv/.ready-dev
 
 test-tf: .venv-tf/.ready
 	$(TF_BIN)/python -m pytest -m tf tests/frontends/test_tensorflow.py
+
+# The wheel, installed in an empty environment and tried there: it takes a minute or two.
+wheel: .venv/.ready
+	rm -rf dist .venv-wheel
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/pip $(INSTALL) dist/*.whl
+	cd dist && ../.venv-wheel/bin/python ../tests/wheel_smoke.py
 
 bench: .venv/.ready
 	$(BIN)/python benchmarks/speed/simulator.py
@@ -53,4 +61,4 @@ schemas: .venv/.ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-tf out
+	rm -rf .venv .venv-tf .venv-wheel dist out

@@ -203,7 +203,7 @@ def test_what_would_take_too_long_is_not_tried():
 
 def test_what_has_no_room_is_not_tried(monkeypatch):
     step = captured(small_models.convolutions)
-    monkeypatch.setattr(timers._machine, "available_memory", lambda: 2000)
+    monkeypatch.setattr(timers.machine, "available_memory", lambda: 2000)
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))
     assert found.fallen_back
     assert all(each.why.startswith("MemoryError: needs") for each in found.fallen_back)

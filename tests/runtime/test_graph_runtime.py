@@ -393,7 +393,7 @@ def test_the_cpu_beside_a_gpu_leaves_cores_to_others(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
     for count, threads in ((16, 14), (8, 6), (4, 3), (2, 2)):
         monkeypatch.setattr(
-            cpu_beside_gpu._machine, "own_cores", lambda count=count: list(range(count))
+            cpu_beside_gpu.machine, "own_cores", lambda count=count: list(range(count))
         )
         assert cpu_beside_gpu.num_threads() == threads
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)  # as asked for by whoever runs this
