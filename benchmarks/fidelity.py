@@ -26,6 +26,7 @@ import math
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,6 +36,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for `support`
 
 import roost
 import rows as results
@@ -49,11 +52,12 @@ from roost.placers.annealing import Annealing
 from roost.runtime.ops.calibrate import calibrated
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of
 from roost.search.measured.worker_process import cores_of
 from roost.search.solve import search
 from roost.simulator.reference import simulate
-from roost.testing.runs import any_placement, residents_of, streamed
 from rows import measured_with
+from support.runs import any_placement, streamed
 
 RESULTS = Path(__file__).parent / "results"
 # Steps of tens of milliseconds on one core.

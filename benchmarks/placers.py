@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for `support`
+
 import roost
 import rows as results
 from roost.bounds import bound, nothing_fits
@@ -31,8 +33,8 @@ from roost.placers.annealing import Annealing
 from roost.placers.cpsat import Cpsat
 from roost.search.budget import Budget
 from roost.search.solve import search
-from roost.testing.exhaustive import exhaustive, tiny
 from roost.testing.problems import training_like
+from support.exhaustive import exhaustive, tiny
 
 HERE = Path(__file__).parent
 GRAPHS = HERE.parent / "out" / "zoo"

@@ -14,18 +14,23 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # for `support`
+
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.testing.runs import mixed_problem, residents_of
+from roost.runtime.step.unplaced import residents_of
 from roost.zoo._layers import Rotary
 from roost.zoo.llama import Llama
+from support.runs import mixed_problem
 
 
 def filled(settings: Llama) -> nn.Module:

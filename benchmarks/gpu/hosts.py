@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))  # for `support`
 
 import fidelity
 import roost
@@ -29,9 +30,10 @@ from roost.core.problem import Problem
 from roost.cost_models.profiled import Profiled
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of
 from roost.search.measured.worker_process import cores_of
 from roost.simulator.reference import simulate
-from roost.testing.runs import any_placement, residents_of, streamed
+from support.runs import any_placement, streamed
 
 WAYS = {
     "a thread each": (False, False),

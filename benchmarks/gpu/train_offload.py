@@ -46,9 +46,9 @@ from roost.frontends.tracing.captured_step import CapturedStep, captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of
 from roost.search.measured.worker_process import cores_of
 from roost.simulator.compiled import simulate
-from roost.testing.runs import residents_of
 from roost.zoo.gpt2 import Gpt2
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -17,8 +17,8 @@ from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.simulator.compiled import Simulator
-from roost.testing.exhaustive import exhaustive, tiny
 from roost.testing.problems import training_like
+from support.exhaustive import exhaustive, tiny
 
 
 def alike(num_devices, latency=0.0, memory=1000, gap=0.0):

@@ -12,8 +12,8 @@ from roost.core.problem import Problem
 from roost.errors import MissingExtra
 from roost.search.warm_up import small_problem
 from roost.simulator.compiled import Simulator
-from roost.testing.exhaustive import all_devices, exhaustive, tiny
 from roost.testing.problems import training_like
+from support.exhaustive import all_devices, exhaustive, tiny
 
 pytest.importorskip("ortools")
 

@@ -15,8 +15,8 @@ from roost.errors import InputError, MissingExtra
 from roost.placers import Evaluate
 from roost.placers.single import Single
 from roost.simulator.compiled import Simulator, simulate
-from roost.testing.exhaustive import all_devices, exhaustive
 from roost.testing.placers import FITTING, check_placer, tiny_problem, tiny_problems
+from support.exhaustive import all_devices, exhaustive
 
 SEARCHING = ("auto", "annealing")  # what fits, these find
 REFUSING = ("published",)  # for models that it does not know

@@ -12,7 +12,7 @@ import roost
 from roost.core import formats
 from roost.errors import InputError
 from roost.simulator import compiled, reference
-from roost.testing.problems import nasty
+from support.nasty import nasty
 
 VALUES = st.one_of(
     st.none(),

@@ -11,7 +11,8 @@ import roost
 from roost.core import formats
 from roost.errors import GraphError, InputError
 from roost.simulator import reference
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 
 def chain(**settings):

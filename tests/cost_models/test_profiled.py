@@ -27,7 +27,8 @@ from roost.presets import machine, measurement_cache
 from roost.runtime.ops.device_code import Code, _Writer
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
-from roost.testing.runs import residents_of, virtual_problem
+from roost.runtime.step.unplaced import residents_of
+from support.runs import virtual_problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends"))
 import small_models

@@ -18,7 +18,8 @@ from roost.cost_models.timing.whole_step import _Writer, replayed
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.testing.runs import residents_of, virtual_problem
+from roost.runtime.step.unplaced import residents_of
+from support.runs import virtual_problem
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "frontends"))
 import small_models

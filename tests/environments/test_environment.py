@@ -16,7 +16,8 @@ from roost.environments.placement import PlacementEnvironment
 from roost.errors import UnknownName
 from roost.placers._shared.fitting import fastest_allowed
 from roost.placers._shared.groups import groups_of
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 MODES = ("group_by_group", "move_by_move")
 PROBLEMS = {

@@ -11,7 +11,8 @@ import roost
 import roost.environments
 from roost.environments.vector import VectorEnvironment
 from roost.simulator.compiled import Simulator
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 IDENT = "roost/Placement-v0"
 MODES = ("group_by_group", "move_by_move")

@@ -10,7 +10,7 @@ from roost.errors import InputError, UnsupportedOp
 from roost.frontends import read
 from roost.frontends.torch import step_of
 from roost.runtime.ops.verify import verify
-from roost.testing.runs import any_placement, virtual_problem
+from support.runs import any_placement, virtual_problem
 
 transformers = pytest.importorskip("transformers", reason="needs the hf extra")
 pytestmark = pytest.mark.filterwarnings("ignore")

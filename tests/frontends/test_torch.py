@@ -13,7 +13,7 @@ import roost
 from roost.core.graph import PHASES
 from roost.errors import InputError, UnknownName, UnsupportedOp
 from roost.frontends.torch import Torch, capture, step_of
-from roost.testing.numerics import compare_with_eager
+from support.numerics import compare_with_eager
 
 MODELS = {"everything": everything, "convolutions": convolutions}
 

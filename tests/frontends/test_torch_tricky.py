@@ -13,8 +13,9 @@ from roost.frontends import read
 from roost.frontends.torch import capture, step_of
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.testing.numerics import compare_with_eager
-from roost.testing.runs import residents_of, virtual_problem
+from roost.runtime.step.unplaced import residents_of
+from support.numerics import compare_with_eager
+from support.runs import virtual_problem
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 

@@ -13,7 +13,7 @@ from roost.core.problem import Problem
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating
-from roost.testing.problems import nasty
+from support.nasty import nasty
 
 KINDS = ("cpu", "cuda", "tpu")
 

@@ -27,8 +27,9 @@ from roost.placers.descent import Descent
 from roost.search.solve import search
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.kernels.batch import run_batch
-from roost.testing.exhaustive import all_devices, tiny
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.exhaustive import all_devices, tiny
+from support.nasty import nasty
 
 TIES = ("readers", "updates", "nothing")
 

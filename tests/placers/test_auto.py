@@ -18,7 +18,8 @@ from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.placers._annealing.population import Heat
 from roost.placers.auto import Auto
 from roost.search.solve import search
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 
 def test_it_is_never_worse_than_any_placer_it_asks() -> None:

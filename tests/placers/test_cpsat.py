@@ -12,8 +12,8 @@ from roost.core.trial import Trial
 from roost.errors import InputError
 from roost.placers.cpsat import Cpsat
 from roost.simulator.compiled import Simulator
-from roost.testing.exhaustive import exhaustive, tiny
 from roost.testing.problems import training_like
+from support.exhaustive import exhaustive, tiny
 
 pytest.importorskip("ortools")
 

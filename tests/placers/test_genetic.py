@@ -14,7 +14,8 @@ from roost.core.trial import Result
 from roost.placers.genetic import Genetic, _World
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 
 def found(problem: Problem, trials: int, placer: Genetic | None = None, seed: int = 1) -> Result:

@@ -23,7 +23,8 @@ from roost.search import evaluate
 from roost.search.budget import Budget
 from roost.search.local import Simulating
 from roost.search.solve import search
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 SMALL = Network(hidden=8)
 PLACERS = {

@@ -22,7 +22,8 @@ from roost.search.evaluate import Evaluation, Search
 from roost.search.local import Simulating
 from roost.simulator.compiled import simulate
 from roost.simulator.order import dispatch_order
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 NAMES = ["heft", "topo", "etf", "sct", "rules"]
 

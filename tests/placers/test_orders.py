@@ -16,7 +16,8 @@ from roost.placers._shared.orders import all_orders, early_updates, list_schedul
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator, simulate
 from roost.simulator.order import by_priority, dispatch_order, placed_rank, upward_rank
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 SEEDS = range(150)
 

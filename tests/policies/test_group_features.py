@@ -7,7 +7,8 @@ from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.policies.features import group_features, speed_prior
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 
 def chain():

@@ -24,7 +24,8 @@ from roost.core.timeline import FETCH, HOME, SEND, TRANSFER_KINDS, Timeline
 from roost.errors import InputError
 from roost.report.trace import DEVICES, LINKS, MEMORY, encode, write_trace
 from roost.simulator import reference
-from roost.testing.problems import nasty, scattered, training_like
+from roost.testing.problems import scattered, training_like
+from support.nasty import nasty
 
 Event = dict[str, Any]
 

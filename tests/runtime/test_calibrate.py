@@ -13,7 +13,8 @@ from roost.core.problem import Problem
 from roost.frontends.torch import step_of
 from roost.runtime.ops import calibrate
 from roost.runtime.ops.calibrate import Crossings, calibrated, with_crossings
-from roost.testing.runs import any_placement, residents_of, virtual_problem
+from roost.runtime.step.unplaced import residents_of
+from support.runs import any_placement, virtual_problem
 
 
 @pytest.fixture

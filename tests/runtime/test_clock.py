@@ -10,8 +10,9 @@ from roost.report.trace import write_trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.devices import Cpu
 from roost.runtime.step.optimizers import Optimizer
-from roost.testing.late import late_place
-from roost.testing.runs import any_placement, mixed_problem, residents_of
+from roost.runtime.step.unplaced import residents_of
+from support.late import late_place
+from support.runs import any_placement, mixed_problem
 
 
 @pytest.mark.parametrize("kinds", ["c", "cc", "cg"])

@@ -24,17 +24,11 @@ from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.ops.segments import Segment, segmented
 from roost.runtime.step.devices import Cpu
 from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of
 from roost.simulator.order import dispatch_order
 from roost.simulator.reference import plan_fetches
-from roost.testing.late import late_place
-from roost.testing.runs import (
-    any_placement,
-    differences,
-    mixed_problem,
-    residents_of,
-    run_steps,
-    streamed,
-)
+from support.late import late_place
+from support.runs import any_placement, differences, mixed_problem, run_steps, streamed
 
 
 @st.composite

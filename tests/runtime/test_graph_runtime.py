@@ -22,9 +22,10 @@ from roost.runtime.ops.lines import Line
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.device_threads import Worker
 from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.unplaced import residents_of
 from roost.runtime.whole import cpu_beside_gpu
-from roost.testing.numerics import distance
-from roost.testing.runs import any_placement, differences, residents_of, run_steps, virtual_problem
+from support.numerics import distance
+from support.runs import any_placement, differences, run_steps, virtual_problem
 
 
 class Small(nn.Module):

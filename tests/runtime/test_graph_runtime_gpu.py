@@ -15,14 +15,8 @@ from roost.errors import ExecutionError, InputError
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.testing.runs import (
-    any_placement,
-    differences,
-    mixed_problem,
-    residents_of,
-    run_steps,
-    streamed,
-)
+from roost.runtime.step.unplaced import residents_of
+from support.runs import any_placement, differences, mixed_problem, run_steps, streamed
 
 pytestmark = [
     pytest.mark.gpu,

@@ -14,9 +14,10 @@ from roost.runtime.ops.merged import has_time, merged
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.ops.transfers import hosts
 from roost.runtime.step.devices import Cpu
+from roost.runtime.step.unplaced import residents_of
 from roost.simulator.compiled import simulate
-from roost.testing.late import late_place
-from roost.testing.runs import any_placement, mixed_problem, residents_of, streamed
+from support.late import late_place
+from support.runs import any_placement, mixed_problem, streamed
 
 
 def line(op, gives=(), needs=()):

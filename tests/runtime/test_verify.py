@@ -20,7 +20,8 @@ from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.ops.verify import check_devices, verify
 from roost.runtime.step.differences import apart
 from roost.runtime.step.optimizers import Optimizer
-from roost.testing.runs import any_placement, residents_of, virtual_problem
+from roost.runtime.step.unplaced import residents_of
+from support.runs import any_placement, virtual_problem
 
 
 class Small(nn.Module):

@@ -37,7 +37,7 @@ from roost.search.measured.worker_process import (
     told,
 )
 from roost.search.solve import search, solve
-from roost.testing.runs import any_placement
+from support.runs import any_placement
 
 # Far more than a loaded machine needs for a few steps of a tenth of a second.
 LIMITS = Limits(floor=8.0, spare_bytes=2**28)

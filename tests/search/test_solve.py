@@ -30,7 +30,8 @@ from roost.search.fixes import activation_share, nothing_found, roomiest, shrunk
 from roost.search.local import Simulating
 from roost.search.solve import search, solve
 from roost.testing.placers import tiny_problem
-from roost.testing.problems import nasty, training_like
+from roost.testing.problems import training_like
+from support.nasty import nasty
 
 
 def asks(batches: Sequence[Sequence[Placement]]) -> Told:

@@ -9,7 +9,8 @@ import pytest
 
 from roost.core.placement import Placement
 from roost.simulator import compiled, reference
-from roost.testing.problems import nasty, scattered, training_like
+from roost.testing.problems import scattered, training_like
+from support.nasty import nasty
 
 CASES = 1500
 CHUNK = 100

@@ -10,10 +10,11 @@ from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.errors import GraphError, InputError
 from roost.simulator import compiled, reference
-from roost.testing.problems import nasty, scattered, training_like
+from roost.testing.problems import scattered, training_like
 from roost.transforms.coarsen import Coarsen
 from roost.transforms.colocate import Colocate
 from roost.transforms.merging.parts import stages
+from support.nasty import nasty
 
 
 def least(graph):

@@ -7,8 +7,8 @@ from tangled import anywhere, tangled
 from roost.core.graph import GraphBuilder
 from roost.core.placement import Placement
 from roost.simulator import reference
-from roost.testing.problems import nasty
 from roost.transforms.prune import Prune
+from support.nasty import nasty
 
 
 def pruned(builder, **settings):

@@ -11,11 +11,11 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.simulator import reference
 from roost.simulator.order import dispatch_order
-from roost.testing.problems import nasty
 from roost.transforms import Transformed, apply
 from roost.transforms.coarsen import Coarsen
 from roost.transforms.colocate import Colocate
 from roost.transforms.prune import Prune
+from support.nasty import nasty
 
 STEPS = (Prune(), Colocate(single_consumer=True), Coarsen(12))
 

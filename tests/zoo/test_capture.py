@@ -12,8 +12,8 @@ from roost import zoo
 from roost.core.graph import PHASES
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
-from roost.testing.numerics import compare_with_eager
-from roost.testing.runs import any_placement, differences, run_steps, virtual_problem
+from support.numerics import compare_with_eager
+from support.runs import any_placement, differences, run_steps, virtual_problem
 
 # Where the captured step does not run the very kernels of the model, and by how much they then
 # differ.

@@ -1,8 +1,8 @@
-"""Writes the published JSON Schema of every file format: `python -m roost.testing.schemas
-docs/schemas`."""
+"""Writes the JSON Schema of every file format: `python -m roost.testing.schemas docs/schemas`."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -12,14 +12,13 @@ from roost.core import files, formats
 
 
 def published() -> dict[str, bytes]:
-    """The schema files by name, as they should be."""
-    return {
-        f"{name.removeprefix('roost.')}.schema.json": msgspec.json.format(
-            msgspec.json.encode(schema), indent=2
-        )
-        + b"\n"
-        for name, schema in formats.schemas().items()
-    }
+    """The text of each schema file, by file name."""
+    texts: dict[str, bytes] = {}
+    for name, schema in formats.schemas().items():
+        text = msgspec.json.format(msgspec.json.encode(schema), indent=2) + b"\n"
+        # A description is a docstring, which may be wrapped.
+        texts[f"{name.removeprefix('roost.')}.schema.json"] = re.sub(rb"\\n +", b" ", text)
+    return texts
 
 
 def main(folder: str) -> None:

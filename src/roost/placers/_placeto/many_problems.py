@@ -127,12 +127,6 @@ def simulated(problem: Problem) -> Judge:
     simulator = Simulator.of(problem)
 
     def judge(placements: Sequence[Placement]) -> list[Trial]:
-        trials = []
-        for placement in placements:
-            timeline = simulator.simulate(placement)
-            missing = int(timeline.missing.sum())
-            step_time, peak = timeline.step_time, timeline.peak_memory
-            trials.append(Trial(placement, step_time, peak, not missing, missing_bytes=missing))
-        return trials
+        return [Trial.simulated(each, simulator.simulate(each)) for each in placements]
 
     return judge

@@ -17,8 +17,8 @@ from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.devices import Place
 from roost.runtime.step.optimizers import Optimizer
-from roost.runtime.step.unplaced import residents_of as residents_of
-from roost.testing.numerics import distance
+from roost.runtime.step.unplaced import residents_of
+from support.numerics import distance
 
 
 def virtual_problem(step: CapturedStep, num_devices: int = 2) -> Problem:

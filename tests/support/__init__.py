@@ -1,0 +1,1 @@
+"""Doubles, truths and problems that several tests and benchmarks share."""
