@@ -37,7 +37,7 @@ import rows as results
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.cost_models.profiled import Profiled
-from roost.placers._lessons.sequence_learner import Network
+from roost.placers._learning.sequence_policy import SequenceNetwork
 from roost.placers.annealing import Annealing
 from roost.placers.seq2seq import Seq2seq
 from roost.search.measured.measuring import Measuring
@@ -223,7 +223,7 @@ def learned(
 
     # A policy on the GPU would take memory and time from what is measured there. Without a prior
     # for fast devices: nearly all that is drawn with it is on the GPU, and does not fit.
-    network = Network(
+    network = SequenceNetwork(
         train_on="cpu", speed_prior=0.0, heuristic_prior=2.0 if given.heuristic else 0.0
     )
     placer = Seq2seq(num_groups=given.groups, batch=given.batch, network=network, refine=0.0)

@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import roost
 import rows as results
 from roost.placers._annealing.population import Heat
-from roost.placers._lessons.lesson import HEURISTIC_LOGIT
-from roost.placers._lessons.sequence_learner import Network
+from roost.placers._learning.group_choices import HEURISTIC_LOGIT
+from roost.placers._learning.sequence_policy import SequenceNetwork
 from roost.placers.annealing import Annealing
 from roost.placers.descent import Descent
 from roost.placers.genetic import Genetic
@@ -62,7 +62,7 @@ PUBLISHED = {("nmt", "k80x2"): 0.235, ("nmt", "k80x4"): 0.206, ("inception_v3", 
 # Of the papers: step time over that of the first paper, and how many times fewer trials.
 SPOTLIGHT_CLAIM, PLACETO_CLAIM = 0.609, 6.1
 
-PRIOR = Network(heuristic_prior=HEURISTIC_LOGIT)
+PRIOR = SequenceNetwork(heuristic_prior=HEURISTIC_LOGIT)
 OLD_DEFAULT = "spotlight, batch 32, entropy bonus"
 VARIED = Spotlight(batch=32, entropy=0.01, refine=0.2)  # what the ablations of `spotlight` vary
 DOWNHILL = Heat(members=4, hot=1e-12, warm=1e-12, cold=1e-12, groups=False)
@@ -78,7 +78,7 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "spotlight, refined by annealing": (Spotlight(refine=0.2), 5_000, 5, True),
     OLD_DEFAULT: (VARIED, 5_000, 5, True),
     "spotlight, batch 32, from the best heuristic": (
-        replace(VARIED, network=Network(heuristic_first=True)),
+        replace(VARIED, network=SequenceNetwork(heuristic_first=True)),
         5_000,
         5,
         True,
@@ -95,25 +95,25 @@ RUNS: dict[str, tuple[Any, int, int, bool]] = {
     "auto": ("auto", 5_000, 5, True),
     "spotlight, rank order": (replace(VARIED, order="rank"), 5_000, 3, False),
     "spotlight, no speed prior": (
-        replace(VARIED, network=Network(speed_prior=0.0)),
+        replace(VARIED, network=SequenceNetwork(speed_prior=0.0)),
         5_000,
         3,
         False,
     ),
     "spotlight, like devices not told apart": (
-        replace(VARIED, network=Network(twins=False)),
+        replace(VARIED, network=SequenceNetwork(twins=False)),
         5_000,
         3,
         False,
     ),
     "spotlight, dot attention": (
-        replace(VARIED, network=Network(attention="dot")),
+        replace(VARIED, network=SequenceNetwork(attention="dot")),
         5_000,
         3,
         False,
     ),
     "spotlight, not autoregressive": (
-        replace(VARIED, network=Network(autoregressive=False)),
+        replace(VARIED, network=SequenceNetwork(autoregressive=False)),
         5_000,
         3,
         False,

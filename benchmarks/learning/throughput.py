@@ -33,7 +33,7 @@ import rows as results
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
-from roost.placers._lessons.sequence_learner import Network
+from roost.placers._learning.sequence_policy import SequenceNetwork
 from roost.placers._placeto.settings import SETTINGS
 from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister
@@ -77,7 +77,7 @@ class Timed(Simulating):
 def placers(groups: int, device: str) -> dict[str, tuple[Any, int]]:
     """Learners for so many groups, with their policy on a device, and their trials."""
     few, many = PAPER_TRIALS[groups], TRIALS[groups]
-    network = Network(train_on=device)
+    network = SequenceNetwork(train_on=device)
     paper = replace(Seq2seq.paper(), num_groups=groups)
     found: dict[str, tuple[Any, int]] = {
         "seq2seq": (Seq2seq(num_groups=groups, order="rank", network=network, refine=0.0), many),

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from curves import CLUSTERS, MODELS, problem_of
 
 import rows as results
-from roost.placers._lessons.sequence_learner import Network
+from roost.placers._learning.sequence_policy import SequenceNetwork
 from roost.placers.post import Post
 from roost.placers.spotlight import Spotlight
 from roost.search.solve import search
@@ -51,7 +51,7 @@ EIGHT = Spotlight(batch=8, entropy=0.0, refine=0.2)
 
 
 def prior(placer: Spotlight, logit: float) -> Spotlight:
-    return replace(placer, network=Network(heuristic_prior=logit))
+    return replace(placer, network=SequenceNetwork(heuristic_prior=logit))
 
 
 SETTINGS: dict[str, Spotlight | Post] = {

@@ -253,7 +253,7 @@ def test_what_is_for_none_of_the_placers_is_refused(refused, files: Path) -> Non
     assert "takes no weights; lister and placeto do" in refused(
         *args(files, "single,heft", "--weights", weights)
     )
-    assert "are weights of 'lister', not of 'placeto'" in refused(
+    assert "policy is 'lister', not 'placeto'" in refused(
         *args(files, "heft,placeto", "--weights", weights)
     )
     assert "no such file" in refused(*args(files, "heft,lister", "--weights", files / "none"))

@@ -5,38 +5,40 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from roost.learners.episodes import StepBaseline, Tried, Update, normalised, returns
+from roost.learners.episodes import EpisodeSteps, PolicyUpdate, StepBaseline, returns
+from roost.learners.rewards import standardised
 
 
 def improved(
-    update: Update, rate: float, parts: list[slice]
+    update: PolicyUpdate, rate: float, parts: list[slice]
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Probabilities of three devices after an update in which the first was good, and the others
     were not."""
     logits = torch.nn.Parameter(torch.zeros(4, 1, 3))
     chosen = np.array([[0, 1], [0, 2], [1, 0], [2, 0]])
     advantage = np.where(chosen == 0, 1.0, -1.0)
-    tried = Tried.of(chosen, np.full(chosen.shape, np.log(1 / 3)), advantage)
+    before = np.full(chosen.shape, np.log(1 / 3))
+    steps = EpisodeSteps.of(chosen, before, advantage, torch.device("cpu"))
 
     def score(part: slice) -> torch.Tensor:
         return torch.log_softmax(logits.expand(4, 2, 3)[part], dim=-1)
 
-    told = update.apply(torch.optim.SGD([logits], rate), score, parts, tried, 0.0)
+    told = update.apply(torch.optim.SGD([logits], rate), score, parts, steps, 0.0)
     return torch.softmax(logits.detach(), dim=-1), told
 
 
 def test_what_was_good_gets_likelier_and_parts_make_no_difference() -> None:
-    whole, told = improved(Update(), 0.5, [slice(0, 4)])
-    parts, again = improved(Update(), 0.5, [slice(0, 3), slice(3, 4)])
+    whole, told = improved(PolicyUpdate(), 0.5, [slice(0, 4)])
+    parts, again = improved(PolicyUpdate(), 0.5, [slice(0, 3), slice(3, 4)])
     assert (whole[..., 0] > 1 / 3).all()
     torch.testing.assert_close(whole, parts)
     assert abs(told["loss"] - again["loss"]) < 1e-6
 
 
 def test_a_policy_that_went_too_far_makes_no_further_pass() -> None:
-    far, told = improved(Update(passes=4), 0.5, [slice(0, 4)])
-    near, stopped = improved(Update(passes=4, most_kl=1e-4), 0.5, [slice(0, 4)])
-    once, _ = improved(Update(passes=1), 0.5, [slice(0, 4)])
+    far, told = improved(PolicyUpdate(passes=4), 0.5, [slice(0, 4)])
+    near, stopped = improved(PolicyUpdate(passes=4, most_kl=1e-4), 0.5, [slice(0, 4)])
+    once, _ = improved(PolicyUpdate(passes=1), 0.5, [slice(0, 4)])
     assert stopped["kl"] > 1e-4  # it is seen with the second pass, and that is not made
     assert not torch.allclose(far, near)
     torch.testing.assert_close(near, once)
@@ -51,5 +53,5 @@ def test_returns_baselines_and_advantages() -> None:
     for found in (reward, 3 * reward):
         baseline.add(np.arange(2), found)
     assert baseline.at(np.arange(2)).tolist() == [1.0, 6.0]
-    assert normalised(np.zeros((2, 2))).tolist() == [[0.0, 0.0], [0.0, 0.0]]
-    assert abs(normalised(reward).mean()) < 1e-12
+    assert standardised(np.zeros((2, 2)), 0.0).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert abs(standardised(reward, 0.0).mean()) < 1e-12

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from roost.learners.ppo import Ppo, PpoSettings, guarantee
-from roost.learners.reinforce import Reinforce, ReinforceSettings
+from roost.learners.ppo import Ppo, guarantee
+from roost.learners.reinforce import Reinforce
 from roost.learners.rewards import penalised, standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.policies.seq2seq import Seq2Seq
@@ -87,12 +87,12 @@ def cost(actions):
 
 def test_ppo_learns_what_pays_and_keeps_near_its_target():
     made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
-    learner = Ppo(made, PpoSettings(target_kl=0.01))
+    learner = Ppo(made, target_kl=0.01)
     begin, moved = expected_cost(made), []
     for _ in range(120):
         actions, old = made.sample(32, generator)
         advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
-        told = learner.update(actions, old, advantage)
+        told = learner.update(actions, old, advantage, 0.01)
         moved.append(told["kl"])
         assert told["surrogate_less_penalty"] <= told["surrogate"] + 1e-6
         assert told["guaranteed"] <= told["surrogate"] * STAGES + 1e-6
@@ -105,24 +105,22 @@ def test_ppo_learns_what_pays_and_keeps_near_its_target():
 def test_ppo_weighs_the_penalty_by_how_far_it_went():
     made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
     for target, grows in ((1e-7, True), (10.0, False)):
-        learner = Ppo(made, PpoSettings(target_kl=target))
+        learner = Ppo(made, target_kl=target)
         actions, old = made.sample(32, generator)
-        learner.update(actions, old, torch.from_numpy(standardised(-cost(actions).numpy())).float())
+        advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
+        learner.update(actions, old, advantage, 0.01)
         assert learner.penalty == (2.0 if grows else 0.5)
 
 
 @pytest.mark.parametrize("standardise", [True, False])
 def test_reinforce_learns_what_pays(standardise):
     made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
-    learner = Reinforce(
-        made,
-        ReinforceSettings(rate=3e-3 if standardise else 3e-2, standardise=standardise),
-        failing=10.0,
-    )
+    rate = 3e-3 if standardise else 3e-2
+    learner = Reinforce(made, 10.0, rate, standardise=standardise)
     begin = expected_cost(made)
     for _ in range(300):
         actions, _ = made.sample(16, generator)
-        learner.update(actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool))
+        learner.update(actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool), 0.0)
     assert begin > 2.4
     assert expected_cost(made) < 1.2
     assert learner.baseline < 2.0  # it began at the failing signal
@@ -130,12 +128,12 @@ def test_reinforce_learns_what_pays(standardise):
 
 def test_reinforce_drops_what_fails_only_after_some_updates():
     made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
-    learner = Reinforce(made, ReinforceSettings(drop_failures_after=2), failing=10.0)
+    learner = Reinforce(made, 10.0, drop_failures_after=2)
     actions, _ = made.sample(8, generator)
     failed = np.ones(8, dtype=bool)
     for turn in range(4):
         before = [weights.detach().clone() for weights in made.parameters()]
-        learner.update(actions, np.linspace(1, 2, 8), failed)
+        learner.update(actions, np.linspace(1, 2, 8), failed, 0.0)
         same = all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
         assert same == (turn >= 2)
 
@@ -143,21 +141,15 @@ def test_reinforce_drops_what_fails_only_after_some_updates():
 @pytest.mark.parametrize("kind", ["ppo", "reinforce"])
 def test_a_learner_goes_on_where_it_was(kind):
     def begin(made):
-        return (
-            Ppo(made, PpoSettings())
-            if kind == "ppo"
-            else Reinforce(made, ReinforceSettings(), failing=10.0)
-        )
+        return Ppo(made) if kind == "ppo" else Reinforce(made, 10.0)
 
     def teach(learner, made, generator):
         actions, old = made.sample(16, generator)
         if kind == "ppo":
-            return learner.update(
-                actions, old, torch.from_numpy(standardised(-cost(actions).numpy())).float()
-            )
-        return learner.update(
-            actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool)
-        )
+            advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
+            return learner.update(actions, old, advantage, 0.01)
+        signal = cost(actions).numpy().astype(float)
+        return learner.update(actions, signal, np.zeros(16, dtype=bool), 0.0)
 
     made, generator = policy(), torch.Generator().manual_seed(1)
     learner = begin(made)
@@ -170,7 +162,7 @@ def test_a_learner_goes_on_where_it_was(kind):
             weights.add_(1.0)  # to be taken back
     again.set_state(generator.get_state())
     taken = begin(other)
-    taken.take_up(state)
+    taken.restore(state)
     for _ in range(3):
         assert teach(learner, made, generator) == teach(taken, other, again)
 

@@ -13,8 +13,8 @@ from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import InputError
-from roost.placers._lessons.lesson import named_by_use
-from roost.placers._lessons.sequence_learner import Network
+from roost.placers._learning.group_choices import named_by_use
+from roost.placers._learning.sequence_policy import SequenceNetwork
 from roost.placers._shared.groups import groups_of
 from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
@@ -26,7 +26,7 @@ from roost.search.solve import search
 from roost.testing.problems import training_like
 from support.nasty import nasty
 
-SMALL = Network(hidden=8)
+SMALL = SequenceNetwork(hidden=8)
 PLACERS = {
     "seq2seq": Seq2seq(network=SMALL, rate=1e-2, refine=0.0),
     "spotlight": Spotlight(network=SMALL, batch=16, refine=0.0),
@@ -34,8 +34,12 @@ PLACERS = {
     "seq2seq_refined": Seq2seq(network=SMALL),
     "spotlight_paper": Spotlight.paper(),
     "post_paper": Post.paper(),
-    "spotlight_heuristic": Spotlight(network=Network(hidden=8, heuristic_prior=4.0), refine=0.0),
-    "spotlight_tries_first": Spotlight(network=Network(hidden=8, heuristic_first=True), refine=0.0),
+    "spotlight_heuristic": Spotlight(
+        network=SequenceNetwork(hidden=8, heuristic_prior=4.0), refine=0.0
+    ),
+    "spotlight_tries_first": Spotlight(
+        network=SequenceNetwork(hidden=8, heuristic_first=True), refine=0.0
+    ),
     "post_heuristic": Post(heuristic_prior=4.0, refine=0.0),
 }
 
@@ -74,7 +78,10 @@ def test_it_learns_what_chance_does_not_find(name):
 
 @pytest.mark.parametrize(
     "placer",
-    [Spotlight(network=Network(hidden=8, heuristic_prior=30.0)), Post(heuristic_prior=30.0)],
+    [
+        Spotlight(network=SequenceNetwork(hidden=8, heuristic_prior=30.0)),
+        Post(heuristic_prior=30.0),
+    ],
 )
 def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     problem = training_like(40, 3)
@@ -274,13 +281,19 @@ WRONG = [
         for made in (Seq2seq, Spotlight, Post)
         for value in ("foo", "priority", None)
     ),
-    *((Network, "hidden", value) for value in (0, -1, 2.5, "8")),
-    *((Network, "attention", value) for value in ("foo", None)),
-    *((Network, "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "1")),
-    *((Network, name, np.nan) for name in ("tanh", "spread", "speed_prior", "heuristic_prior")),
-    *((Network, name, -1.0) for name in ("tanh", "spread", "speed_prior", "heuristic_prior")),
-    *((Network, "train_on", value) for value in ("foo", "cpu:x", "", None, 3)),
-    (Network, "twins", "no"),
+    *((SequenceNetwork, "hidden", value) for value in (0, -1, 2.5, "8")),
+    *((SequenceNetwork, "attention", value) for value in ("foo", None)),
+    *((SequenceNetwork, "temperature", value) for value in (0.0, -1.0, np.nan, np.inf, "1")),
+    *(
+        (SequenceNetwork, name, np.nan)
+        for name in ("tanh", "spread", "speed_prior", "heuristic_prior")
+    ),
+    *(
+        (SequenceNetwork, name, -1.0)
+        for name in ("tanh", "spread", "speed_prior", "heuristic_prior")
+    ),
+    *((SequenceNetwork, "train_on", value) for value in ("foo", "cpu:x", "", None, 3)),
+    (SequenceNetwork, "twins", "no"),
     *((Spotlight, name, value) for name in ("epochs", "target_kl") for value in (0, -1, np.nan)),
     *((Spotlight, "network", value) for value in (None, "dot")),
     *((Spotlight, "entropy", value) for value in (-1.0, np.inf)),
@@ -310,7 +323,7 @@ def test_settings_that_make_no_sense_are_refused_when_they_are_made(made, name, 
 
 
 def test_a_gpu_that_is_not_there_is_refused():
-    placer = Spotlight(network=Network(hidden=8, train_on="cuda:99"))
+    placer = Spotlight(network=SequenceNetwork(hidden=8, train_on="cuda:99"))
     with pytest.raises(
         InputError, match=r"train_on is 'cuda:99', but PyTorch sees \d+ GPUs here; try auto"
     ):

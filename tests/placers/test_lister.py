@@ -38,7 +38,7 @@ from roost.placers._listing.prepared import Prepared
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister, _benches
-from roost.policies.lister_network import Policy
+from roost.policies.lister_network import ListerPolicy
 from roost.policies.weights import save_weights
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
@@ -75,7 +75,7 @@ def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem
         if not picked.any():
             continue
         rows = decisions_of(frame, rolled, rolls, picked)
-        policy = Policy(
+        policy = ListerPolicy(
             {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
         )
         said = policy(rows).gather(1, rows.choice.unsqueeze(1)).squeeze(1).detach().numpy()
@@ -396,7 +396,7 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         ("adam.0.exp_avg", lambda value: value[..., None], "has shape"),
         ("adam.0.exp_avg_sq", lambda value: value - 1.0, "below 0"),
         ("adam.0.step", None, "is missing"),
-        ("adam.99.step", lambda _: np.ones(()), "belongs to nothing"),
+        ("adam.99.step", lambda _: np.ones(()), "belongs to no parameter"),
         ("target.0", lambda value: value[:, :-1], "has shape"),
         ("target.0", lambda value: value + 99, "names a device that is not there"),
         ("best", lambda value: value[:-1], "is not"),

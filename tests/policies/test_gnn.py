@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from roost.policies.gnn import GraphMaps, GraphPolicy, Shape, pools
+from roost.policies.gnn import GraphMaps, GraphPolicy, GraphPolicyShape, pools
 
 GROUPS, DEVICES, BATCH = 7, 4, 3
 SOURCE, TARGET = np.array([0, 0, 1, 2, 3, 4]), np.array([1, 2, 3, 3, 4, 5])  # group 6 is by itself
@@ -22,7 +22,7 @@ def reach_of(source: np.ndarray, target: np.ndarray) -> np.ndarray:
 
 
 def policy_of(**parts: bool) -> GraphPolicy:
-    policy = GraphPolicy(Shape(5, 6, width=4, hidden=8, rounds=3, **parts), seed=1)
+    policy = GraphPolicy(GraphPolicyShape(5, 6, width=4, hidden=8, rounds=3, **parts), seed=1)
     with torch.no_grad():  # or every device is as likely
         policy.score.weight.normal_(generator=torch.Generator().manual_seed(2))
     return policy
@@ -110,7 +110,7 @@ def test_without_a_part_a_group_far_away_is_still_heard_by_the_other(
 
 def test_a_new_policy_finds_every_device_as_likely(given) -> None:
     groups, at, devices, allowed = given
-    policy = GraphPolicy(Shape(5, 6, width=4, hidden=8), seed=1)
+    policy = GraphPolicy(GraphPolicyShape(5, 6, width=4, hidden=8), seed=1)
     found = log_probs(policy, SOURCE, TARGET, groups, at, devices, allowed).exp()
     torch.testing.assert_close(found, allowed / allowed.sum(dim=1, keepdim=True))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from roost.policies._recurrence import recurrence
+from roost.policies._lstm import lstm_states
 from roost.policies.seq2seq import Seq2Seq
 
 pytestmark = pytest.mark.gpu
@@ -42,13 +42,13 @@ def test_draws_and_gradients_are_those_of_the_cpu(attention: str, autoregressive
             torch.testing.assert_close(mine, theirs.cpu(), rtol=1e-3, atol=1e-4)
 
 
-def test_the_recurrence_is_that_of_the_cpu() -> None:
+def test_the_lstm_is_that_of_the_cpu() -> None:
     torch.manual_seed(0)
     inputs, weight = torch.randn(30, 5, 64), torch.randn(16, 64) * 0.2
     found = []
     for device in ("cpu", "cuda"):
         x, w = (each.clone().to(device).requires_grad_() for each in (inputs, weight))
-        recurrence(x, w).square().sum().backward()
+        lstm_states(x, w).square().sum().backward()
         found.append((x.grad.cpu(), w.grad.cpu()))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

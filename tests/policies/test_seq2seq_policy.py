@@ -4,7 +4,7 @@ allowed."""
 import pytest
 import torch
 
-from roost.policies._recurrence import _on_gpu, recurrence, step
+from roost.policies._lstm import _states_on_gpu, lstm_states, lstm_step
 from roost.policies.seq2seq import Seq2Seq
 
 
@@ -27,14 +27,14 @@ WAYS = [
 ]
 
 
-def test_the_gradient_of_the_recurrence_is_right():
+def test_the_gradient_of_the_lstm_is_right():
     torch.manual_seed(1)
     inputs = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(4, 16, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(recurrence, (inputs, weight))
+    assert torch.autograd.gradcheck(lstm_states, (inputs, weight))
 
 
-def test_the_recurrence_is_a_long_short_term_memory():
+def test_the_lstm_is_that_of_pytorch():
     torch.manual_seed(2)
     layer = torch.nn.LSTM(6, 4)
     inputs = torch.randn(9, 3, 6)
@@ -46,11 +46,11 @@ def test_the_recurrence_is_a_long_short_term_memory():
         inputs @ layer.weight_ih_l0[rows].t() + layer.bias_ih_l0[rows] + layer.bias_hh_l0[rows]
     )
     weight = layer.weight_hh_l0[rows].t()
-    found = recurrence(entered, weight)
+    found = lstm_states(entered, weight)
     torch.testing.assert_close(found, layer(inputs)[0])
     hidden = cell = torch.zeros(3, 4)
     for number in range(9):
-        hidden, cell = step(entered[number], weight, hidden, cell)
+        hidden, cell = lstm_step(entered[number], weight, hidden, cell)
         torch.testing.assert_close(hidden, found[number])
 
 
@@ -59,7 +59,7 @@ def test_the_way_of_the_gpu_is_the_same():
     inputs = torch.randn(5, 3, 16, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(4, 16, dtype=torch.float64, requires_grad=True)
     slopes = torch.randn(5, 3, 4, dtype=torch.float64)
-    ways = [way(inputs, weight) for way in (recurrence, _on_gpu)]
+    ways = [way(inputs, weight) for way in (lstm_states, _states_on_gpu)]
     torch.testing.assert_close(*ways)
     torch.testing.assert_close(
         *[torch.autograd.grad((way * slopes).sum(), (inputs, weight)) for way in ways]

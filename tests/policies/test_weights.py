@@ -51,7 +51,7 @@ def test_equal_weights_give_equal_files(tmp_path):
     [
         ({"format": "other"}, "format is 'other'"),
         ({"version": 99}, "version is 99"),
-        ({"policy": "theirs"}, "are weights of 'theirs', not of 'mine'"),
+        ({"policy": "theirs"}, "policy is 'theirs', not 'mine'"),
         ({"card": []}, "card is no table"),
     ],
 )

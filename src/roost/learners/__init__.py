@@ -1,2 +1,4 @@
-"""Policy x rewards -> a better policy. One file, one algorithm; none of them knows what a placement
-is."""
+"""Learners: they update a policy from the rewards of its actions. One file holds one algorithm.
+
+No learner knows about placements.
+"""

@@ -1,131 +1,121 @@
-"""From rewards to a better policy: returns, a baseline for each step of an episode, and the update.
+"""Policy gradients over episodes: returns, a baseline for each step, and the update.
 
-REINFORCE is one pass over what was tried. With several passes the ratio to the policy that tried it
-is clipped, as in proximal policy optimisation (Schulman et al. 2017).
+`placeto` learns by it. One pass is REINFORCE. With several passes, the ratio to the policy that
+acted is clipped, as in proximal policy optimisation (Schulman et al. 2017).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from roost.core.arrays import Array
+from roost.learners.gradients import clip_norm, log_probs_of, mean_entropy
 
 
 def returns(reward: Array, discount: float, after: Array | None = None) -> Array:
-    """[steps, episodes] rewards to what follows from each step on; `after` [episodes]: what follows
-    the last."""
-    found = np.empty_like(reward)
+    """Discounted sums of the rewards [steps, episodes] from each step to the end.
+
+    `after` [episodes] is the return that follows the last step.
+    """
+    result = np.empty_like(reward)
     total = np.zeros(reward.shape[1]) if after is None else np.array(after, dtype=np.float64)
     for step in reversed(range(len(reward))):
         total = reward[step] + discount * total
-        found[step] = total
-    return found
+        result[step] = total
+    return result
 
 
 class StepBaseline:
-    """The mean return at each step of an episode, over the last so many rounds of episodes."""
+    """The mean return at each step of an episode, over the last rounds of episodes."""
 
     def __init__(self, num_steps: int, num_rounds: int) -> None:
         self.past = np.full((num_rounds, num_steps), np.nan)  # the oldest first
 
-    def at(self, steps: Array) -> Array:  # [steps]; 0 where nothing is known
+    def at(self, steps: Array) -> Array:  # [steps]
+        """The baseline at these steps; 0 where no round has come yet."""
         known = np.isfinite(self.past[:, steps])
         total = np.where(known, self.past[:, steps], 0.0).sum(axis=0)
         return np.asarray(total / np.maximum(1, known.sum(axis=0)))
 
-    def add(self, steps: Array, found: Array) -> None:
-        """Returns [steps, episodes] of one more round, whose steps may be only some."""
+    def add(self, steps: Array, round_returns: Array) -> None:
+        """Add the returns [steps, episodes] of one round at these steps."""
         if len(self.past):
             self.past[:-1, steps] = self.past[1:, steps]
-            self.past[-1, steps] = found.mean(axis=1)
+            self.past[-1, steps] = round_returns.mean(axis=1)
 
 
-def normalised(advantage: Array, most: float = 3.0) -> Array:
-    """Of mean 0 and spread 1, and never so large that one lucky step outweighs all others."""
-    spread = advantage.std()
-    if not spread > 0:
-        return np.zeros_like(advantage)
-    return np.asarray(np.clip((advantage - advantage.mean()) / spread, -most, most))
-
-
-@dataclass(frozen=True, eq=False)
-class Tried:
-    """What was done, and how good it was, at steps of episodes that go on side by side."""
+class EpisodeSteps(NamedTuple):
+    """Actions at the steps of parallel episodes, and how good they were."""
 
     chosen: Tensor  # [steps, episodes] device
-    before: Tensor  # [steps, episodes] log-probability that it had
+    before: Tensor  # [steps, episodes] log-probability of it when it was drawn
     advantage: Tensor  # [steps, episodes]
 
     @staticmethod
-    def of(chosen: Array, before: Array, advantage: Array) -> Tried:
-        return Tried(torch.from_numpy(chosen), _float(before), _float(advantage))
+    def of(chosen: Array, before: Array, advantage: Array, device: torch.device) -> EpisodeSteps:
+        """Put the arrays on a PyTorch device."""
+        floats = (torch.as_tensor(x, dtype=torch.float32) for x in (before, advantage))
+        return EpisodeSteps(*(x.to(device) for x in (torch.from_numpy(chosen), *floats)))
 
-    def to(self, device: torch.device) -> Tried:
-        return Tried(self.chosen.to(device), self.before.to(device), self.advantage.to(device))
-
-    def part(self, steps: slice) -> Tried:
-        return Tried(self.chosen[steps], self.before[steps], self.advantage[steps])
+    def part(self, steps: slice) -> EpisodeSteps:
+        """Some of the steps."""
+        return EpisodeSteps(*(values[steps] for values in self))
 
 
 @dataclass(frozen=True)
-class Update:
-    """One update of a policy."""
+class PolicyUpdate:
+    """Settings of one update of a policy."""
 
-    passes: int = 1  # over what was tried
-    clip: float = 0.2  # of the ratio to the policy that tried it; used from the second pass on
+    passes: int = 1  # over the same steps
+    clip: float = 0.2  # of the ratio to the policy that acted; used if there are several passes
     most_norm: float = 1.25  # of the gradient
-    # How far it may go from the policy that tried it; no further pass is made beyond.
-    most_kl: float = np.inf
+    most_kl: float = np.inf  # from the policy that acted; beyond it there is no further pass
 
     def apply(
         self,
         optimizer: torch.optim.Optimizer,
         score: Callable[[slice], Tensor],
         parts: Sequence[slice],
-        tried: Tried,
+        taken: EpisodeSteps,
         entropy_weight: float,
     ) -> dict[str, float]:
-        """Improve a policy; `score` gives log-probabilities [steps, episodes, devices] for each
-        part of the steps."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        told = torch.zeros(3)
+        """Improve a policy, and return figures of the last pass.
+
+        `score` gives log-probabilities [steps, episodes, devices] for one part of the steps.
+        """
+        figures = torch.zeros(3)  # loss, entropy and divergence
         norm = 0.0
         for _ in range(self.passes):
             optimizer.zero_grad()
             sums = []
             for part in parts:
-                logs = score(part)
-                mine = tried.part(part)
-                taken = logs.gather(-1, mine.chosen[..., None])[..., 0]
-                gain = self._gain(taken, mine)
-                entropy = -(logs.exp() * logs.clamp(min=-50.0)).sum(dim=-1).mean()
-                share = taken.numel() / tried.chosen.numel()
+                logs, steps = score(part), taken.part(part)
+                now = log_probs_of(steps.chosen, logs)
+                gain = self._gain(now, steps)
+                entropy = mean_entropy(logs)
+                share = now.numel() / taken.chosen.numel()
                 loss = -(gain.mean() + entropy_weight * entropy) * share
                 loss.backward()  # type: ignore[no-untyped-call]
-                log_ratio = taken.detach() - mine.before
-                kl = (log_ratio.exp() - 1 - log_ratio).mean()  # never below 0, and right on average
+                log_ratio = now.detach() - steps.before
+                kl = (log_ratio.exp() - 1 - log_ratio).mean()  # never below 0, right on average
                 sums.append(torch.stack([loss.detach(), entropy.detach() * share, kl * share]))
-            told = torch.stack(sums).sum(dim=0)
-            if not float(told[2]) <= self.most_kl:
+            figures = torch.stack(sums).sum(dim=0)
+            if not float(figures[2]) <= self.most_kl:
                 break
-            norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.most_norm))
+            norm = clip_norm(optimizer, self.most_norm)
             if np.isfinite(norm):
                 optimizer.step()
-        return dict(zip(("loss", "entropy", "kl"), told.tolist(), strict=True)) | {"norm": norm}
+        return dict(zip(("loss", "entropy", "kl"), figures.tolist(), strict=True)) | {"norm": norm}
 
-    def _gain(self, taken: Tensor, tried: Tried) -> Tensor:
+    def _gain(self, now: Tensor, steps: EpisodeSteps) -> Tensor:
         if self.passes == 1:
-            return taken * tried.advantage
-        ratio = (taken - tried.before).exp()
-        return torch.minimum(
-            ratio * tried.advantage, ratio.clamp(1 - self.clip, 1 + self.clip) * tried.advantage
-        )
-
-
-def _float(array: Array) -> Tensor:
-    return torch.from_numpy(np.asarray(array, dtype=np.float32))
+            return now * steps.advantage
+        ratio = (now - steps.before).exp()
+        bounded = ratio.clamp(1 - self.clip, 1 + self.clip)
+        return torch.minimum(ratio * steps.advantage, bounded * steps.advantage)

@@ -1,4 +1,4 @@
-"""The state of a network and its optimizer as plain arrays, to be kept and taken up again."""
+"""Weights of a network and the state of its optimizer as plain arrays, to be kept and restored."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from roost.core.arrays import Array, taken
 from roost.errors import InputError
@@ -14,51 +14,66 @@ from roost.errors import InputError
 _ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
-def state_arrays(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
-    """Weights, and what Adam knows of each of them."""
-    found = {
-        f"weight.{name}": value.detach().cpu().numpy().copy()
-        for name, value in policy.state_dict().items()
-    }
-    for number, entry in optimizer.state_dict()["state"].items():
-        found |= {
-            f"adam.{number}.{key}": value.detach().cpu().numpy().copy()
-            for key, value in entry.items()
-        }
-    return found
+def weight_arrays(policy: nn.Module) -> dict[str, Array]:
+    """Copies of the weights, by name."""
+    return {name: _copied(value) for name, value in policy.state_dict().items()}
 
 
-def take_up(
-    policy: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Array]
-) -> None:
-    """What `state_arrays` gave; raises InputError where it is of another network."""
-    own = policy.state_dict()
-    weights = {
-        name: taken(state, f"weight.{name}", tuple(value.shape)) for name, value in own.items()
-    }
+def load_weight_arrays(policy: nn.Module, weights: Mapping[str, Array]) -> None:
+    """Set the weights of a network, by name."""
     policy.load_state_dict(
         {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
     )
-    take_up_adam(optimizer, state)
 
 
-def take_up_adam(optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -> None:
-    """What Adam knew of each parameter; raises InputError where these are others."""
+def adam_arrays(optimizer: torch.optim.Optimizer) -> dict[str, Array]:
+    """Copies of the moments that Adam keeps of each parameter."""
+    return {
+        f"adam.{number}.{key}": _copied(value)
+        for number, moments in optimizer.state_dict()["state"].items()
+        for key, value in moments.items()
+    }
+
+
+def state_arrays(policy: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
+    """Copies of the weights and of Adam's moments."""
+    weights = {f"weight.{name}": value for name, value in weight_arrays(policy).items()}
+    return weights | adam_arrays(optimizer)
+
+
+def restore_state(
+    policy: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Array]
+) -> None:
+    """Restore from `state_arrays`; raises InputError if these are of another network."""
+    weights = {
+        name: taken(state, f"weight.{name}", tuple(value.shape))
+        for name, value in policy.state_dict().items()
+    }
+    load_weight_arrays(policy, weights)
+    restore_adam(optimizer, state)
+
+
+def restore_adam(optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -> None:
+    """Restore from `adam_arrays`; raises InputError if these are of other parameters."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
-    known = {f"adam.{number}.{key}" for number in range(len(params)) for key in _ADAM}
+    names = {f"adam.{number}.{key}" for number in range(len(params)) for key in _ADAM}
     for name in state:
-        if name.startswith("adam.") and name not in known:
-            raise InputError(f"tensor {name!r} belongs to nothing that is learned here")
-    entries: dict[int, dict[str, torch.Tensor]] = {}
+        if name.startswith("adam.") and name not in names:
+            raise InputError(f"tensor {name!r} belongs to no parameter of this network")
+    moments: dict[int, dict[str, Tensor]] = {}
     for number, param in enumerate(params):
         if not any(f"adam.{number}.{key}" in state for key in _ADAM):
-            continue  # it was not learned yet
+            continue  # it had no update yet
+        moments[number] = {}
         for key in _ADAM:
-            shape = () if key == "step" else tuple(param.shape)
-            found = taken(state, f"adam.{number}.{key}", shape)
-            if key != "exp_avg" and (found < 0).any():
-                raise InputError(f"tensor 'adam.{number}.{key}' has a number below 0")
-            entries.setdefault(number, {})[key] = torch.from_numpy(np.array(found))
-    optimizer.load_state_dict(
-        {"state": entries, "param_groups": optimizer.state_dict()["param_groups"]}
-    )
+            name, shape = f"adam.{number}.{key}", () if key == "step" else tuple(param.shape)
+            array = taken(state, name, shape)
+            if key != "exp_avg" and (array < 0).any():
+                raise InputError(f"tensor {name!r} has a number below 0")
+            moments[number][key] = torch.from_numpy(np.array(array))
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": moments, "param_groups": groups})
+
+
+def _copied(value: Tensor) -> Array:
+    return value.detach().cpu().numpy().copy()

@@ -1,8 +1,8 @@
 """Updates from recorded decisions: imitation, and a clipped policy gradient (Schulman et al. 2017,
 arXiv 1707.06347).
 
-Differs in: no value network, the advantage of a schedule is its rank among those of the same
-problem or its normalised gain; so schedules of problems of all sizes weigh the same.
+`lister` learns by them. Differs in: there is no value network. The advantage of a schedule is its
+normalised gain over the other schedules of the same problem, so problems of all sizes count alike.
 """
 
 from __future__ import annotations
@@ -14,93 +14,97 @@ import torch
 from torch import Tensor
 
 from roost.core.arrays import Array
-from roost.policies.lister_network import Decisions, Policy
+from roost.learners.gradients import clipped_gradients, log_probs_of, mean_entropy
+from roost.learners.rewards import standardised
+from roost.policies.lister_network import Decisions, ListerPolicy
 
 _MOST_NORM = 1.0  # of the gradient
+_LEAST_SPREAD = 1e-9  # of gains: below it, all schedules count as equal
+_MOST_CHANGE = 10.0  # of a log-probability, before it is a ratio
 
 
 def imitate(
-    policy: Policy, optimizer: torch.optim.Optimizer, rows: Decisions, label: Tensor
+    policy: ListerPolicy, optimizer: torch.optim.Optimizer, rows: Decisions, label: Tensor
 ) -> float:
-    """One step towards these labels [rows], -1 where there is none; the loss before it."""
-    kept = label >= 0
-    if not bool(kept.any()):
+    """Take one step towards labels [rows] (-1: no label), and return the loss before it."""
+    labelled = label >= 0
+    if not bool(labelled.any()):
         return 0.0
-    found = policy(rows)[kept]
-    loss = -found.gather(1, label[kept].unsqueeze(1)).mean()
-    _step(policy, optimizer, loss)
+    loss = -log_probs_of(label[labelled], policy(rows)[labelled]).mean()
+    _step(optimizer, loss)
     return float(loss.detach())
 
 
 def clipped(
-    policy: Policy,
+    policy: ListerPolicy,
     optimizer: torch.optim.Optimizer,
     batches: Sequence[tuple[Decisions, Tensor, Tensor]],
     entropy_bonus: float,
     ratio: tuple[float, float] = (0.8, 1.25),
 ) -> dict[str, float]:
-    """One step on decisions, their log-probabilities when they were made, and their advantages, for
-    each problem."""
+    """Take one step on the decisions of several problems, and return figures of it.
+
+    Each problem has decisions, their log-probabilities when they were made, and their advantages.
+    """
     loss = torch.zeros(())
-    entropies, ratios = [], []
+    entropies, changes = [], []
     for rows, before, advantage in batches:
-        every = policy(rows)
-        now = every.gather(1, rows.choice.unsqueeze(1)).squeeze(1)
-        change = torch.exp((now - before).clamp(-10.0, 10.0))
+        log_probs = policy(rows)
+        log_ratio = log_probs_of(rows.choice, log_probs) - before
+        change = torch.exp(log_ratio.clamp(-_MOST_CHANGE, _MOST_CHANGE))
         gain = torch.minimum(change * advantage, change.clamp(*ratio) * advantage)
-        entropy = -(every.exp() * every.clamp_min(-50.0)).sum(1)
-        loss = loss - (gain.mean() + entropy_bonus * entropy.mean()) / len(batches)
-        entropies.append(float(entropy.detach().mean()))
-        ratios.append(float((change.detach() - 1).abs().mean()))
-    norm = _step(policy, optimizer, loss)
-    figures = {"entropy": float(np.mean(entropies)), "change": float(np.mean(ratios))}
-    return {"loss": float(loss.detach()), "norm": norm, **figures}
+        entropy = mean_entropy(log_probs)
+        loss = loss - (gain.mean() + entropy_bonus * entropy) / len(batches)
+        entropies.append(float(entropy.detach()))
+        changes.append(float((change.detach() - 1).abs().mean()))
+    norm = _step(optimizer, loss)
+    return {
+        "loss": float(loss.detach()),
+        "norm": norm,
+        "entropy": float(np.mean(entropies)),
+        "change": float(np.mean(changes)),
+    }
 
 
-def advantages(cost: Array, best_of: int = 1) -> Array:  # [rolls]
-    """How much better each schedule is than the others of its problem, from costs [rolls], lower is
-    better.
+def advantages(cost: Array, best_of: int = 1) -> Array:  # [schedules]
+    """Advantages of the schedules of one problem over each other; a lower cost is better.
 
-    With `best_of` k above 1: what a schedule adds to the best of k drawn from these, on average, so
-    that variety pays.
+    With `best_of` k above 1, a schedule counts by what it adds, on average, to the best of k
+    schedules. Then variety pays.
     """
     gain = _added_to_best(-cost, best_of) if best_of > 1 else cost.mean() - cost
-    spread = gain.std()
-    return (
-        np.clip((gain - gain.mean()) / spread, -3.0, 3.0) if spread > 1e-9 else np.zeros(len(cost))
-    )
+    return standardised(gain, _LEAST_SPREAD)
 
 
 def _added_to_best(value: Array, k: int) -> Array:
-    """For each i: the mean over sets of k that hold i of the highest value."""
+    """For each i, the mean of the highest value over all sets of k that hold i."""
     count = len(value)
     k = min(k, count)
     order = np.argsort(value, kind="stable")
-    ranked = value[order]
-    # Of the sets with i: i is the highest when all others are below it; else some j above it is the
-    # highest.
+    ranked, rank = value[order], np.arange(count)
     log_choose = _log_choose(count)
     total = log_choose[count - 1, k - 1]
-    found = np.zeros(count)
-    rank = np.arange(count)
-    alone = np.exp(log_choose[rank, k - 1] - total)
+    # i is the highest of a set if all others are below it. Else some j above it is the highest.
+    highest = np.exp(log_choose[rank, k - 1] - total)
     with_other = np.concatenate([[0.0], np.exp(log_choose[rank[1:] - 1, k - 2] - total)])
-    above = np.concatenate([np.cumsum((with_other * ranked)[::-1])[::-1][1:], [0.0]])
-    found[order] = alone * ranked + above
-    return found
+    from_rank_on = np.cumsum((with_other * ranked)[::-1])[::-1]
+    above = np.concatenate([from_rank_on[1:], [0.0]])
+    added = np.zeros(count)
+    added[order] = highest * ranked + above
+    return added
 
 
-def _log_choose(count: int) -> Array:
+def _log_choose(count: int) -> Array:  # [count + 1, count + 1]
+    """Logarithms of the number of ways to choose k of n; minus infinity for k above n."""
     log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
     n, k = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
-    found = log_factorial[n] - log_factorial[np.minimum(k, n)] - log_factorial[np.maximum(n - k, 0)]
-    return np.where(k <= n, found, -np.inf)
+    rest = log_factorial[np.maximum(n - k, 0)]
+    log_choose = log_factorial[n] - log_factorial[np.minimum(k, n)] - rest
+    return np.where(k <= n, log_choose, -np.inf)
 
 
-def _step(policy: Policy, optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
-    optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), _MOST_NORM))
+def _step(optimizer: torch.optim.Optimizer, loss: Tensor) -> float:
+    norm = clipped_gradients(optimizer, loss, _MOST_NORM)
     if np.isfinite(norm):  # a step from a broken loss would spoil all weights
         optimizer.step()
     return norm

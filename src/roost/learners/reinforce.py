@@ -1,8 +1,8 @@
 """REINFORCE with a moving-average baseline (Williams 1992), as Mirhoseini et al. 2017 use it.
 
-The reward signal is the square root of the step time, to be made small; a placement that fails
-counts a constant. The baseline begins at the failing signal. After some updates, failing samples
-teach nothing any more.
+The signal is a cost, to be made small: the square root of the step time, and a constant for a
+placement that fails. The baseline begins at that constant. After some updates, the learner ignores
+failing samples.
 """
 
 from __future__ import annotations
@@ -12,70 +12,71 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from roost.core.arrays import Array
-from roost.learners.optimizer_state import state_arrays, take_up
+from roost.learners.gradients import clipped_gradients, log_probs_of, mean_entropy
+from roost.learners.optimizer_state import restore_state, state_arrays
+from roost.policies.seq2seq import Seq2Seq
+
+_MOST_NORM = 1.0  # of the gradient
+_MOST_ADVANTAGE = 3.0  # where advantages are standardised
 
 
-@dataclass(frozen=True)
-class ReinforceSettings:
+@dataclass
+class Reinforce:
+    """Updates a policy from actions [batch, stages]."""
+
+    policy: Seq2Seq
+    baseline: float  # expected signal; it follows the mean of the batches
     rate: float = 1e-2
     decay: float = 0.9  # of the baseline
     drop_failures_after: int = 5000  # updates
-    entropy: float = 0.0
-    most_norm: float = 1.0  # of the gradient
-    standardise: bool = False  # the advantages of a batch, instead of the moving average
+    standardise: bool = False  # advantages within a batch, instead of those over the baseline
 
-
-class Reinforce:
-    """Updates a policy that has `log_probs(actions)` [batch, stages, choices]."""
-
-    def __init__(self, policy: nn.Module, settings: ReinforceSettings, failing: float) -> None:
-        self.policy, self.settings = policy, settings
-        self.baseline, self.num_updates = failing, 0
-        self.optimizer = torch.optim.Adam(policy.parameters(), lr=settings.rate)
+    def __post_init__(self) -> None:
+        self.num_updates = 0
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.rate)
 
     def update(
-        self, actions: Tensor, signal: Array, failed: Array, left: float = 1.0
+        self, actions: Tensor, signal: Array, failed: Array, entropy_weight: float
     ) -> dict[str, float]:
-        """Learn from actions [batch, stages] with signals [batch], the lower the better; `left` as
-        in `Ppo.update`."""
-        settings = self.settings
-        used = (
-            ~failed
-            if self.num_updates >= settings.drop_failures_after
-            else np.ones(len(signal), dtype=bool)
-        )
-        told = {"baseline": self.baseline, "failed": float(failed.mean())}
+        """Take one step on actions [batch, stages] with signals [batch]; lower is better."""
+        figures = {"baseline": self.baseline, "failed": float(failed.mean())}
+        used = np.ones(len(signal), dtype=bool)
+        if self.num_updates >= self.drop_failures_after:
+            used = ~failed
         self.num_updates += 1
         if not used.any():
-            return told
-        advantage = self.baseline - signal[used]
-        if settings.standardise:
-            spread = float(signal[used].std())
-            advantage = np.clip((signal[used].mean() - signal[used]) / max(spread, 1e-9), -3.0, 3.0)
-        taken = actions[torch.from_numpy(used).to(actions.device)]
-        new: Tensor = self.policy.log_probs(taken)  # type: ignore[operator]
-        chosen = new.gather(-1, taken.unsqueeze(-1)).squeeze(-1)
-        entropy = -(new.exp() * new.clamp(min=-50.0)).sum(dim=-1).mean()
-        per = chosen.mean(dim=1) if settings.standardise else chosen.sum(dim=1)
-        loss = -(per.new_tensor(advantage) * per).mean() - settings.entropy * left * entropy
-        self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), settings.most_norm)
-        self.optimizer.step()
-        self.baseline = settings.decay * self.baseline + (1 - settings.decay) * float(
-            signal[used].mean()
+            return figures
+        signal, actions = signal[used], actions[torch.from_numpy(used).to(actions.device)]
+        mean = signal.mean()
+        log_probs = self.policy.log_probs(actions)
+        chosen = log_probs_of(actions, log_probs)
+        if self.standardise:
+            advantage = (mean - signal) / max(float(signal.std()), 1e-9)
+            advantage = np.clip(advantage, -_MOST_ADVANTAGE, _MOST_ADVANTAGE)
+            placement = chosen.mean(dim=1)
+        else:
+            advantage = self.baseline - signal
+            placement = chosen.sum(dim=1)
+        gain = placement.new_tensor(advantage) * placement
+        entropy = mean_entropy(log_probs)
+        norm = clipped_gradients(
+            self.optimizer, -gain.mean() - entropy_weight * entropy, _MOST_NORM
         )
-        return told | {"entropy": float(entropy.detach()), "gradient_norm": float(norm)}
+        self.optimizer.step()
+        self.baseline = self.decay * self.baseline + (1 - self.decay) * float(mean)
+        return figures | {"entropy": float(entropy.detach()), "gradient_norm": norm}
 
     def state(self) -> dict[str, Array]:
+        """Arrays from which `restore` continues."""
         return state_arrays(self.policy, self.optimizer) | {
             "baseline": np.array(self.baseline),
             "num_updates": np.array(self.num_updates),
         }
 
-    def take_up(self, state: Mapping[str, Array]) -> None:
-        take_up(self.policy, self.optimizer, state)
+    def restore(self, state: Mapping[str, Array]) -> None:
+        """Continue from `state()` of an earlier learner."""
+        restore_state(self.policy, self.optimizer, state)
         self.baseline, self.num_updates = float(state["baseline"]), int(state["num_updates"])

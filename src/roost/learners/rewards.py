@@ -1,4 +1,4 @@
-"""What a trial is worth to a learner."""
+"""Costs of trials as a learner sees them: penalties and advantages."""
 
 from __future__ import annotations
 
@@ -6,29 +6,33 @@ import numpy as np
 
 from roost.core.arrays import Array
 
-# A placement that does not fit counts as slower than any that does, and the more so the more is
-# missing.
+# A placement that does not fit counts as slower than any that fits: by the first factor, plus the
+# second times the missing share of memory.
 _FAILED, _MISSING = 2.0, 10.0
 
 
 def penalised(step_time: Array, excess: Array, worst: float) -> Array:  # [batch] seconds
-    """Step times [batch], those with an excess [batch] of bytes over memory above 0 set beyond the
-    worst that fits.
+    """Step times [batch], with a penalty where a placement does not fit or has no step time.
 
-    `excess` is relative to the memory there is. A step time that is no number counts as failed too.
+    `excess` [batch] is the missing memory as a share of the memory. `worst` is the step time of a
+    slow placement that fits, in seconds.
     """
     broken = ~np.isfinite(step_time)
     failed = (excess > 0) | broken
     at_least = np.maximum(np.where(broken, worst, step_time), worst)
-    return np.where(
-        failed, at_least * (_FAILED + _MISSING * np.where(broken, 1.0, excess)), step_time
-    )
+    factor = _FAILED + _MISSING * np.where(broken, 1.0, excess)
+    return np.where(failed, at_least * factor, step_time)
 
 
-def standardised(rewards: Array, most: float = 3.0) -> Array:  # [batch]
-    """Rewards less their mean, over their deviation, between -most and most; zeros where all are
-    equal."""
+def standardised(rewards: Array, least_spread: float | None = None, most: float = 3.0) -> Array:
+    """Rewards less their mean, over their deviation, clipped to between -most and most.
+
+    All zeros if the deviation is not above `least_spread`, by default a trillionth of the largest
+    reward.
+    """
     spread = float(rewards.std())
-    if spread <= 1e-12 * max(1e-30, float(np.abs(rewards).max())):
+    if least_spread is None:
+        least_spread = 1e-12 * max(1e-30, float(np.abs(rewards).max()))
+    if not spread > least_spread:
         return np.zeros_like(rewards)
     return np.asarray(np.clip((rewards - rewards.mean()) / spread, -most, most))

@@ -1,4 +1,4 @@
-"""How many threads PyTorch has while a small network learns."""
+"""The number of threads that PyTorch uses while a small network learns."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Small networks are faster on one thread, and the same on every machine."""
+    """Use one thread: small networks are faster so, and compute the same on every machine."""
     import torch
 
     before = torch.get_num_threads()

@@ -293,12 +293,12 @@ class Lister:
 
         from roost.learners.recorded import clipped
         from roost.placers._lister.training import Rates, batch_of
-        from roost.policies.lister_network import Policy
+        from roost.policies.lister_network import ListerPolicy
 
         rates = Rates(rolls=self.batch, entropy=self.entropy)
         now = {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
         with one_thread():
-            policy = Policy(now)
+            policy = ListerPolicy(now)
             optimizer = torch.optim.Adam(policy.parameters(), lr=self.rate)
             number = 0
             while until(evaluate):

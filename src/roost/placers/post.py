@@ -1,17 +1,18 @@
-"""Post (Gao, Chen, Li 2018): cross-entropy minimisation and proximal policy optimisation over
-independent softmaxes.
+"""Post (Gao, Chen, Li 2018): cross-entropy minimisation and proximal policy optimisation.
 
-No network: a table of logits, one row for each group. After every few samples some steps of PPO;
-after every so many, the probabilities are refitted to the fastest tenth and mixed with equal ones.
+The policy is no network but a table of logits, with an independent softmax for each group. Each
+batch of samples gives some steps of PPO. After several batches, the probabilities are refitted to
+the fastest tenth of the samples and mixed with equal probabilities.
 
-Differs in: `paper` has the figures that are known, and guesses for the others (12 samples a step,
-60 a refit, mixed by a tenth). With hundreds of groups that mix alone moves dozens of them at random
+Differs in: `paper` has the known settings of the paper and guesses the rest (12 samples a step, 60
+a refit, a mix of a tenth). With hundreds of groups, that mix alone moves dozens of groups at random
 in every sample. So the default mixes a hundredth, refits to more samples and by half, begins with a
 prior for fast devices, and spends the end of the budget on refining the best placement op by op.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,20 +21,19 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.errors import BudgetSpent
 from roost.learners.rewards import standardised
 from roost.learners.softmaxes import Softmaxes
 from roost.placers import Evaluate
-from roost.placers._lessons.lesson import FAR, Lesson, check_lesson
+from roost.placers._learning.group_choices import FAR, GroupChoices, check_learning, until_spent
 from roost.placers._shared.setting_checks import check_choice, check_number, check_whole
 
 
 @dataclass(frozen=True)
 class Post:
-    """Learns until its share of the budget is spent, then refines."""
+    """Learns until its part of the budget is spent, then refines the best placement."""
 
     num_groups: int = 300  # at most
-    order: str = "best"  # as `_lesson.py` has it
+    order: str = "best"  # or listed, program, rank, fifo
     batch: int = 20  # samples for each round of steps
     refit_every: int = 10  # batches
     elite: float = 0.1
@@ -43,13 +43,13 @@ class Post:
     rate: float = 3.0
     clip: float = 0.2
     speed_prior: float = 1.0
-    # What the logit of the best heuristic's device gets; above 0, that is tried first.
+    # The logit of the best heuristic's device starts higher by this; above 0, it is tried first.
     heuristic_prior: float = 0.0
-    heuristic_first: bool = False  # it is tried first without such a prior too
-    refine: float = 0.2  # share of the budget
+    heuristic_first: bool = False  # try the heuristics first, also without a prior
+    refine: float = 0.2  # fraction of the budget
 
     def __post_init__(self) -> None:
-        check_lesson(self)
+        check_learning(self)
         check_choice(self, "heuristic_first", (True, False))
         check_whole(self, 1, "refit_every")
         check_whole(self, 0, "steps")
@@ -58,7 +58,7 @@ class Post:
 
     @classmethod
     def paper(cls) -> Post:
-        """Nearest to what is known of the paper."""
+        """Settings of the paper, as far as known."""
         return cls(
             batch=12,
             refit_every=5,
@@ -71,92 +71,76 @@ class Post:
 
     @classmethod
     def heuristic(cls) -> Post:
-        """The best heuristic is tried first, and refined at the end where learning finds nothing
-        better.
+        """Settings that try the best heuristic first; learning may find something better.
 
-        It is no prior, for the reason that `Spotlight.heuristic` has.
+        `Spotlight.heuristic` says why the heuristic is not a prior.
         """
         return cls(heuristic_first=True)
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        lesson = Lesson(problem, evaluate, self.num_groups, self.order, self.refine)
-        try:
-            self._learn(problem, evaluate, lesson)
-        except BudgetSpent:
-            if evaluate.best is None:
-                raise
-        return lesson.finish()
+        """Draw batches of placements, evaluate them, and improve or refit the table."""
+        choices = GroupChoices(problem, evaluate, self.num_groups, self.order, self.refine)
+        with until_spent(evaluate):
+            prior = self._prior(choices)
+            table = Softmaxes(prior, choices.groups.allowed)
+            rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
+            samples: list[tuple[Array, Array]] = []  # choices and seconds of batches since a refit
+            if (kept := evaluate.kept()) is not None:
+                choices.restore(kept)
+                table.logits = np.array(kept["logits"])
+                samples = list(zip(kept["choices"], kept["seconds"], strict=True))
+                rng.bit_generator.state = json.loads(kept["rng"].tobytes())
+            while choices.budget_left > 0:
+                batch = table.sample(rng, self.batch)
+                costs = choices.try_batch(batch)
+                samples.append((batch, costs.seconds))
+                figures = {}
+                if len(samples) < self.refit_every:
+                    advantage = standardised(-np.sqrt(costs.seconds))
+                    figures["kl"] = table.improve(
+                        batch, advantage, self.steps, self.rate, self.clip
+                    )
+                else:
+                    self._refit(table, samples)
+                    samples = []
+                evaluate.note(figures | costs.figures() | {"entropy": table.entropy})
+                if choices.is_stale:
+                    table.logits, samples = prior, []
+                evaluate.keep(partial(self._state, choices, table, samples, rng))
+        return choices.refined()
 
-    def _learn(self, problem: Problem, evaluate: Evaluate, lesson: Lesson) -> None:
+    def _prior(self, choices: GroupChoices) -> Array:  # [groups, devices]
+        """The first logits."""
         from roost.policies.features import speed_prior
 
-        prior = self.speed_prior * speed_prior(problem, lesson.groups.unit).astype(np.float64)
+        speed = speed_prior(choices.problem, choices.groups.unit)
+        prior = self.speed_prior * speed.astype(np.float64)
         if self.heuristic_prior > 0 or self.heuristic_first:
-            prior[np.arange(len(prior)), lesson.heuristic()] += self.heuristic_prior
-        table = Softmaxes(prior, lesson.groups.allowed)
-        rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
-        samples: list[tuple[Array, Array]] = []
-        if (kept := evaluate.kept()) is not None:
-            table.logits = np.array(kept["logits"])
-            samples = list(zip(kept["choices"], kept["seconds"], strict=True))
-            lesson.take_up(kept)
-            rng = _rng_from(kept["rng"])
-        while lesson.left > 0:
-            choices = table.sample(rng, self.batch)
-            found = lesson.outcomes(choices)
-            samples.append((choices, found.seconds))
-            told: dict[str, float] = {}
-            if len(samples) == self.refit_every:
-                self._refit(table, samples)
-                samples = []
-            else:
-                advantage = standardised(-np.sqrt(found.seconds))
-                told["kl"] = table.improve(choices, advantage, self.steps, self.rate, self.clip)
-            assert evaluate.best is not None
-            evaluate.note(
-                told | found.figures() | {"entropy": table.entropy, "best": evaluate.best.step_time}
-            )
-            if lesson.is_stale():
-                table.logits, samples = prior, []
-            evaluate.keep(partial(_state, lesson, table, samples, rng, choices.shape))
+            prior[np.arange(len(prior)), choices.heuristic] += self.heuristic_prior
+        return prior
 
     def _refit(self, table: Softmaxes, samples: list[tuple[Array, Array]]) -> None:
-        choices = np.concatenate([some for some, _ in samples])
-        seconds = np.concatenate([some for _, some in samples])
-        best = np.argsort(seconds, kind="stable")[: max(1, int(self.elite * len(seconds)))]
+        """Refit the table to the fastest samples."""
+        choices = np.concatenate([batch for batch, _ in samples])
+        seconds = np.concatenate([seconds for _, seconds in samples])
+        num_elite = max(1, int(self.elite * len(seconds)))
+        best = np.argsort(seconds, kind="stable")[:num_elite]
         table.refit(choices[best], self.refit_step, self.mix)
 
-
-def _state(
-    lesson: Lesson,
-    table: Softmaxes,
-    samples: list[tuple[Array, Array]],
-    rng: np.random.Generator,
-    shape: tuple[int, ...],
-) -> dict[str, Array]:
-    return lesson.state() | {
-        "logits": table.logits,
-        "choices": np.array([choices for choices, _ in samples]).reshape(-1, *shape),
-        "seconds": np.array([seconds for _, seconds in samples]).reshape(-1, shape[0]),
-        "rng": _rng_state(rng),
-    }
-
-
-def _rng_state(rng: np.random.Generator) -> Array:
-    """The state of a PCG64 as 64-bit words."""
-    state = rng.bit_generator.state
-    words = [state["state"]["state"], state["state"]["inc"]]
-    parts = [part for word in words for part in (word >> 64, word & (2**64 - 1))]
-    return np.array([*parts, state["has_uint32"], state["uinteger"]], dtype=np.uint64)
-
-
-def _rng_from(words: Array) -> np.random.Generator:
-    high, low, inc_high, inc_low, has, last = (int(word) for word in words)
-    rng = np.random.default_rng(0)
-    rng.bit_generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": high << 64 | low, "inc": inc_high << 64 | inc_low},
-        "has_uint32": has,
-        "uinteger": last,
-    }
-    return rng
+    def _state(
+        self,
+        choices: GroupChoices,
+        table: Softmaxes,
+        samples: list[tuple[Array, Array]],
+        rng: np.random.Generator,
+    ) -> dict[str, Array]:
+        """All arrays that a search needs to continue exactly where it was."""
+        batches = np.array([batch for batch, _ in samples])
+        seconds = np.array([seconds for _, seconds in samples])
+        rng_text = json.dumps(rng.bit_generator.state).encode()
+        return choices.state() | {
+            "logits": table.logits,
+            "choices": batches.reshape(-1, self.batch, len(table.logits)),
+            "seconds": seconds.reshape(-1, self.batch),
+            "rng": np.frombuffer(rng_text, dtype=np.uint8),
+        }

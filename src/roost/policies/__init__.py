@@ -1,1 +1,1 @@
-"""Problem -> device logits: the networks of the learned placers, and the features they see."""
+"""Policies: networks from features of a problem to logits of devices, and those features."""

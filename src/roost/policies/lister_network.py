@@ -1,9 +1,8 @@
-"""The network of `lister` in PyTorch: the score of each device, from what was seen of it and what
-is known of the unit.
+"""The network of `lister` in PyTorch: it scores each device for the unit that comes next.
 
-One hidden layer for each device, their mean as context, a second layer, and a linear rule beside
-them. The weights are shared by all devices, so nothing depends on how many there are or on what
-they are called.
+The inputs are features of each device and of the unit. There is one hidden layer for each device,
+their mean as context, a second layer, and a linear rule beside them. All devices share the weights,
+so neither their number nor their names matter.
 """
 
 from __future__ import annotations
@@ -21,36 +20,35 @@ from roost.core.arrays import Array
 class Decisions(NamedTuple):
     """Decisions of one problem, a row for each."""
 
-    seen: Tensor  # [rows, devices, seen]
-    known: Tensor  # [rows, known]
-    mask: Tensor  # [rows, devices] bool
-    choice: Tensor  # [rows]
-    tilt: Tensor  # [rows, seen]
+    seen: Tensor  # [rows, devices, seen] features of the devices
+    known: Tensor  # [rows, known] features of the unit
+    mask: Tensor  # [rows, devices] bool: allowed
+    choice: Tensor  # [rows] device
+    tilt: Tensor  # [rows, seen] added to the linear rule
     heat: Tensor  # [rows] temperature, above 0
-    roll: Tensor  # [rows] the schedule that each belongs to
+    roll: Tensor  # [rows] schedule of the decision
 
 
-class Policy(torch.nn.Module):
-    """The weights, and what they make of decisions."""
+class ListerPolicy(torch.nn.Module):
+    """The weights of the network, and its scores."""
 
     def __init__(self, tensors: Mapping[str, Array]) -> None:
         super().__init__()
         for name, value in tensors.items():
-            self.register_parameter(
-                name, torch.nn.Parameter(torch.from_numpy(np.array(value, dtype=np.float32)))
-            )
+            tensor = torch.from_numpy(np.array(value, dtype=np.float32))
+            self.register_parameter(name, torch.nn.Parameter(tensor))
 
     def arrays(self) -> dict[str, Array]:
+        """Copies of the weights, by name."""
         return {name: value.detach().numpy().copy() for name, value in self.named_parameters()}
 
     def forward(self, rows: Decisions) -> Tensor:
-        """[rows, devices] the logarithm of how likely each device is; very low where it is
-        masked."""
+        """Log-probabilities [rows, devices]; very low for devices that are not allowed."""
         weights = dict(self.named_parameters())
-        there = rows.mask.unsqueeze(-1).to(rows.seen.dtype)
+        allowed = rows.mask.unsqueeze(-1).to(rows.seen.dtype)
         base = rows.known @ weights["known"] + weights["bias"]
-        first = torch.relu(rows.seen @ weights["seen"] + base.unsqueeze(1)) * there
-        mean = first.sum(1) / there.sum(1)
+        first = torch.relu(rows.seen @ weights["seen"] + base.unsqueeze(1)) * allowed
+        mean = first.sum(1) / allowed.sum(1)
         context = mean @ weights["context"] + weights["inner_bias"]
         second = torch.relu(first @ weights["inner"] + context.unsqueeze(1))
         rule = (weights["skip"] + rows.tilt).unsqueeze(1)

@@ -1,8 +1,7 @@
-"""Weights in a file: `policy.safetensors`, with a card in its header that says what they were
-trained on.
+"""Files of weights: `policy.safetensors`, with a card in its header about the training.
 
-A file from outside is checked before anything is made of it: its format, the policy it is for, the
-name, shape and type of every tensor, and that every number is finite.
+`roost learn` writes them, `--weights` reads them. A file from outside is checked before use: its
+format, its policy, the name, shape and type of each tensor, and that each number is finite.
 """
 
 from __future__ import annotations
@@ -21,35 +20,35 @@ from roost.errors import InputError
 FORMAT = "roost.policy"
 VERSION = 1
 
-_KEY = "roost"  # under which the header has our text
+_KEY = "roost"  # of our text in the header
 _AGAIN = "train them again with roost learn"
 
 
 def save_weights(
     path: str | Path, policy: str, tensors: Mapping[str, Array], card: Mapping[str, Any]
 ) -> None:
-    """Write the weights of a policy, whole or not at all, with a card of plain JSON values."""
+    """Write the weights of a policy with a card of JSON values; nothing is left half written."""
     from safetensors.numpy import save
 
     path = Path(path)
     for name, tensor in tensors.items():
         if not np.isfinite(tensor).all():
             raise InputError(
-                f"{path}: tensor {name!r} is not finite; learning went astray, try a smaller rate"
+                f"{path}: tensor {name!r} is not finite; learning diverged, try a smaller rate"
             )
-    # One entry: several would be written in any order, and equal weights shall give equal files.
-    about = {"format": FORMAT, "version": VERSION, "policy": policy, "card": dict(card)}
-    plain = {
-        name: np.ascontiguousarray(tensor, dtype=np.float32) for name, tensor in tensors.items()
-    }
-    files.write_bytes(path, save(plain, {_KEY: json.dumps(about)}))
+    # One entry only: several have no fixed order, and equal weights must give equal files.
+    header = {"format": FORMAT, "version": VERSION, "policy": policy, "card": dict(card)}
+    float32 = {name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in tensors}
+    files.write_bytes(path, save(float32, {_KEY: json.dumps(header)}))
 
 
 def load_weights(
     path: str | Path, policy: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The tensors of exactly these names and shapes, float32, and the card; raises InputError where
-    they are not so."""
+    """Read the float32 tensors of exactly these names and shapes, and the card.
+
+    Raises InputError if the file has anything else.
+    """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -60,16 +59,14 @@ def load_weights(
         tensors = load(data)
     except (SafetensorError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{path}: is no safetensors file ({error}); --weights takes what roost learn wrote"
+            f"{path}: is no safetensors file ({error}); --weights takes a file of roost learn"
         ) from None
     except KeyError as error:  # a type that NumPy has not, such as BF16
         raise InputError(f"{path}: has tensors of type {error}, not float32; {_AGAIN}") from None
-    card = _checked_header(path, policy, header)
+    card = _checked_card(path, policy, header)
     for name, shape in shapes.items():
         if name not in tensors:
-            raise InputError(
-                f"{path}: tensor {name!r} is missing; these weights are not whole, {_AGAIN}"
-            )
+            raise InputError(f"{path}: tensor {name!r} is missing; {_AGAIN}")
         _check_tensor(path, name, tensors[name], tuple(shape))
     for name in tensors:
         if name not in shapes:
@@ -78,48 +75,37 @@ def load_weights(
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    """What the file says of itself."""
+    """Our text in the header; raises ValueError or TypeError if the header is broken."""
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > len(data) - 8:
         raise ValueError("it is cut short")
-    found = json.loads(data[8 : 8 + length])
-    about = (
-        json.loads(found.get("__metadata__", {}).get(_KEY, "{}"))
-        if isinstance(found, dict)
-        else None
-    )
-    if not isinstance(about, dict):
-        raise ValueError("its header is no table")
-    return about
+    table = json.loads(data[8 : 8 + length])
+    if isinstance(table, dict):
+        header = json.loads(table.get("__metadata__", {}).get(_KEY, "{}"))
+        if isinstance(header, dict):
+            return header
+    raise ValueError("its header is no table")
 
 
-def _checked_header(path: Path, policy: str, about: Mapping[str, Any]) -> dict[str, Any]:
-    if about.get("format") != FORMAT:
-        raise InputError(
-            f"{path}: format is {about.get('format')!r}, not {FORMAT!r}: no weights of a policy; "
-            f"{_AGAIN}"
-        )
-    if about.get("version") != VERSION:
-        raise InputError(
-            f"{path}: version is {about.get('version')!r}; this Roost reads {VERSION}: {_AGAIN}"
-        )
-    if about.get("policy") != policy:
-        raise InputError(
-            f"{path}: are weights of {about.get('policy')!r}, not of {policy!r}; use that, or "
-            f"{_AGAIN}"
-        )
-    card = about.get("card")
+def _checked_card(path: Path, policy: str, header: Mapping[str, Any]) -> dict[str, Any]:
+    expected = {"format": FORMAT, "version": VERSION, "policy": policy}
+    for key, value in expected.items():
+        given = header.get(key)
+        if given != value:
+            raise InputError(f"{path}: {key} is {given!r}, not {value!r}; {_AGAIN}")
+    card = header.get("card")
     if not isinstance(card, dict):
         raise InputError(f"{path}: card is no table; {_AGAIN}")
     return card
 
 
 def _check_tensor(path: Path, name: str, tensor: Array, shape: tuple[int, ...]) -> None:
+    wrong = ""
     if tensor.dtype != np.float32:
-        raise InputError(f"{path}: tensor {name!r} is {tensor.dtype}, not float32; {_AGAIN}")
-    if tensor.shape != shape:
-        raise InputError(
-            f"{path}: tensor {name!r} has shape {list(tensor.shape)}, not {list(shape)}; {_AGAIN}"
-        )
-    if not np.isfinite(tensor).all():
-        raise InputError(f"{path}: tensor {name!r} has a number that is not finite; {_AGAIN}")
+        wrong = f"is {tensor.dtype}, not float32"
+    elif tensor.shape != shape:
+        wrong = f"has shape {list(tensor.shape)}, not {list(shape)}"
+    elif not np.isfinite(tensor).all():
+        wrong = "has a number that is not finite"
+    if wrong:
+        raise InputError(f"{path}: tensor {name!r} {wrong}; {_AGAIN}")

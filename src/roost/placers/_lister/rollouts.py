@@ -17,7 +17,7 @@ from roost.placers._lister.problem_view import KNOWN, Framed, Rolled
 from roost.placers._listing.prepared import Prepared
 from roost.placers._shared.groups import merged_units
 from roost.placers._shared.units import Units
-from roost.policies.lister import fresh, shapes
+from roost.policies.lister_weights import new_weights, weight_shapes
 from roost.policies.weights import load_weights
 
 if TYPE_CHECKING:
@@ -47,13 +47,13 @@ def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
     for name, weight in _FIRST_RULE.items():
         rule[SEEN.index(name)] = weight
     ways = {"ways": drawn_ways(rng, PORTFOLIO, len(ORDERS)), "rules": drawn(rng, PORTFOLIO)}
-    return {**fresh(rng, NUM_SEEN, NUM_KNOWN, rule), **ways}
+    return {**new_weights(rng, NUM_SEEN, NUM_KNOWN, rule), **ways}
 
 
 def load(path: str) -> dict[str, Array]:
     """The weights in a file, checked."""
     ways = {"ways": (PORTFOLIO, NUM_SEEN + 2), "rules": (PORTFOLIO, len(COLUMNS))}
-    tensors, _ = load_weights(path, "lister", {**shapes(NUM_SEEN, NUM_KNOWN), **ways})
+    tensors, _ = load_weights(path, "lister", {**weight_shapes(NUM_SEEN, NUM_KNOWN), **ways})
     try:
         checked_ways(tensors["ways"])
         if not are_valid(tensors["rules"]):

@@ -19,7 +19,7 @@ import torch
 from roost.core.arrays import Array, taken
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.learners.optimizer_state import take_up_adam
+from roost.learners.optimizer_state import adam_arrays, load_weight_arrays, restore_adam
 from roost.learners.recorded import advantages, clipped, imitate
 from roost.placers._lister.imitation_targets import targets_of
 from roost.placers._lister.problem_view import Framed
@@ -48,7 +48,7 @@ from roost.placers._lister.rule_training import (
     best_together,
 )
 from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
-from roost.policies.lister_network import Policy
+from roost.policies.lister_network import ListerPolicy
 
 # About what the parts of a course cost, in seconds: for planning, and never looked at again.
 _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
@@ -99,7 +99,7 @@ class Course:
         self.ways = self.tensors.pop("ways")
         self.tensors.pop("rules")
         self.rules = RuleCourse(problems, self.rng)
-        self.policy = Policy(self.tensors)
+        self.policy = ListerPolicy(self.tensors)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=rates.imitation_rate)
         self.targets: list[Array] = []
         self.best: list[float] = []  # step time of the best target of each frame
@@ -251,10 +251,7 @@ class Course:
     def state(self) -> dict[str, Array]:
         """Everything that the rest of the course depends on."""
         found = {f"weights.{name}": value for name, value in self.policy.arrays().items()}
-        for number, group in self.optimizer.state_dict()["state"].items():
-            found |= {
-                f"adam.{number}.{name}": np.asarray(value).copy() for name, value in group.items()
-            }
+        found |= adam_arrays(self.optimizer)
         for number, target in enumerate(self.targets):
             found[f"target.{number}"] = target
         found |= {
@@ -276,11 +273,9 @@ class Course:
             raise InputError("tensor 'at' is of a course with another plan")
         shapes = {name: value.shape for name, value in self.tensors.items()}
         weights = {name: taken(state, f"weights.{name}", shape) for name, shape in shapes.items()}
-        self.policy.load_state_dict(
-            {name: torch.from_numpy(np.array(value)) for name, value in weights.items()}
-        )
+        load_weight_arrays(self.policy, weights)
         self.tensors = self.policy.arrays()
-        take_up_adam(self.optimizer, state)
+        restore_adam(self.optimizer, state)
         self.rules.restore(state)
         self.ways = checked_ways(taken(state, "ways", self.ways.shape))
         self.rng.bit_generator.state = _unpacked(taken(state, "rng", (6,), "u"))

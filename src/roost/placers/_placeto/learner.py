@@ -13,13 +13,18 @@ import torch
 from torch import Tensor
 
 from roost.core.arrays import Array
-from roost.learners.episodes import Update
+from roost.learners.episodes import PolicyUpdate
 from roost.learners.hardware import torch_device
-from roost.learners.optimizer_state import state_arrays, take_up
+from roost.learners.optimizer_state import (
+    load_weight_arrays,
+    restore_state,
+    state_arrays,
+    weight_arrays,
+)
 from roost.placers._placeto.episodes import Choose, PlacetoEpisodes, PolicyInput
 from roost.placers._placeto.features import DEVICE, FIXED, MOVING, SimulatedPlacements
 from roost.placers._placeto.settings import PlacetoSettings
-from roost.policies.gnn import GraphPolicy, Shape
+from roost.policies.gnn import GraphPolicy, GraphPolicyShape
 
 # Groups, times devices, times episodes, embedded at a time if groups are embedded at every step:
 # what fits into a cache.
@@ -46,7 +51,7 @@ class PlacetoLearner:
         self.repeats = 0  # rounds in a row in which the policy tried little that is new
         refine = self.first_settings.refine if phase % 2 else None
         self.settings = settings = refine or self.first_settings
-        shape = Shape(
+        shape = GraphPolicyShape(
             len(MOVING if settings.embed == "step" else FIXED),
             len(DEVICE),
             settings.width,
@@ -57,7 +62,9 @@ class PlacetoLearner:
         )
         self.policy = GraphPolicy(shape, (self.seed + phase) % 2**62).to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.rate[0])
-        self.update = Update(settings.passes, settings.clip, settings.most_norm, settings.most_kl)
+        self.update = PolicyUpdate(
+            settings.passes, settings.clip, settings.most_norm, settings.most_kl
+        )
 
     def rng(self, number: int) -> np.random.Generator:
         """The generator of one round. A search that goes on from a journal needs nothing of the
@@ -148,15 +155,13 @@ class PlacetoLearner:
         self.fresh = float(state["fresh"])
         for name, count in zip(_COUNTS, counts, strict=True):
             setattr(self, name, count)
-        take_up(self.policy, self.optimizer, state)
+        restore_state(self.policy, self.optimizer, state)
 
     @property
     def weights(self) -> dict[str, Array]:
         """The weights of the policy, by name."""
-        named = self.policy.named_parameters()
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in named}
+        return weight_arrays(self.policy)
 
     def load(self, weights: Mapping[str, Array]) -> None:
         """Replace the weights of the policy."""
-        tensors = {name: torch.from_numpy(np.array(array)) for name, array in weights.items()}
-        self.policy.load_state_dict(tensors)
+        load_weight_arrays(self.policy, weights)

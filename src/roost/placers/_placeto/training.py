@@ -13,7 +13,8 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.placement import Placement
-from roost.learners.episodes import Tried, normalised, returns
+from roost.learners.episodes import EpisodeSteps, returns
+from roost.learners.rewards import standardised
 from roost.placers import Evaluate
 from roost.placers._placeto.episodes import EpisodeRecord, PlacetoEpisodes, anywhere
 from roost.placers._placeto.learner import PlacetoLearner
@@ -94,20 +95,16 @@ def train_round(learner: PlacetoLearner, episodes: PlacetoEpisodes) -> dict[str,
     advantage = step_returns - episodes.baseline.at(steps)[:, None]
     episodes.baseline.add(steps, step_returns)
     if settings.normalise:
-        advantage = normalised(advantage)
+        advantage = standardised(advantage, least_spread=0.0)
 
     # Update the policy.
     for group in learner.optimizer.param_groups:
         group["lr"] = learner.annealed(settings.rate)
     score, parts = learner.scorer(episodes, record.inputs)
-    tried = Tried.of(np.stack(record.chosen), np.stack(record.log_probs), advantage)
-    update = learner.update.apply(
-        learner.optimizer,
-        score,
-        parts,
-        tried.to(learner.device),
-        learner.annealed(settings.entropy),
-    )
+    chosen, log_probs = np.stack(record.chosen), np.stack(record.log_probs)
+    steps_taken = EpisodeSteps.of(chosen, log_probs, advantage, learner.device)
+    entropy_weight = learner.annealed(settings.entropy)
+    update = learner.update.apply(learner.optimizer, score, parts, steps_taken, entropy_weight)
     return {
         **update,
         "reward": float(np.mean(record.reward)),

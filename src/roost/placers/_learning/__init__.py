@@ -1,0 +1,1 @@
+"""Parts that `seq2seq`, `spotlight` and `post` share: they learn a device for each group."""

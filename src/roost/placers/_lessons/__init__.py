@@ -1,1 +1,0 @@
-"""What the placers that learn on one problem share."""
