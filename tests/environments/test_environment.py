@@ -11,11 +11,15 @@ from gymnasium.utils.env_checker import check_env
 
 import roost
 import roost.environments
-from roost.environments._case import DEVICE_FEATURES, EDGE_FEATURES, GROUP_FEATURES, LINK_FEATURES
+from roost.environments._grouped_problem import (
+    DEVICE_FEATURES,
+    EDGE_FEATURES,
+    GROUP_FEATURES,
+    LINK_FEATURES,
+)
 from roost.environments.placement import PlacementEnvironment
 from roost.errors import UnknownName
-from roost.placers._shared.fitting import fastest_allowed
-from roost.placers._shared.groups import groups_of
+from roost.placers.toolkit import fastest_allowed, groups_of
 from roost.testing.problems import training_like
 from support.nasty import nasty
 
@@ -200,7 +204,7 @@ def test_a_placement_that_does_not_fit_costs_more_the_less_of_it_fits():
         step = roost.simulate(problem, info["placement"])
         assert info["missing_bytes"] == step.missing.sum()
         assert info["feasible"] == step.feasible == (info["missing_bytes"] == 0)
-        over = -rewards[-1] - np.sqrt(step.step_time / env._episode.cases[0].reference)
+        over = -rewards[-1] - np.sqrt(step.step_time / env._episodes.problems[0].reference)
         share = step.missing.sum() / step.peak_memory.sum()
         assert over == pytest.approx(0 if step.feasible else 2.0 + 2.0 * share)
 
@@ -213,7 +217,7 @@ def test_a_group_goes_to_its_fastest_device_where_it_may_not_go_at_a_penalty():
     assert rewards[:-1] == [-0.25 if no else 0.0 for no in forbidden[:-1]]
     assert info["placement"].device[-1] == 0
     assert rewards[-1] == pytest.approx(
-        -np.sqrt(info["step_time"] / env._episode.cases[0].reference) - 0.25
+        -np.sqrt(info["step_time"] / env._episodes.problems[0].reference) - 0.25
     )
 
 
@@ -329,10 +333,10 @@ SOME = diamond()
         ({"graph": SOME.graph, "cluster": "k80"}, "no preset called 'k80'"),
         (
             {"problem": SOME, "mode": "moves"},
-            "mode 'moves' must be one of group_by_group, move_by_move",
+            "mode is 'moves'; it must be one of group_by_group, move_by_move",
         ),
-        ({"problem": SOME, "order": "priority"}, "order 'priority' must be one of"),
-        ({"problem": SOME, "start": "best"}, "start 'best' must be one of"),
+        ({"problem": SOME, "order": "priority"}, "order is 'priority'; it must be one of"),
+        ({"problem": SOME, "start": "best"}, "start is 'best'; it must be one of"),
         ({"problem": SOME, "groups": 0}, "groups is 0"),
         ({"problem": SOME, "groups": None}, "groups is None"),
         ({"problem": SOME, "sweeps": 1.5}, "sweeps is 1.5"),

@@ -51,7 +51,7 @@ def test_an_agent_ends_better_than_random_and_than_the_best_device(mode):
     agent.learn(TRAIN_STEPS)
     learned = step_times(other, lambda seen: agent.predict(seen, deterministic=True)[0])
     assert np.mean(learned) < 0.8 * np.mean(step_times(other))
-    assert np.mean(learned) < other._episode.cases[0].reference
+    assert np.mean(learned) < other._episodes.problems[0].reference
 
 
 @pytest.mark.slow

@@ -1,9 +1,9 @@
-"""Problem -> environment: placing as a game for reinforcement learning, with the interface of
+"""Problem -> environment: placing group by group, for reinforcement learning, with the interface of
 Gymnasium.
 
 Importing this registers `roost/Placement-v0`;
-`gymnasium.make("roost.environments:roost/Placement-v0", ...)` does both. `placement.py` is one game
-at a time, `vector.py` many at once; both play by the rules in `_episodes.py`.
+`gymnasium.make("roost.environments:roost/Placement-v0", ...)` does both. `placement.py` runs one
+episode at a time, `vector.py` many at once; both follow the rules in `_episodes.py`.
 """
 
 from __future__ import annotations

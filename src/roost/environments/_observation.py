@@ -1,16 +1,19 @@
-"""What an agent sees: one padded dictionary of arrays, whatever the problem, and the space that it
-lies in.
+"""Observations: one padded dictionary of arrays, whatever the problem, and the space it lies in.
 
-| key | shape | what | | `groups` | [max_groups, features] | see GROUP_FEATURES | | `time` |
-[max_groups, max_devices] | of a group on a device, beside that of an average group | | `edges`,
-`edge_features` | [max_edges, 2], [max_edges, features] | tensors from group to group; see
-EDGE_FEATURES | | `devices` | [max_devices, features] | see DEVICE_FEATURES | | `links` |
-[max_devices, max_devices, features] | from device to device; see LINK_FEATURES | | `group_mask`,
-`edge_mask`, `device_mask` | | 1 for what is there, 0 for padding | | `placement` | [max_groups,
-max_devices] | 1 where a group is; a group that is not placed yet has none | | `visited` |
-[max_groups] | 1 for groups that had their turn | | `current_group` | a number | whose turn it is |
-| `progress` | [1] | share of the steps that are done | | `action_mask` | [max_devices] | 1 for
-devices where that group may go |
+| key | shape | content |
+|---|---|---|
+| `groups` | [max_groups, features] | see GROUP_FEATURES |
+| `time` | [max_groups, max_devices] | of a group on a device, beside that of an average group |
+| `edges` | [max_edges, 2] | tensors from group to group |
+| `edge_features` | [max_edges, features] | see EDGE_FEATURES |
+| `devices` | [max_devices, features] | see DEVICE_FEATURES |
+| `links` | [max_devices, max_devices, features] | from device to device; see LINK_FEATURES |
+| `group_mask`, `edge_mask`, `device_mask` | | 1 for what is there, 0 for padding |
+| `placement` | [max_groups, max_devices] | 1 for the device of a group that has one |
+| `visited` | [max_groups] | 1 for groups that had their turn |
+| `current_group` | a number | the group whose turn it is |
+| `progress` | [1] | share of the steps that are done |
+| `action_mask` | [max_devices] | 1 for devices where the current group may go |
 """
 
 from __future__ import annotations
@@ -23,49 +26,47 @@ from gymnasium import spaces
 
 from roost.core.arrays import Array
 from roost.core.units import show_bytes
-from roost.environments._case import (
+from roost.environments._grouped_problem import (
     DEVICE_FEATURES,
     EDGE_FEATURES,
     GROUP_FEATURES,
     LINK_FEATURES,
-    Case,
+    GroupedProblem,
 )
-from roost.environments._settings import Settings
+from roost.environments._settings import EnvironmentSettings
 from roost.errors import InputError
 
 _MOST_BYTES = 8 * 2**30
-_CELL_BYTES = 16  # a number, and the two limits that its space has for it
+_CELL_BYTES = 16  # a number, and its two limits in the space
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many there is room for in an observation."""
+    """The sizes of an observation."""
 
     groups: int
     edges: int
     devices: int
 
     @staticmethod
-    def of(cases: Sequence[Case], settings: Settings, count: int = 1) -> Sizes:
-        """As large as they were set, or as the problems need; raises InputError where a problem
-        does not fit in.
+    def of(problems: Sequence[GroupedProblem], settings: EnvironmentSettings, count: int) -> Sizes:
+        """The sizes in the settings, or else as large as the problems need.
 
-        Or where so many episodes of that size, and the problems, would not fit into memory.
+        Raises InputError if a problem is larger, or if so many episodes need too much memory.
         """
-        found = {}
+        sizes = {}
         for what in ("groups", "edges", "devices"):
-            needs = [getattr(case, f"num_{what}") for case in cases]
+            needs = [getattr(problem, f"num_{what}") for problem in problems]
             largest, room = int(np.argmax(needs)), getattr(settings, f"max_{what}")
             if room is not None and needs[largest] > room:
-                fix = f"leave it out, or make it at least {needs[largest]}"
                 raise InputError(
-                    f"{cases[largest].problem!r} has {needs[largest]} {what}; max_{what} is "
-                    f"{room}: {fix}"
+                    f"{problems[largest]!r} has {needs[largest]} {what}; max_{what} is {room}: "
+                    f"leave it out, or make it at least {needs[largest]}"
                 )
-            found[what] = room or max(1, needs[largest])
-        sizes = Sizes(**found)
-        sizes._check_room(len(cases), count)
-        return sizes
+            sizes[what] = room or max(1, needs[largest])
+        found = Sizes(**sizes)
+        found._check_bytes(len(problems), count)
+        return found
 
     @property
     def num_cells(self) -> int:
@@ -73,21 +74,19 @@ class Sizes:
         of_groups = self.groups * (len(GROUP_FEATURES) + 2 * self.devices + 2)
         return of_groups + 5 * self.edges + self.devices * (len(LINK_FEATURES) * self.devices + 7)
 
-    def _check_room(self, num_cases: int, count: int) -> None:
-        need = _CELL_BYTES * self.num_cells * (num_cases + count)
+    def _check_bytes(self, num_problems: int, count: int) -> None:
+        need = _CELL_BYTES * self.num_cells * (num_problems + count)
         if need > _MOST_BYTES:
             raise InputError(
                 f"observations of {self.groups:,} groups, {self.edges:,} edges and "
-                f"{self.devices:,} devices, for "
-                f"{num_cases:,} problems and {count:,} episodes, take about {show_bytes(need)}; "
-                f"at most "
-                f"{show_bytes(_MOST_BYTES)} are allowed: make max_groups, max_edges, max_devices "
-                f"or num_envs smaller"
+                f"{self.devices:,} devices, for {num_problems:,} problems and {count:,} episodes, "
+                f"take about {show_bytes(need)}; at most {show_bytes(_MOST_BYTES)} are allowed: "
+                "make max_groups, max_edges, max_devices or num_envs smaller"
             )
 
 
 def space_of(sizes: Sizes) -> spaces.Dict:
-    """The space that observations of this size lie in."""
+    """The space of observations of this size."""
     groups, edges, devices = sizes.groups, sizes.edges, sizes.devices
     return spaces.Dict(
         {
@@ -113,31 +112,36 @@ def _features(*shape: int) -> spaces.Box:
     return spaces.Box(0.0, 1.0, shape, np.float32)
 
 
-def lasting_parts(cases: Sequence[Case], sizes: Sizes) -> dict[str, Array]:
-    """Those parts of an observation that an episode does not change: [cases, ...] each."""
+def fixed_parts(problems: Sequence[GroupedProblem], sizes: Sizes) -> dict[str, Array]:
+    """The parts of an observation that an episode does not change: [problems, ...] each."""
     groups, edges, devices = sizes.groups, sizes.edges, sizes.devices
+    of_groups = [each.group_features for each in problems]
+    of_edges = [each.edge_features for each in problems]
+    of_devices = [each.device_features for each in problems]
+    links = [each.links for each in problems]
     return {
-        "groups": padded([case.group_features for case in cases], (groups, len(GROUP_FEATURES))),
-        "time": padded([case.time for case in cases], (groups, devices)),
-        "edges": padded([case.edges for case in cases], (edges, 2), np.int32),
-        "edge_features": padded(
-            [case.edge_features for case in cases], (edges, len(EDGE_FEATURES))
-        ),
-        "devices": padded(
-            [case.device_features for case in cases], (devices, len(DEVICE_FEATURES))
-        ),
-        "links": padded([case.links for case in cases], (devices, devices, len(LINK_FEATURES))),
-        "group_mask": padded([np.ones(case.num_groups) for case in cases], (groups,), np.int8),
-        "edge_mask": padded([np.ones(case.num_edges) for case in cases], (edges,), np.int8),
-        "device_mask": padded([np.ones(case.num_devices) for case in cases], (devices,), np.int8),
+        "groups": padded(of_groups, (groups, len(GROUP_FEATURES))),
+        "time": padded([each.time for each in problems], (groups, devices)),
+        "edges": padded([each.edges for each in problems], (edges, 2), np.int32),
+        "edge_features": padded(of_edges, (edges, len(EDGE_FEATURES))),
+        "devices": padded(of_devices, (devices, len(DEVICE_FEATURES))),
+        "links": padded(links, (devices, devices, len(LINK_FEATURES))),
+        "group_mask": _mask([each.num_groups for each in problems], groups),
+        "edge_mask": _mask([each.num_edges for each in problems], edges),
+        "device_mask": _mask([each.num_devices for each in problems], devices),
     }
 
 
 def padded(
     arrays: Sequence[Array], shape: tuple[int, ...], dtype: type[np.generic] = np.float32
 ) -> Array:
-    """Arrays of unlike sizes as one [arrays, *shape], zero where there is nothing."""
+    """Arrays of unlike sizes as one array [arrays, *shape], zero elsewhere."""
     found = np.zeros((len(arrays), *shape), dtype)
     for row, array in zip(found, arrays, strict=True):
         row[tuple(slice(0, size) for size in array.shape)] = array
     return found
+
+
+def _mask(counts: Sequence[int], size: int) -> Array:
+    """[problems, size] 1 for the first so many."""
+    return (np.arange(size) < np.array(counts)[:, None]).astype(np.int8)

@@ -1,4 +1,4 @@
-"""The settings of an environment, and the problems it is played on."""
+"""The settings of an environment, and its problems."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from roost.core.graph import Graph
 from roost.core.problem import Problem
 from roost.cost_models import estimate
 from roost.errors import InputError, UnknownName
+from roost.placers.toolkit import check_choice, check_number, check_whole
 
-GROUP_BY_GROUP = "group_by_group"
 MOVE_BY_MOVE = "move_by_move"
-MODES = (GROUP_BY_GROUP, MOVE_BY_MOVE)
+MODES = ("group_by_group", MOVE_BY_MOVE)
 STARTS = ("random", "single")
 _ORDERS = ("program", "rank", "fifo")
+_ROOMS = ("max_groups", "max_edges", "max_devices")
 # Groups, edges, devices or sweeps: beyond, nothing is meant but "all of them".
 _MOST_ROOM = 10_000_000
 # Beyond, the differences that are rewarded are lost in roundings, or are no numbers.
@@ -27,63 +28,50 @@ _MOST_PENALTY = 1e9
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How the game is played. The sizes at the end are those of an observation; None is the largest
-    that is needed."""
+class EnvironmentSettings:
+    """The rules of an environment. The sizes at the end are those of an observation; None is the
+    largest that is needed."""
 
-    mode: str = GROUP_BY_GROUP  # or "move_by_move", from a complete placement
+    mode: str = "group_by_group"  # or "move_by_move", from a complete placement
     order: str = "rank"  # in which devices take their ops
     groups: int = 100  # a problem with more is merged until it has about so many
-    start: str = "random"  # where move by move starts: "random", or all on the best "single" device
-    sweeps: int = 1  # how often move by move visits every group
+    start: str = "random"  # of move by move: "random", or all on the best "single" device
+    sweeps: int = 1  # times that move by move visits every group
     # For a placement that does not fit, and up to as much again the less of it fits.
     memory_penalty: float = 2.0
-    forbidden_penalty: float = 0.1  # for choosing a device where the group may not run
+    forbidden_penalty: float = 0.1  # for a device where the group may not run
     max_groups: int | None = None
     max_edges: int | None = None
     max_devices: int | None = None
 
     def __post_init__(self) -> None:
-        for what, among in (("mode", MODES), ("order", _ORDERS), ("start", STARTS)):
-            if getattr(self, what) not in among:
+        check_choice(self, "mode", MODES)
+        check_choice(self, "order", _ORDERS)
+        check_choice(self, "start", STARTS)
+        rooms = [name for name in _ROOMS if getattr(self, name) is not None]
+        check_whole(self, 1, "groups", "sweeps", *rooms)
+        for name in ("sweeps", *rooms):
+            if getattr(self, name) > _MOST_ROOM:
                 raise InputError(
-                    f"{what} {getattr(self, what)!r} must be one of {', '.join(among)}"
+                    f"{name} is {getattr(self, name)}; it must be at most {_MOST_ROOM:,}"
                 )
-        for what in ("groups", "sweeps", "max_groups", "max_edges", "max_devices"):
-            value = getattr(self, what)
-            if what.startswith("max_") and value is None:
-                continue
-            if not _whole(value) or value < 1:
-                raise InputError(f"{what} is {value!r}; it must be a whole number, at least 1")
-            if what != "groups" and value > _MOST_ROOM:
-                raise InputError(f"{what} is {value}; it must be at most {_MOST_ROOM:,}")
-        for what in ("memory_penalty", "forbidden_penalty"):
-            value = getattr(self, what)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 <= value <= _MOST_PENALTY
-            ):
-                raise InputError(
-                    f"{what} is {value!r}; it must be a number from 0 to {_MOST_PENALTY:g}"
-                )
+        check_number(self, 0.0, _MOST_PENALTY, "memory_penalty", "forbidden_penalty")
 
     @classmethod
-    def of(cls, given: dict[str, Any]) -> Settings:
+    def of(cls, given: dict[str, Any]) -> EnvironmentSettings:
         """From keywords; raises UnknownName with the nearest."""
         known = [field.name for field in fields(cls)]
         for key in given:
             if key not in known:
-                raise UnknownName(
-                    "setting of roost/Placement-v0", key, [*known, "problem", "problems", "graph"]
-                )
+                others = ["problem", "problems", "graph"]
+                raise UnknownName("setting of roost/Placement-v0", key, [*known, *others])
         return cls(**given)
 
 
 def problems_of(problem: Any, problems: Any, graph: Any, cluster: Any) -> tuple[Problem, ...]:
-    """The problems that were given, in whichever of the three ways."""
-    ways = {"problem": problem, "problems": problems, "graph": graph}
-    given = [name for name, value in ways.items() if value is not None]
+    """The problems in the keywords of an environment, in any of the three ways."""
+    values = {"problem": problem, "problems": problems, "graph": graph}
+    given = [name for name, value in values.items() if value is not None]
     if len(given) != 1:
         found = " and ".join(given) or "none of them"
         raise InputError(f"give one of problem, problems, and graph with cluster; found {found}")
@@ -94,51 +82,34 @@ def problems_of(problem: Any, problems: Any, graph: Any, cluster: Any) -> tuple[
     if problem is not None:
         return (_problem(problem, "problem"),)
     if not isinstance(problems, Sequence) or isinstance(problems, str) or not problems:
-        raise InputError(
-            f"problems must be a list of problems, at least one, not {type(problems).__name__}"
-        )
+        kind = type(problems).__name__
+        raise InputError(f"problems must be a list of problems, at least one, not {kind}")
     return tuple(_problem(one, f"problems[{number}]") for number, one in enumerate(problems))
 
 
-def _problem(given: Any, what: str) -> Problem:
-    if isinstance(given, str | PathLike):
-        found = formats.load_as(Problem, given)  # type: ignore[arg-type]
-        assert isinstance(found, Problem)
-        return found
-    if not isinstance(given, Problem):
-        raise InputError(
-            f"{what} is a {type(given).__name__}; it must be a roost.Problem or the path of one; "
-            "roost.estimate makes one of a graph"
-        )
-    return given
+def _problem(given: Any, name: str) -> Problem:
+    wanted = "a roost.Problem or the path of one; roost.estimate makes one of a graph"
+    _check_kind(given, name, Problem, wanted)
+    return given if isinstance(given, Problem) else formats.load_as(Problem, given)
 
 
 def _graph(given: Any) -> Graph:
+    _check_kind(given, "graph", Graph, "a roost.Graph, a path, or a name of the zoo")
     if isinstance(given, Graph):
         return given
-    if not isinstance(given, str | PathLike):
-        raise InputError(
-            f"graph is a {type(given).__name__}; it must be a roost.Graph, a path, or a name of "
-            f"the zoo"
-        )
-    if str(given) in zoo.names():
-        return zoo.build(str(given))
-    if not str(given).endswith((".json", ".gz")):
-        raise UnknownName("model", str(given), zoo.names())
-    found = formats.load_as(Graph, given)  # type: ignore[arg-type]
-    assert isinstance(found, Graph)
-    return found
+    name = str(given)
+    if name in zoo.names():
+        return zoo.build(name)
+    if not name.endswith((".json", ".gz")):
+        raise UnknownName("model", name, zoo.names())
+    return formats.load_as(Graph, name)  # type: ignore[no-any-return]
 
 
 def _cluster(given: Any) -> Cluster:
-    if isinstance(given, Cluster):
-        return given
-    if not isinstance(given, str | PathLike):
-        raise InputError(
-            f"cluster is a {type(given).__name__}; it must be a roost.Cluster, a preset, or a path"
-        )
-    return presets.cluster(given)  # type: ignore[arg-type]
+    _check_kind(given, "cluster", Cluster, "a roost.Cluster, a preset, or a path")
+    return given if isinstance(given, Cluster) else presets.cluster(given)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _check_kind(given: Any, name: str, kind: type, wanted: str) -> None:
+    if not isinstance(given, kind | str | PathLike):
+        raise InputError(f"{name} is a {type(given).__name__}; it must be {wanted}")

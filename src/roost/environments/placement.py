@@ -1,4 +1,4 @@
-"""`roost/Placement-v0`: one episode of placing the groups of a problem."""
+"""`roost/Placement-v0`: one episode at a time of placing the groups of a problem."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from roost.core.cluster import Cluster
 from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.environments._episodes import Episodes
-from roost.environments._settings import Settings, problems_of
-from roost.environments._table import table
+from roost.environments._episodes import EnvironmentEpisodes
+from roost.environments._settings import EnvironmentSettings, problems_of
+from roost.environments._text import text_of
 from roost.errors import InputError
 
 Observation = dict[str, Any]
+NOT_RESET = "the environment was not reset; call reset before the first step"
 
 
 class PlacementEnvironment(gymnasium.Env[Observation, Any]):
@@ -28,8 +29,8 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
     current group.
 
     Give a problem, or problems of which each reset draws one, or a graph and a cluster, as objects,
-    names or paths. The other keywords are the fields of `_settings.Settings`. `reset` takes the
-    options `problem`, the number of the one to play, and `placement`, to start from when moving.
+    names or paths. The other keywords are the fields of `EnvironmentSettings`. `reset` takes the
+    options `problem`, the number of the problem to use, and `placement`, to start moves from.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}  # type: ignore[misc]
@@ -46,33 +47,32 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
     ) -> None:
         check_render_mode(render_mode)
         self.render_mode = render_mode
-        self._episode = Episodes(
-            problems_of(problem, problems, graph, cluster), Settings.of(settings), 1
-        )
-        self.observation_space = self._episode.space
-        self.action_space = gymnasium.spaces.Discrete(self._episode.sizes.devices)
+        given = problems_of(problem, problems, graph, cluster)
+        self._episodes = EnvironmentEpisodes(given, EnvironmentSettings.of(settings), 1)
+        self.observation_space = self._episodes.space
+        self.action_space = gymnasium.spaces.Discrete(self._episodes.sizes.devices)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """A new episode; the same seed gives the same ones from here on."""
         super().reset(seed=checked_seed(seed))
-        self._episode.begin([0], [self.np_random], options)
+        self._episodes.begin([0], [self.np_random], options)
         return self._observed()
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Put the current group on a device."""
-        episode = self._episode
-        if episode.step[0] < 0:
-            raise InputError("the environment was not reset; call reset before the first step")
-        if episode.ended[0]:
+        episodes = self._episodes
+        if episodes.step[0] < 0:
+            raise InputError(NOT_RESET)
+        if episodes.ended[0]:
             raise InputError("the episode has ended; call reset for the next one")
-        reward = episode.act(np.zeros(1, np.int64), np.array([self._device(action)]))
+        reward = episodes.act(np.zeros(1, np.int64), np.array([self._device(action)]))
         observation, info = self._observed()
-        return observation, float(reward[0]), bool(episode.ended[0]), False, info
+        return observation, float(reward[0]), bool(episodes.ended[0]), False, info
 
     def _device(self, action: Any) -> int:
-        count = self._episode.sizes.devices
+        count = self._episodes.sizes.devices
         try:
             device = operator.index(action)
         except TypeError:
@@ -84,28 +84,26 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
         return device
 
     def _observed(self) -> tuple[Observation, dict[str, Any]]:
-        found: Observation = {key: array[0] for key, array in self._episode.observe().items()}
-        info = {"problem": int(self._episode.case[0]), "action_mask": found["action_mask"].copy()}
-        return found, info | self._episode.outcome(0)
+        observation = {key: array[0] for key, array in self._episodes.observe().items()}
+        return observation, self._episodes.info(0, observation["action_mask"])
 
     def action_masks(self) -> Array:  # [devices] bool
-        """Where the current group may go, under the name by which MaskablePPO of sb3-contrib asks
-        for it."""
-        return np.asarray(self._episode.allowed[0] > 0)
+        """The devices where the current group may go, by the name that MaskablePPO calls."""
+        return np.asarray(self._episodes.allowed[0] > 0)
 
     @property
     def problem(self) -> Problem:
         """The problem of this episode."""
-        return self._episode.case_of(0).problem
+        return self._episodes.grouped(0).problem
 
     @property
     def placement(self) -> Placement | None:
-        """The placement as it is now, or None while groups are missing."""
-        return self._episode.placement(0) if self._episode.complete(0) else None
+        """The placement as it is now, or None while groups have no device."""
+        return self._episodes.placement(0)
 
     def render(self) -> str | None:
-        """A table of the devices, where render_mode is "ansi"."""
-        return table(self._episode, 0) if self.render_mode == "ansi" else None
+        """A table of the devices, if render_mode is "ansi"."""
+        return text_of(self._episodes, 0) if self.render_mode == "ansi" else None
 
 
 def check_render_mode(mode: str | None) -> None:
@@ -114,8 +112,9 @@ def check_render_mode(mode: str | None) -> None:
 
 
 def checked_seed(seed: Any) -> Any:
-    if seed is None or (
-        isinstance(seed, int | np.integer) and not isinstance(seed, bool) and seed >= 0
-    ):
-        return None if seed is None else int(seed)
-    raise InputError(f"seed is {seed!r}; it must be a whole number, not negative")
+    if seed is None:
+        return None
+    is_whole = isinstance(seed, int | np.integer) and not isinstance(seed, bool)
+    if not is_whole or seed < 0:
+        raise InputError(f"seed is {seed!r}; it must be a whole number, not negative")
+    return int(seed)

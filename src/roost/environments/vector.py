@@ -21,10 +21,16 @@ from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.graph import Graph
 from roost.core.problem import Problem
-from roost.environments._episodes import Episodes
-from roost.environments._settings import Settings, problems_of
-from roost.environments._table import table
-from roost.environments.placement import Observation, check_render_mode, checked_seed
+from roost.environments._episodes import EnvironmentEpisodes
+from roost.environments._settings import EnvironmentSettings, problems_of
+from roost.environments._text import text_of
+from roost.environments.placement import (
+    NOT_RESET,
+    Observation,
+    PlacementEnvironment,
+    check_render_mode,
+    checked_seed,
+)
 from roost.errors import InputError
 
 _MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
@@ -34,9 +40,9 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
     """`num_envs` episodes at once, each on a problem of its own; keywords as those of the plain
     environment.
 
-    An episode that ended is followed by a new one: at the next step, whose action is ignored, or
-    with `autoreset_mode` SAME_STEP at once, and `final_obs` and `final_info` then tell how it
-    ended.
+    An episode that ended is followed by a new one: at the next step, whose action is ignored. With
+    `autoreset_mode` SAME_STEP it is followed at once; `final_obs` and `final_info` then hold its
+    end.
     """
 
     def __init__(
@@ -59,15 +65,11 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         check_render_mode(render_mode)
         self.render_mode = render_mode
         self.num_envs = num_envs
-        self._at_once = AutoresetMode(autoreset_mode) == AutoresetMode.SAME_STEP
-        self.metadata = {
-            "render_modes": ["ansi"],
-            "render_fps": 4,
-            "autoreset_mode": AutoresetMode(autoreset_mode),
-        }
-        self._episodes = Episodes(
-            problems_of(problem, problems, graph, cluster), Settings.of(settings), num_envs
-        )
+        autoreset_mode = AutoresetMode(autoreset_mode)
+        self._resets_at_once = autoreset_mode == AutoresetMode.SAME_STEP
+        self.metadata = {**PlacementEnvironment.metadata, "autoreset_mode": autoreset_mode}
+        given = problems_of(problem, problems, graph, cluster)
+        self._episodes = EnvironmentEpisodes(given, EnvironmentSettings.of(settings), num_envs)
         self.single_observation_space = self._episodes.space
         self.single_action_space = gymnasium.spaces.Discrete(self._episodes.sizes.devices)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -80,11 +82,12 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         seed: int | Sequence[int | None] | None = None,
         options: dict[str, Any] | None = None,
     ) -> tuple[Observation, dict[str, Any]]:
-        """New episodes everywhere; a seed is that of the first, which the others count on from."""
+        """Begin new episodes everywhere. A seed is that of the first; the next get seed + 1, and so
+        on."""
         self._seed(seed)
         self._episodes.begin(range(self.num_envs), self._rngs, options)
         observation = self._episodes.observe()
-        return observation, self._info(observation)
+        return observation, self._info(observation, {})
 
     def _seed(self, seed: int | Sequence[int | None] | None) -> None:
         if isinstance(seed, list | tuple):
@@ -102,76 +105,61 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
 
     def step(self, actions: Any) -> tuple[Observation, Array, Array, Array, dict[str, Any]]:
         """Put the current group of each episode on a device."""
-        if (self._episodes.step < 0).any():
-            raise InputError("the environment was not reset; call reset before the first step")
-        actions, episodes = self._checked(actions), self._episodes
-        over = episodes.ended
-        playing, resetting = np.flatnonzero(~over), np.flatnonzero(over)
+        episodes = self._episodes
+        if (episodes.step < 0).any():
+            raise InputError(NOT_RESET)
+        actions = self._checked(actions)
+        had_ended = episodes.ended
+        playing = np.flatnonzero(~had_ended)
         rewards = np.zeros(self.num_envs)
         rewards[playing] = episodes.act(playing, actions[playing])
-        self._begin(resetting)
+        self._begin(np.flatnonzero(had_ended))
         terminations = episodes.ended
-        infos: dict[str, Any] = {}
         ended = np.flatnonzero(terminations)
-        if self._at_once and len(ended):
+        infos: dict[str, Any] = {}
+        if self._resets_at_once and len(ended):
             infos = self._final(ended)
             self._begin(ended)
-        observation = episodes.observe()
-        return (
-            observation,
-            rewards,
-            terminations,
-            np.zeros(self.num_envs, np.bool_),
-            self._info(observation, infos),
-        )
+        observation, truncations = episodes.observe(), np.zeros(self.num_envs, np.bool_)
+        return observation, rewards, terminations, truncations, self._info(observation, infos)
 
     def _begin(self, rows: Array) -> None:
         if len(rows):
             self._episodes.begin(rows.tolist(), [self._rngs[row] for row in rows.tolist()])
 
     def _checked(self, actions: Any) -> Array:
-        count = self._episodes.sizes.devices
+        wanted = f"actions must be {self.num_envs} devices, whole numbers, not"
         try:
-            found = np.asarray(actions)
+            devices = np.asarray(actions)
         except ValueError:  # rows of unequal length
-            raise InputError(
-                f"actions must be {self.num_envs} devices, whole numbers, not {actions!r}"
-            ) from None
-        if found.shape != (self.num_envs,) or found.dtype.kind not in "iu":
-            raise InputError(
-                f"actions must be {self.num_envs} devices, whole numbers, not {found.dtype} "
-                f"{list(found.shape)}"
-            )
-        wrong = np.flatnonzero((found < 0) | (found >= count))
+            raise InputError(f"{wanted} {actions!r}") from None
+        if devices.shape != (self.num_envs,) or devices.dtype.kind not in "iu":
+            raise InputError(f"{wanted} {devices.dtype} {list(devices.shape)}")
+        count = self._episodes.sizes.devices
+        wrong = np.flatnonzero((devices < 0) | (devices >= count))
         if len(wrong):
+            first = wrong[0]
             raise InputError(
-                f"action {wrong[0]} is device {found[wrong[0]]}; devices are 0 to {count - 1}"
+                f"action {first} is device {devices[first]}; devices are 0 to {count - 1}"
             )
-        return found.astype(np.int64)
+        return devices.astype(np.int64)
 
     def _final(self, ended: Array) -> dict[str, Any]:
-        """How these episodes ended."""
+        """The last observation and info of the episodes that ended."""
         observation = self._episodes.observe()
         infos: dict[str, Any] = {}
         for row in ended.tolist():
             last = {key: array[row].copy() for key, array in observation.items()}
-            info = {
-                "problem": int(self._episodes.case[row]),
-                "action_mask": last["action_mask"].copy(),
-            }
-            infos = self._add_info(
-                infos, {"final_obs": last, "final_info": info | self._episodes.outcome(row)}, row
-            )
+            info = self._episodes.info(row, last["action_mask"])
+            infos = self._add_info(infos, {"final_obs": last, "final_info": info}, row)
         return infos
 
-    def _info(
-        self, observation: Observation, infos: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """As Gymnasium gathers it: an array for each key, and one more that says which episodes
-        have it."""
-        found, episodes = dict(infos or {}), self._episodes
+    def _info(self, observation: Observation, infos: dict[str, Any]) -> dict[str, Any]:
+        """The infos as Gymnasium gathers them: an array for each key, and one more that says which
+        episodes have it."""
+        episodes = self._episodes
         columns: dict[str, Array] = {
-            "problem": episodes.case.copy(),
+            "problem": episodes.number.copy(),
             "action_mask": observation["action_mask"].copy(),
         }
         if episodes.by_moves:
@@ -179,13 +167,13 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
             columns["missing_bytes"] = episodes.missing.copy()
             columns["feasible"] = episodes.missing == 0
         for key, column in columns.items():
-            found[key], found[f"_{key}"] = column, np.ones(self.num_envs, np.bool_)
+            infos[key], infos[f"_{key}"] = column, np.ones(self.num_envs, np.bool_)
         for row in np.flatnonzero(episodes.ended).tolist():
-            found = self._add_info(found, episodes.outcome(row), row)
-        return found
+            infos = self._add_info(infos, episodes.outcome(row), row)
+        return infos
 
     def render(self) -> tuple[str, ...] | None:
-        """A table for each episode, where render_mode is "ansi"."""
+        """A table for each episode, if render_mode is "ansi"."""
         if self.render_mode != "ansi":
             return None
-        return tuple(table(self._episodes, row) for row in range(self.num_envs))
+        return tuple(text_of(self._episodes, row) for row in range(self.num_envs))

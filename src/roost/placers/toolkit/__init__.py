@@ -8,6 +8,8 @@
 | choose devices by list scheduling | `list_placements`, with weights of `FEATURES` |
 | improve a placement move by move | `go_downhill` |
 | make a placement fit | `fastest_allowed`, `lasting_bytes`, `fitted` |
+| let a policy place group by group | `GroupEpisodes` |
+| check settings | `check_whole`, `check_number`, `check_choice` |
 | compare trials | `best_of` |
 | type the method `place` | `Evaluate` |
 
@@ -35,6 +37,7 @@ from roost.core.problem import Problem
 from roost.core.trial import best_of
 from roost.placers import Evaluate, Placer, Round
 from roost.placers._annealing.downhill import go_downhill
+from roost.placers._episodes.group_episodes import GroupEpisodes
 from roost.placers._listing.linear_rules import FEATURES
 from roost.placers._listing.prepared import Prepared, named_rules
 from roost.placers._shared.fitting import fastest_allowed, fitted, lasting_bytes
@@ -47,12 +50,14 @@ from roost.placers._shared.orders import (
     list_schedule,
     own_orders,
 )
+from roost.placers._shared.setting_checks import check_choice, check_number, check_whole
 from roost.placers._shared.units import Units
 from roost.placers._starts.starting_points import starting_points
 
 __all__ = [
     "FEATURES",
     "Evaluate",
+    "GroupEpisodes",
     "Layers",
     "ListSchedule",
     "Placer",
@@ -60,6 +65,9 @@ __all__ = [
     "Units",
     "all_orders",
     "best_of",
+    "check_choice",
+    "check_number",
+    "check_whole",
     "common_orders",
     "fastest_allowed",
     "fitted",
