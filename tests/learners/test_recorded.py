@@ -28,5 +28,5 @@ def test_a_lower_cost_is_never_a_smaller_advantage(k):
 
 
 def test_equal_costs_teach_nothing():
-    assert not advantages(np.full(4, 2.0)).any()
+    assert not advantages(np.full(4, 2.0), 1).any()
     assert not advantages(np.full(4, 2.0), 3).any()

@@ -18,13 +18,10 @@ from roost.core.arrays import Array
 from roost.learners.gradients import clip_norm, log_probs_of, mean_entropy
 
 
-def returns(reward: Array, discount: float, after: Array | None = None) -> Array:
-    """Discounted sums of the rewards [steps, episodes] from each step to the end.
-
-    `after` [episodes] is the return that follows the last step.
-    """
+def returns(reward: Array, discount: float) -> Array:
+    """Discounted sums of the rewards [steps, episodes] from each step to the end."""
     result = np.empty_like(reward)
-    total = np.zeros(reward.shape[1]) if after is None else np.array(after, dtype=np.float64)
+    total = np.zeros(reward.shape[1])
     for step in reversed(range(len(reward))):
         total = reward[step] + discount * total
         result[step] = total

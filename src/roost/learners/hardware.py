@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from roost.errors import InputError
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
 
 def check_train_on(name: str) -> None:
     """Raise InputError if no machine has a device of this name."""
-    kind, _, number = name.partition(":") if isinstance(name, str) else ("", "", "")
-    if name != "auto" and (kind not in ("cpu", "cuda") or not (number.isdecimal() or name == kind)):
+    if not isinstance(name, str) or not re.fullmatch("auto|(cpu|cuda)(:[0-9]+)?", name):
         raise InputError(f"train_on is {name!r}; it must be auto, cpu, cuda or cuda:N")
 
 
@@ -27,8 +27,8 @@ def torch_device(name: str) -> torch.device:
     check_train_on(name)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    num_gpus = torch.cuda.device_count() if kind == "cuda" else 0
-    if kind == "cuda" and int(number or 0) >= num_gpus:
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        num_gpus = torch.cuda.device_count()
         raise InputError(f"train_on is {name!r}, but PyTorch sees {num_gpus} GPUs here; try auto")
-    return torch.device(name)
+    return device

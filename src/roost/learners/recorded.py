@@ -21,6 +21,7 @@ from roost.policies.lister_network import Decisions, ListerPolicy
 _MOST_NORM = 1.0  # of the gradient
 _LEAST_SPREAD = 1e-9  # of gains: below it, all schedules count as equal
 _MOST_CHANGE = 10.0  # of a log-probability, before it is a ratio
+_RATIOS = 0.8, 1.25  # of new to old probability: a larger change gains nothing more
 
 
 def imitate(
@@ -40,7 +41,6 @@ def clipped(
     optimizer: torch.optim.Optimizer,
     batches: Sequence[tuple[Decisions, Tensor, Tensor]],
     entropy_bonus: float,
-    ratio: tuple[float, float] = (0.8, 1.25),
 ) -> dict[str, float]:
     """Take one step on the decisions of several problems, and return figures of it.
 
@@ -52,7 +52,7 @@ def clipped(
         log_probs = policy(rows)
         log_ratio = log_probs_of(rows.choice, log_probs) - before
         change = torch.exp(log_ratio.clamp(-_MOST_CHANGE, _MOST_CHANGE))
-        gain = torch.minimum(change * advantage, change.clamp(*ratio) * advantage)
+        gain = torch.minimum(change * advantage, change.clamp(*_RATIOS) * advantage)
         entropy = mean_entropy(log_probs)
         loss = loss - (gain.mean() + entropy_bonus * entropy) / len(batches)
         entropies.append(float(entropy.detach()))
@@ -66,14 +66,13 @@ def clipped(
     }
 
 
-def advantages(cost: Array, best_of: int = 1) -> Array:  # [schedules]
+def advantages(cost: Array, best_of: int) -> Array:  # [schedules]
     """Advantages of the schedules of one problem over each other; a lower cost is better.
 
-    With `best_of` k above 1, a schedule counts by what it adds, on average, to the best of k
-    schedules. Then variety pays.
+    A schedule counts by what it adds, on average, to the best of `best_of` schedules: so variety
+    pays.
     """
-    gain = _added_to_best(-cost, best_of) if best_of > 1 else cost.mean() - cost
-    return standardised(gain, _LEAST_SPREAD)
+    return standardised(_added_to_best(-cost, best_of), _LEAST_SPREAD)
 
 
 def _added_to_best(value: Array, k: int) -> Array:

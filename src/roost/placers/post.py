@@ -81,7 +81,7 @@ class Post:
         """Draw batches of placements, evaluate them, and improve or refit the table."""
         choices = GroupChoices(problem, evaluate, self.num_groups, self.order, self.refine)
         with until_spent(evaluate):
-            prior = self._prior(choices)
+            prior = choices.prior(self, np.float64)
             table = Softmaxes(prior, choices.groups.allowed)
             rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
             samples: list[tuple[Array, Array]] = []  # choices and seconds of batches since a refit
@@ -108,16 +108,6 @@ class Post:
                     table.logits, samples = prior, []
                 evaluate.keep(partial(self._state, choices, table, samples, rng))
         return choices.refined()
-
-    def _prior(self, choices: GroupChoices) -> Array:  # [groups, devices]
-        """The first logits."""
-        from roost.policies.features import speed_prior
-
-        speed = speed_prior(choices.problem, choices.groups.unit)
-        prior = self.speed_prior * speed.astype(np.float64)
-        if self.heuristic_prior > 0 or self.heuristic_first:
-            prior[np.arange(len(prior)), choices.heuristic] += self.heuristic_prior
-        return prior
 
     def _refit(self, table: Softmaxes, samples: list[tuple[Array, Array]]) -> None:
         """Refit the table to the fastest samples."""

@@ -29,6 +29,7 @@ from roost.placers._shared.orders import list_schedule
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.setting_checks import check_choice, check_number, check_whole
 from roost.placers._starts.starting_points import starting_points
+from roost.policies.features import speed_prior
 
 LISTED = "listed"  # an order that list scheduling makes for the devices of each placement
 BEST = "best"  # rank or listed: the first placements are tried in both, the rest in the better one
@@ -144,6 +145,15 @@ class GroupChoices:
         np.add.at(votes, (self.groups.unit, np.asarray(best.device)), work + least)
         choice = np.where(self.groups.allowed, votes, -1.0).argmax(axis=1)
         return named_by_use(self.problem, choice)
+
+    def prior(self, settings: Any, dtype: type[np.floating]) -> Array:  # [groups, devices]
+        """Logits to begin with, by the settings `speed_prior`, `heuristic_prior` and
+        `heuristic_first`."""
+        speed = speed_prior(self.problem, self.groups.unit).astype(dtype)
+        logits: Array = settings.speed_prior * speed
+        if settings.heuristic_prior > 0 or settings.heuristic_first:
+            logits[np.arange(len(logits)), self.heuristic] += settings.heuristic_prior
+        return logits
 
     def try_batch(self, choices: Array) -> BatchCosts:
         """Costs of choices [batch, groups]; only choices that no batch had before are trials."""

@@ -58,13 +58,11 @@ class SequenceNetwork:
         import torch
 
         from roost.learners.hardware import torch_device
-        from roost.policies.features import group_features, speed_prior
+        from roost.policies.features import group_features
         from roost.policies.seq2seq import Seq2Seq
 
         problem, unit = choices.problem, choices.groups.unit
-        prior = self.speed_prior * speed_prior(problem, unit)
-        if self.heuristic_prior > 0 or self.heuristic_first:
-            prior[np.arange(len(prior)), choices.heuristic] += self.heuristic_prior
+        prior = choices.prior(self, np.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
             policy = Seq2Seq(
