@@ -53,7 +53,7 @@ from roost.runtime.ops.calibrate import calibrated
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
-from roost.search.measured.worker_process import cores_of
+from roost.search.measured.served_model import cores_of
 from roost.search.solve import search
 from roost.simulator.reference import simulate
 from rows import measured_with

@@ -31,7 +31,7 @@ from roost.cost_models.profiled import Profiled
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
-from roost.search.measured.worker_process import cores_of
+from roost.search.measured.served_model import cores_of
 from roost.simulator.reference import simulate
 from support.runs import any_placement, streamed
 

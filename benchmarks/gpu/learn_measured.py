@@ -163,7 +163,7 @@ def run(given: argparse.Namespace) -> None:
             **about, **results.measured_with(), "what": "learned", "seconds": time.perf_counter() - begun, "trials": result.num_trials,
             "measured": result.best.step_time, "simulated": simulate(problem, result.best.placement).step_time,
             "feasible": result.best.feasible, "ended": result.ended, **curve,
-            "processes": measuring.stand.num_started,
+            "processes": measuring.candidates.num_started,
         }  # fmt: skip
         if result.ended == "stopped" and given.journal:
             print(f"stopped after {result.num_trials} trials; run it again to go on", flush=True)

@@ -47,7 +47,7 @@ from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
-from roost.search.measured.worker_process import cores_of
+from roost.search.measured.served_model import cores_of
 from roost.simulator.compiled import simulate
 from roost.zoo.gpt2 import Gpt2
 

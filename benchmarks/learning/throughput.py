@@ -41,7 +41,7 @@ from roost.placers.placeto import Placeto
 from roost.placers.post import Post
 from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from roost.search.solve import search
 from roost.testing.problems import training_like
 from rows import commit, machine

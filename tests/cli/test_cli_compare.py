@@ -158,7 +158,7 @@ def test_a_placer_with_settings_but_no_defaults_is_refused(
 ) -> None:
     monkeypatch.chdir(files)
     Path("outside_needy.py").write_text(OUTSIDE)
-    assert "cannot be made without settings: " in refused(
+    assert "needs settings that have no default: " in refused(
         *args(files, "outside_needy:Needy,single")
     )
 

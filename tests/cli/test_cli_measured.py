@@ -18,7 +18,7 @@ import pytest
 import roost as library
 from roost.core.cluster import Cluster, Device, Link
 from roost.search.measured import race as races
-from roost.search.measured.candidates import Stand
+from roost.search.measured.candidates import Candidates
 from roost.search.measured.worker import descendants
 
 MODEL = [
@@ -188,7 +188,7 @@ def test_control_c_ends_with_the_best_so_far_and_leaves_no_process(
 def test_control_c_in_the_race_ends_with_the_best_so_far_and_leaves_no_process(
     roost, threads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, laps = set(descendants(os.getpid())), Stand.lap
+    before, laps = set(descendants(os.getpid())), Candidates.time_step
     racing = False
 
     def race(*args, own=races.race, **settings):
@@ -202,7 +202,7 @@ def test_control_c_in_the_race_ends_with_the_best_so_far_and_leaves_no_process(
         return laps(self, placement)
 
     monkeypatch.setattr(races, "race", race)
-    monkeypatch.setattr(Stand, "lap", lap)
+    monkeypatch.setattr(Candidates, "time_step", lap)
     args = [
         "place",
         *MODEL,

@@ -329,7 +329,7 @@ BAD_CLUSTERS = {
     "a receiver that is busy for ever": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n'
         '[[links]]\nbetween=["a","b"]\nbandwidth=1\nreceiver_busy=1e20',
-        "receiver_busy of link 'a' to 'b' takes 1e\\+20 s; at most",
+        "receiver_busy of link 'a' to 'b' takes 1e\\+20 s; the limit is",
     ),
     "one end": (
         '[[devices]]\nnames=["a","b"]\nkind="cpu"\nmemory=1\n[[links]]\nbetween=["a"]\nbandwidth=1',
@@ -343,7 +343,7 @@ BAD_CLUSTERS = {
     "too many": (
         f"[[devices]]\nnames={[str(i) for i in range(65)]}\nkind='cpu'\nmemory=1\n"
         "[[links]]\nbetween=['*','*']\nbandwidth=1",
-        "65 devices; at most 64",
+        "65 devices; the limit is 64",
     ),
 }
 

@@ -12,7 +12,7 @@ from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from support.nasty import nasty
 
 KINDS = ("cpu", "cuda", "tpu")

@@ -21,7 +21,7 @@ from roost.placers.seq2seq import Seq2seq
 from roost.placers.spotlight import Spotlight
 from roost.search import evaluate
 from roost.search.budget import Budget
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from roost.search.solve import search
 from roost.testing.problems import training_like
 from support.nasty import nasty
@@ -151,7 +151,7 @@ def test_equal_seeds_give_equal_results_within_the_budget(name):
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post", "post_heuristic"])
 @pytest.mark.parametrize("keep", [0.0, 1e9], ids=["state kept", "trials only"])
 def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", keep)
+    monkeypatch.setattr(evaluate, "_SAVE_SECONDS", keep)
     problem, placer = branches(), PLACERS[name]
 
     def run(journal, stop=10**9):
@@ -185,7 +185,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monk
 
 
 def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_SAVE_SECONDS", 0.0)
     problem, path = branches(), tmp_path / "trials.jsonl"
     whole = search(problem, PLACERS["post"], trials=200, seed=1, prove=False)
     for damage in (b"", b"PK\x03\x04 no such thing", None):
@@ -200,7 +200,7 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["spotlight", "post"])
 def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_SAVE_SECONDS", 0.0)
     problem, path = branches(), tmp_path / "trials.jsonl"
     whole = search(problem, PLACERS[name], trials=150, seed=1, prove=False)
     search(problem, PLACERS[name], trials=100, seed=1, journal=path, prove=False)

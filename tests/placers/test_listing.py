@@ -19,7 +19,7 @@ from roost.placers._shared.units import Units
 from roost.placers.sct import Sct, _favourites
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from roost.simulator.compiled import simulate
 from roost.simulator.order import dispatch_order
 from roost.testing.problems import training_like

@@ -39,7 +39,7 @@ class Asked:
     """An evaluate that simulates."""
 
     def __init__(self, problem, simulations_left=np.inf, seed=0, seconds=np.inf):
-        from roost.search.local import Simulating
+        from roost.search.simulating import Simulating
 
         self.source, self.simulations_left, self.spent = (
             Simulating(problem, workers=1),

@@ -11,7 +11,7 @@ from roost.core.problem import Problem
 from roost.placers._starts.offload import offloaded
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 
 
 def wide_at_the_start(memory):

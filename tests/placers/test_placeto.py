@@ -26,7 +26,7 @@ from roost.placers._shared.units import Units
 from roost.placers.placeto import Placeto
 from roost.policies.weights import save_weights
 from roost.search import evaluate
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from roost.search.solve import search
 from roost.testing.placers import tiny_problem
 from roost.testing.problems import training_like
@@ -128,7 +128,7 @@ def test_equal_seeds_give_equal_curves_and_others_do_not(setting: PlacetoSetting
 def test_killed_and_resumed_it_comes_to_the_same_end(
     setting: PlacetoSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "_KEEP_SECONDS", 0.0)
+    monkeypatch.setattr(evaluate, "_SAVE_SECONDS", 0.0)
     problem, trials = training_like(60, 3), 240
 
     def run(path: Path, stop: int | None = None) -> Result:

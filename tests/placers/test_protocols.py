@@ -8,6 +8,7 @@ from math import inf
 
 import numpy as np
 import pytest
+from roost.search.simulating import Simulating
 
 import roost
 from roost import catalog
@@ -24,7 +25,6 @@ from roost.placers import (
     weights_of,
 )
 from roost.placers.toolkit import go_downhill
-from roost.search.local import Simulating
 from roost.testing.placers import tiny_problem
 
 

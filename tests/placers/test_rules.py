@@ -17,7 +17,7 @@ from roost.placers._shared.units import Units
 from roost.placers.rules import Rules, best_placements, draw, portfolio
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 from roost.simulator.compiled import simulate
 from roost.testing.problems import training_like
 

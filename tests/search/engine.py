@@ -15,7 +15,8 @@ from roost.core.trial import Trial
 from roost.placers import Evaluate
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
+from roost.search.source import Source
 from roost.testing.placers import tiny_problem
 
 
@@ -29,7 +30,7 @@ class Clock:
         return self.now
 
 
-class Counting:
+class Counting(Source):
     """The simulator, with what was asked of it; each trial takes so long by the clock."""
 
     def __init__(

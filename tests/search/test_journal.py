@@ -29,6 +29,7 @@ from roost.placers.lister import Lister
 from roost.placers.random import Random
 from roost.policies.weights import save_weights
 from roost.search import journal as journals
+from roost.search import journal_lines
 from roost.search.budget import Budget
 from roost.search.evaluate import Progress
 from roost.search.solve import search
@@ -133,7 +134,9 @@ def test_a_journal_of_other_code_is_refused(tmp_path: Path, field: str) -> None:
     changed = json.dumps(json.loads(head) | {field: "another"}) + "\n"
     path.write_text("".join([changed, *lines]))
     with pytest.raises(
-        InputError, match=rf"trials\.jsonl: {field}: this search has .*, the file 'another'"
+        InputError,
+        match=rf"trials\.jsonl: another version of \w+ wrote this journal \({field}: "
+        r"this search has .*, the file 'another'\); .*: begin a new file",
     ):
         write(path)
 
@@ -307,7 +310,7 @@ def test_a_disk_that_fills_leaves_whole_lines_and_the_search_goes_on_later(
         journal._file = _Disk(journal._file, room)  # type: ignore[assignment]
         return journal
 
-    monkeypatch.setattr("roost.search.journal.open_journal", filling)
+    monkeypatch.setattr("roost.search.solve.open_journal", filling)
     source = Counting(problem)
     with pytest.raises(
         InputError, match=r"trials\.jsonl: cannot be written: No space left on device"
@@ -352,7 +355,7 @@ def test_a_damaged_state_is_told(
     path, problem = tmp_path / "trials.jsonl", fork_join()
     search(problem, "annealing", trials=500, journal=path, prove=False)
     if not sealed:  # as if the digest had been mended too
-        monkeypatch.setattr(journals, "_state_digest", lambda state: "")
+        monkeypatch.setattr(journal_lines, "rows_digest", lambda state: "")
         lines = rows_of(path)
         for line in lines:
             line["digest"] = "" if line["row"] == "round" else line.get("digest")

@@ -16,7 +16,7 @@ import numpy as np
 from roost.core.trial import Result
 from roost.placers._annealing.population import Heat
 from roost.placers.annealing import Annealing
-from roost.search.journal import HeadLine, RoundLine, TrialLine
+from roost.search.journal_lines import HeadLine, RoundLine, TrialLine
 from roost.search.solve import search
 from roost.testing.problems import training_like
 

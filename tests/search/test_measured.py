@@ -27,16 +27,17 @@ from roost.search.measured.candidates import Limits, check_devices
 from roost.search.measured.measuring import Measuring, surely_below
 from roost.search.measured.model_source import ModelSource
 from roost.search.measured.race import race
-from roost.search.measured.worker import Failed, descendants
-from roost.search.measured.worker_process import (
-    Bench,
-    Built,
+from roost.search.measured.served_model import (
+    ReadyPlacement,
+    ServedModel,
     WrongResult,
     cores_of,
     difference,
-    told,
+    kind_and_text,
 )
+from roost.search.measured.worker import WorkerFailed, descendants
 from roost.search.solve import search, solve
+from roost.search.source import Source
 from support.runs import any_placement
 
 # Far more than a loaded machine needs for a few steps of a tenth of a second.
@@ -102,31 +103,31 @@ def test_a_search_among_faults_finishes_with_the_best(problem):
         "slow again",
     }
     assert all(trial.source == "measured" for trial in seen)
-    assert "that it may" in found["allocates"].why
+    assert "its limit is" in found["allocates"].why
     assert "SIGKILL" in found["killed"].why
     assert "not a number" in found["nan"].why
     assert "did not end within" in found["child"].why
     assert all(trial.step_time == inf for trial in seen if not trial.feasible)
-    assert source.stand.num_started == 5
+    assert source.candidates.num_started == 5
 
 
 def test_wrong_numbers_and_errors_are_found(problem):
     """What happens in the process, in this one."""
-    bench = Bench(ModelSource(small_net.made), problem, Faulty)
+    served = ServedModel(ModelSource(small_net.made), problem, Faulty)
     with pytest.raises(
         WrongResult, match="step 1 gives other numbers than the unplaced model: result 0 differs by"
     ):
-        bench.build("wrong", standing_for(problem, "wrong"), 1)
+        served.build("wrong", standing_for(problem, "wrong"), 1)
     with pytest.raises(RuntimeError, match="not for this device") as raised:
-        bench.build("raises", standing_for(problem, "raises"), 1)
-    assert told(raised.value) == ("failed", "RuntimeError: this op is not for this device")
+        served.build("raises", standing_for(problem, "raises"), 1)
+    assert kind_and_text(raised.value) == ("failed", "RuntimeError: this op is not for this device")
     with pytest.raises(InputError, match="fifo") as refused:
-        bench.build("fifo", replace(standing_for(problem, "fine"), order="fifo"), 1)
-    assert told(refused.value)[0] == "refused"
-    assert bench.build("fine", standing_for(problem, "fine"), 1).seconds >= Faulty.fast
-    assert bench.time("fine", 2) >= Faulty.fast
-    for key in list(bench.running):
-        bench.drop(key)
+        served.build("fifo", replace(standing_for(problem, "fine"), order="fifo"), 1)
+    assert kind_and_text(refused.value)[0] == "refused"
+    assert served.build("fine", standing_for(problem, "fine"), 1).seconds >= Faulty.fast
+    assert served.time("fine", 2) >= Faulty.fast
+    for key in list(served.running):
+        served.drop(key)
 
 
 def test_no_memory_left_is_told_from_other_errors():
@@ -134,19 +135,19 @@ def test_no_memory_left_is_told_from_other_errors():
     outer.__cause__ = RuntimeError(
         "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"
     )
-    assert told(outer) == ("memory", "op 'mm' failed")
-    assert told(MemoryError()) == ("memory", "MemoryError")
-    assert told(KeyError("x"))[0] == "failed"
+    assert kind_and_text(outer) == ("memory", "op 'mm' failed")
+    assert kind_and_text(MemoryError()) == ("memory", "MemoryError")
+    assert kind_and_text(KeyError("x"))[0] == "failed"
 
 
 def test_training_steps_under_any_placement_have_the_numbers_of_the_unplaced_model():
     problem = small_net.problem(train=True)
-    bench = Bench(ModelSource(small_net.made, train=True), problem)
-    assert len(bench.expected) == 2  # the second shows what the first has written
+    served = ServedModel(ModelSource(small_net.made, train=True), problem)
+    assert len(served.expected) == 2  # the second shows what the first has written
     rng = np.random.default_rng(0)
     for number in range(3):
-        assert bench.build(str(number), any_placement(problem, rng), 1).seconds > 0
-        bench.drop(str(number))
+        assert served.build(str(number), any_placement(problem, rng), 1).seconds > 0
+        served.drop(str(number))
 
 
 def test_step_times_are_those_of_the_best_times_a_ratio(source):
@@ -160,23 +161,23 @@ def test_step_times_are_those_of_the_best_times_a_ratio(source):
 class Noisy:
     """Stands for a process in which every step takes a second, more or less."""
 
-    limits, best_seconds, holds, has_room = Limits(), inf, lambda *_: True, lambda *_: True
+    limits, best_seconds, is_ready, has_room = Limits(), inf, lambda *_: True, lambda *_: True
 
     def __init__(self, seconds: float = 1.0) -> None:
         self.rng, self.seconds = np.random.default_rng(1), seconds
         self.first = ""
 
-    def allow(self) -> None:
+    def begin_trial(self) -> None:
         pass
 
     def drop(self, placement: roost.Placement) -> None:
         pass
 
-    def hold(self, placement: roost.Placement) -> Built:
+    def make_ready(self, placement: roost.Placement) -> ReadyPlacement:
         self.first = self.first or placement.digest
-        return Built(1.0, {})
+        return ReadyPlacement(1.0, {})
 
-    def lap(self, placement: roost.Placement) -> float:
+    def time_step(self, placement: roost.Placement) -> float:
         return (1.0 if placement.digest == self.first else self.seconds) * float(
             self.rng.lognormal(0.0, 0.1)
         )
@@ -185,12 +186,12 @@ class Noisy:
 def test_luck_does_not_make_step_times_shrink(problem):
     """A hundred that are all as fast as the first: none may count as much faster."""
     source = Measuring(problem, ModelSource(small_net.made))
-    source.stand = Noisy()  # type: ignore[assignment]
+    source.candidates = Noisy()  # type: ignore[assignment]
     rng = np.random.default_rng(2)
     found = source.trials([any_placement(problem, rng) for _ in range(100)])
     assert min(trial.step_time for trial in found) > 0.7
     faster = Measuring(problem, ModelSource(small_net.made))
-    faster.stand = Noisy(0.5)  # type: ignore[assignment]
+    faster.candidates = Noisy(0.5)  # type: ignore[assignment]
     first, other = faster.trials([any_placement(problem, rng) for _ in range(2)])
     assert 0.4 < other.step_time / first.step_time < 0.7
 
@@ -215,21 +216,21 @@ def test_devices_may_be_counted_in_another_order(source):
 def test_an_order_that_cannot_be_run_is_refused_without_a_new_process(source):
     placement = replace(standing_for(source.problem, "fine"), order="fifo")
     measured(source, "fine")
-    before = source.stand.num_started
+    before = source.candidates.num_started
     [trial] = source.trials([placement])
     assert not trial.feasible
     assert "fifo" in trial.why
     assert measured(source, "slow", 3).feasible
-    assert source.stand.num_started == before
+    assert source.candidates.num_started == before
 
 
 def test_where_there_is_no_room_for_both_one_is_timed_after_the_other(source, monkeypatch):
     best = measured(source, "fine")
-    monkeypatch.setattr(source.stand, "has_room", lambda placement: False)
+    monkeypatch.setattr(source.candidates, "has_room", lambda placement: False)
     laps: list[str] = []
-    own = source.stand.lap
+    own = source.candidates.time_step
     monkeypatch.setattr(
-        source.stand, "lap", lambda p: (laps.append(small_net.fault_of(p)), own(p))[1]
+        source.candidates, "time_step", lambda p: (laps.append(small_net.fault_of(p)), own(p))[1]
     )
     assert best.better_than(measured(source, "slow", 6))
     assert laps == ["slow", "fine"]  # so slow that it was timed once
@@ -243,14 +244,14 @@ def test_where_there_is_no_room_for_both_one_is_timed_after_the_other(source, mo
 
 def test_a_best_that_fails_later_is_done_without(source, monkeypatch):
     best = source.problem.check(source._best.placement)
-    own = source.stand.lap
+    own = source.candidates.time_step
 
     def lap(placement):
         if placement.digest == best.digest:
-            raise Failed("died", "it died")
+            raise WorkerFailed("died", "it died")
         return own(placement)
 
-    monkeypatch.setattr(source.stand, "lap", lap)
+    monkeypatch.setattr(source.candidates, "time_step", lap)
     trial = measured(source, "fine", 8)
     assert trial.feasible
     assert trial.step_time >= Faulty.fast  # in seconds of its own
@@ -258,19 +259,19 @@ def test_a_best_that_fails_later_is_done_without(source, monkeypatch):
 
 def test_out_of_memory_beside_another_is_tried_again_alone(source, monkeypatch):
     placement, tried = standing_for(source.problem, "fine", 9), []
-    own = source.stand._build
+    own = source.candidates._build
 
     def build(placement):
-        tried.append(source.stand.holds(best))
+        tried.append(source.candidates.is_ready(best))
         if tried[0] and len(tried) == 1:
-            source.stand.close()  # as a process that failed is
-            raise Failed("memory", "none left")
+            source.candidates.close()  # as a process that failed is
+            raise WorkerFailed("memory", "none left")
         return own(placement)
 
     best = source.problem.check(measured(source, "fine").placement)
-    source.stand.hold(best)
-    monkeypatch.setattr(source.stand, "_build", build)
-    assert source.stand.hold(placement).seconds > 0
+    source.candidates.make_ready(best)
+    monkeypatch.setattr(source.candidates, "_build", build)
+    assert source.candidates.make_ready(placement).seconds > 0
     assert tried == [True, False]
     monkeypatch.undo()
 
@@ -362,17 +363,14 @@ def test_failed_trials_are_kept_in_a_journal(problem, tmp_path):
     """With why, and a step that has no end: a search goes on from them."""
     path = tmp_path / "trials.jsonl"
 
-    class Failing:
-        simulated, seconds_each = False, 1.0
+    class Failing(Source):
+        simulated = False
 
         def trials(self, placements):
             peak = np.zeros(2, np.int64)
             return [
                 Trial(p, inf, peak, False, source="measured", why="it burnt") for p in placements
             ]
-
-        def close(self):
-            pass
 
     for _ in range(2):
         with pytest.raises(
@@ -399,7 +397,7 @@ def test_what_does_not_fit_as_simulated_is_not_run():
     [trial] = source.trials([standing_for(tight, "fine")])
     assert not trial.feasible
     assert trial.missing_bytes > 0
-    assert source.stand.num_started == 0
+    assert source.candidates.num_started == 0
 
 
 def test_a_model_of_another_graph_is_refused(problem):
@@ -409,7 +407,7 @@ def test_a_model_of_another_graph_is_refused(problem):
         InputError, match=rf"has graph {problem.graph.digest}, the problem {other.graph.digest}"
     ):
         source.open()
-    assert not source.stand.num_started
+    assert not source.candidates.num_started
 
 
 def test_a_model_that_cannot_be_sent_is_told():
@@ -448,18 +446,18 @@ class Laps:
     """A source whose placements take a set time, by the device of the first op, or fail."""
 
     def __init__(self, problem: Any, seconds: dict[str, float]) -> None:
-        self.problem, self.stand, self.seconds = problem, self, seconds
+        self.problem, self.candidates, self.seconds = problem, self, seconds
         self.rng = np.random.default_rng(0)
         self.drift = 1.0
 
-    def allow(self) -> None:
+    def begin_trial(self) -> None:
         pass
 
-    def lap(self, placement: roost.Placement) -> float:
+    def time_step(self, placement: roost.Placement) -> float:
         self.drift *= 1.01  # the machine grows slower
         fault = small_net.fault_of(placement)
         if fault not in self.seconds:
-            raise Failed("died", "it died")
+            raise WorkerFailed("died", "it died")
         return self.seconds[fault] * self.drift * float(self.rng.uniform(0.95, 1.05))
 
 
@@ -561,7 +559,7 @@ def test_ctrl_c_is_not_for_the_process_that_measures(source):
     told."""
     [line] = [
         x
-        for x in Path(f"/proc/{source.stand.open().pid}/status").read_text().splitlines()
+        for x in Path(f"/proc/{source.candidates.open().pid}/status").read_text().splitlines()
         if x.startswith("SigBlk")
     ]
     assert int(line.split()[1], 16) & (1 << (signal.SIGINT - 1))

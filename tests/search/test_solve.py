@@ -23,11 +23,11 @@ from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Evaluate, Round
 from roost.placers._shared.orders import list_scheduled
 from roost.placers.single import Single
-from roost.search import local
+from roost.search import simulating
 from roost.search import solve as solving
 from roost.search.evaluate import Progress
-from roost.search.fixes import activation_share, nothing_found, roomiest, shrunk
-from roost.search.local import Simulating
+from roost.search.infeasible import activation_share, nothing_found, roomiest, shrunk
+from roost.search.simulating import Simulating
 from roost.search.solve import search, solve
 from roost.testing.placers import tiny_problem
 from roost.testing.problems import training_like
@@ -396,8 +396,8 @@ def test_a_pool_of_processes_gives_the_same_trials(monkeypatch: pytest.MonkeyPat
     batch[5::7] = [problem.placement(placement.device, "rank") for placement in batch[5::7]]
     alone = Simulating(problem, 1)
     expected = alone.trials(batch)
-    monkeypatch.setattr(local, "_START_SECONDS", 0.0)
-    monkeypatch.setattr(local, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(simulating, "_POOL_SECONDS", 0.0)
+    monkeypatch.setattr(simulating, "_CHUNK_SECONDS", 0.0)
     pooled = Simulating(problem, 2)
     try:
         assert same(pooled.trials(batch), expected)
@@ -509,13 +509,13 @@ class Needy:
 def test_what_is_no_placer_is_refused() -> None:
     here = f"{__name__}:Needy"
     for placer, message in [
-        (Needy, "Needy is a class, make one of it"),
+        (Needy, "Needy is a class, make an instance of it"),
         (object(), "object has none"),
         (
             "roost.errors:InputError",
             "'roost.errors:InputError' is no placer: it has no method place",
         ),
-        (here, f"the placer '{here}' cannot be made without settings: .*setting"),
+        (here, f"the placer '{here}' needs settings that have no default: .*setting"),
     ]:
         with pytest.raises(InputError, match=message):
             search(fork_join(), placer, trials=5)  # type: ignore[arg-type]
@@ -595,8 +595,8 @@ def slow_batch(problem: Problem) -> list[Placement]:
 def test_processes_that_die_are_done_without(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(local, "_START_SECONDS", 0.0)
-    monkeypatch.setattr(local, "_CHUNK_SECONDS", 0.0)
+    monkeypatch.setattr(simulating, "_POOL_SECONDS", 0.0)
+    monkeypatch.setattr(simulating, "_CHUNK_SECONDS", 0.0)
     problem = fork_join()
     batch = slow_batch(problem)
     alone = [trial.step_time for trial in Simulating(problem, 1).trials(batch)]
@@ -608,7 +608,7 @@ def test_processes_that_die_are_done_without(
 
         def shutdown(self, **settings: Any) -> None: ...
 
-    monkeypatch.setattr(source, "_processes", Dead)
+    monkeypatch.setattr(source, "_pool", Dead())
     assert [trial.step_time for trial in source.trials(batch)] == alone
     assert source.workers == 1
     assert "going on without them" in caplog.text
@@ -617,11 +617,11 @@ def test_processes_that_die_are_done_without(
 def test_processes_leave_control_c_to_the_one_that_searches() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        local._receive(fork_join())
+        simulating._receive(fork_join())
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-        local._received.clear()
+        simulating._received.clear()
 
 
 def test_a_placer_draws_the_same_however_it_is_named(tmp_path, monkeypatch):

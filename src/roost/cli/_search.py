@@ -71,9 +71,9 @@ def check_placer(name: str) -> None:
 def proved(problem: Problem) -> Infeasible | None:
     """The proof that nothing fits, where there is one."""
     from roost.bounds import nothing_fits
-    from roost.search.solve import check
+    from roost.search.solve import check_groups
 
-    check(problem)
+    check_groups(problem)
     return nothing_fits(problem)
 
 

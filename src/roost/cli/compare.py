@@ -130,7 +130,7 @@ def compare(
 
 def _nothing_fits(problem: Problem, rows: Sequence[Row], proof: Infeasible | None) -> Infeasible:
     """The error to end with: what the try that is nearest to fitting lacks."""
-    from roost.search.fixes import nothing_found
+    from roost.search.infeasible import nothing_found
 
     nearest = min(
         (row.middle for row in rows if row.middle is not None),

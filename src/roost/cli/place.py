@@ -294,10 +294,9 @@ def _nothing_fits(
     problem: Problem, result: Result, model: _problem.Model | None, proof: Infeasible | None
 ) -> tuple[Infeasible, int | None]:
     """The error to end with, and the batch that would fit where one is known."""
-    from roost.search.fixes import nothing_found
-    from roost.search.solve import none_ran
+    from roost.search.infeasible import no_run, nothing_found
 
-    error = nothing_found(problem, result, none_ran(result) if proof is None else str(proof))
+    error = nothing_found(problem, result, no_run(result) if proof is None else str(proof))
     batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
     if batch is not None:
         # The share of the activations is a hint for whoever has no batch to set.
@@ -336,7 +335,7 @@ def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | Non
 def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
     """The largest share of the activations that is found to fit, and the placement; the same placer
     is asked again."""
-    from roost.search.fixes import roomiest, shrunk
+    from roost.search.infeasible import roomiest, shrunk
     from roost.search.solve import search
 
     roomy = roomiest(problem, result)

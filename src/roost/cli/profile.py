@@ -119,7 +119,7 @@ def _calibrated(model: _problem.Model, step: CapturedStep, problem: Problem) -> 
 
     from roost.runtime.ops.calibrate import calibrated
     from roost.runtime.step.unplaced import residents_of
-    from roost.search.measured.worker_process import cores_of
+    from roost.search.measured.served_model import cores_of
 
     torch.manual_seed(0)
     module, inputs = model.real()

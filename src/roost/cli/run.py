@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from roost.cli import _console, _problem, _ready, _step
-from roost.core.files import check_writable
 from roost.errors import InputError
 
 _WARM = 3  # steps that are not counted: CUDA graphs are recorded in the second
@@ -52,6 +51,8 @@ def run(
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
+    from roost.core.files import check_writable
+
     for path in (timeline, trace):
         if path is not None:
             check_writable(path)
@@ -69,7 +70,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
 
     from roost.runtime.ops.run import GraphRuntime
     from roost.runtime.whole.apply import named_tensors
-    from roost.search.measured.worker_process import cores_of
+    from roost.search.measured.served_model import cores_of
     from roost.simulator.compiled import simulate
 
     if graphs and not any(device.kind == "cuda" for device in ready.problem.cluster.devices):
@@ -130,7 +131,7 @@ def _recorded(
     and expected."""
     from roost.runtime.ops.run import GraphRuntime
     from roost.runtime.whole.apply import named_tensors
-    from roost.search.measured.worker_process import cores_of
+    from roost.search.measured.served_model import cores_of
     from roost.simulator.compiled import simulate
 
     weights = {name: value.detach() for name, value in named_tensors(ready.built.module).items()}

@@ -1,1 +1,6 @@
-"""The nouns, frozen: what the other folders hand to each other."""
+"""The nouns, frozen: graph, cluster, costs, problem, placement, trial, result and timeline.
+
+All other folders pass these to each other.
+"""
+
+from roost.core import formats as formats  # so that every noun can be saved

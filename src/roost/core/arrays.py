@@ -1,4 +1,4 @@
-"""Read-only arrays, and the digests of them."""
+"""Read-only arrays and their digests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ Array = npt.NDArray[Any]
 def frozen(values: Any, dtype: type[np.generic], shape: tuple[int, ...], what: str) -> Array:
     """A read-only contiguous copy of the given type and shape; `what` names it in the error.
 
-    Raises InputError where a value would change on the way: out of range, a fraction for a whole
-    number, or no number.
+    Raises InputError if a value would change: it is out of range, a fraction, or no number.
     """
     array = exact(values, dtype, what)
     if array.shape != shape:
@@ -28,18 +27,16 @@ def frozen(values: Any, dtype: type[np.generic], shape: tuple[int, ...], what: s
 
 
 def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
-    """A contiguous array of that type with just these values; a copy unless nobody else can change
-    it."""
+    """A contiguous array of the given type with exactly these values.
+
+    It is a copy, unless the given array cannot change.
+    """
     try:
         given = np.asarray(values)
     except (TypeError, ValueError, OverflowError) as error:  # rows of unequal length
         raise InputError(f"{what}: {error}") from error
-    if (
-        given.dtype == dtype
-        and not given.flags.writeable
-        and given.flags.owndata
-        and given.flags.c_contiguous
-    ):
+    flags = given.flags
+    if given.dtype == dtype and not flags.writeable and flags.owndata and flags.c_contiguous:
         return given
     wanted = np.dtype(dtype)
     if given.dtype.kind not in "iuf" and given.size:
@@ -57,7 +54,7 @@ def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
 
 
 def check_figures(values: Array, what: str, names: tuple[str, ...]) -> None:
-    """Every figure is finite and not negative; the error names the first op where one is not."""
+    """Raise InputError, with the name of the op, if a figure is negative or not finite."""
     bad = ~np.isfinite(values) | (values < 0)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
@@ -68,7 +65,7 @@ def check_figures(values: Array, what: str, names: tuple[str, ...]) -> None:
 
 
 def digest(parts: Iterable[object]) -> str:
-    """A short name for a value: 16 hex digits that differ when any part differs."""
+    """A short name for a value: 16 hex digits that differ if any part differs."""
     sha = hashlib.sha256()
     for part in parts:
         data = part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode()
@@ -78,7 +75,7 @@ def digest(parts: Iterable[object]) -> str:
 
 
 def state_digest(state: Mapping[str, Any]) -> str:
-    """Of named arrays, whatever their order: differs when any name, type, shape or value does."""
+    """The digest of named arrays in any order. It covers names, types, shapes and values."""
     arrays = ((name, np.asarray(state[name])) for name in sorted(state))
     return digest(
         part for name, array in arrays for part in (name, array.dtype.str, array.shape, array)
@@ -88,22 +85,21 @@ def state_digest(state: Mapping[str, Any]) -> str:
 def taken(
     state: Mapping[str, Any], name: str, shape: tuple[int | None, ...], kinds: str = "f"
 ) -> Array:
-    """An array of a state that was kept: of this shape (None: any length), of one of these kinds of
-    numbers, finite.
+    """An array of a saved state. Raises InputError, with its name, if it is not as expected.
 
-    Raises InputError, which names the array and not the file, where it is not so.
+    It must be finite, of this shape (None: any length), and of one of these kinds of numbers.
     """
     if name not in state:
         raise InputError(f"tensor {name!r} is missing")
     array = np.asarray(state[name])
     if array.dtype.kind not in kinds:
-        raise InputError(f"tensor {name!r} is {array.dtype}, of another kind than it has to be")
+        raise InputError(f"tensor {name!r} is {array.dtype}, which is the wrong kind of number")
     fits = len(array.shape) == len(shape) and all(
         want is None or has == want for has, want in zip(array.shape, shape, strict=True)
     )
     if not fits:
-        told = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InputError(f"tensor {name!r} has shape {list(array.shape)}, not [{told}]")
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise InputError(f"tensor {name!r} has shape {list(array.shape)}, not [{expected}]")
     if not np.isfinite(array).all():
         raise InputError(f"tensor {name!r} has a number that is not finite")
     return array

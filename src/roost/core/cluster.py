@@ -1,4 +1,4 @@
-"""The cluster: devices, and the links between them."""
+"""The cluster: devices and the links between them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.saved import Saved
 from roost.errors import InputError, UnknownName
 
-# One word of destination bits per send in the compiled simulator.
-MOST_DEVICES = 64
-# Beyond these no machine is, and sums of them would leave the range of numbers.
+MOST_DEVICES = 64  # the compiled simulator has one bit for each target of a send
+# Larger than any machine. Sums of larger numbers would overflow.
 MOST_BYTES = 2**60
 MOST_SECONDS = 1e15
 MEMORY = "memory"  # kind of a device that holds and never computes
@@ -42,34 +41,31 @@ class Device:
     def __post_init__(self) -> None:
         if not self.name or not self.kind:
             raise InputError(f"device {self.name!r} of kind {self.kind!r} needs a name and a kind")
-        for what in ("memory", "memory_bandwidth", "launch_overhead", "gap"):
-            _check(getattr(self, what), f"{what} of device {self.name!r}")
+        where = f"device {self.name!r}"
+        for what in ("memory", "memory_bandwidth"):
+            _check(getattr(self, what), f"{what} of {where}")
+        for what in ("launch_overhead", "gap"):
+            _check_seconds(getattr(self, what), f"{what} of {where}")
         if not isinstance(self.memory, int) or self.memory > MOST_BYTES:
             raise InputError(
-                f"memory of device {self.name!r} is {self.memory}; it must be whole bytes, at "
-                f"most 2**60"
+                f"memory of {where} is {self.memory}; it must be whole bytes, at most 2**60"
             )
-        for what in ("launch_overhead", "gap"):
-            _check_seconds(getattr(self, what), f"{what} of device {self.name!r}")
         for dtype, rate in self.peak.items():
-            _check(rate, f"peak.{dtype} of device {self.name!r}")
+            _check(rate, f"peak.{dtype} of {where}")
         for kind, share in self.efficiency.items():
             if not 0 < share <= 1:
                 raise InputError(
-                    f"efficiency.{kind} of device {self.name!r} is {share}; it must be above 0, "
-                    f"at most 1"
+                    f"efficiency.{kind} of {where} is {share}; it must be above 0, at most 1"
                 )
 
 
 @dataclass(frozen=True)
 class Link:
-    """A rule for the connections from some devices to others; in a cluster the last rule that
-    matches a pair counts.
+    """A rule for the connections from some devices to others. The last rule for a pair counts.
 
-    `source` and `target` are device names or patterns such as `cuda:*` and `cuda:[0-3]`. Links with
-    the same bus carry one transfer at a time between them all. In the name of a bus `{source}`,
-    `{target}`, `{source_host}` and `{target_host}` are filled in for each pair; by default each
-    directed pair is its own bus.
+    `source` and `target` are device names, or patterns such as `cuda:*` and `cuda:[0-3]`. All links
+    with the same bus carry one transfer at a time. The name of a bus may contain `{source}`,
+    `{target}`, `{source_host}` and `{target_host}`. By default each directed pair has its own bus.
     """
 
     source: str
@@ -80,44 +76,36 @@ class Link:
     bus: str = "{source}->{target}"
     gap: float = 0.0  # seconds the bus stays busy after a transfer
     figures_from: str = ""  # where they were found or measured
-    # Bytes/s of what an op has just made (a tensor that is sent, a new value on its way home),
-    # where that is less than what residents are fetched with: it may have to be copied on the way,
-    # or be in many caches still. 0: no less.
+    # Bytes/s of a new tensor (one that is sent, or goes home), if it is slower than a fetch: it may
+    # be copied on the way, or still lie in caches. 0: as fast.
     send_bandwidth: float = 0.0
-    # Seconds before the first byte of a tensor that is sent, where that is more than the latency:
-    # the other side may have to wait for it. 0: no more.
+    # Seconds before the first byte of a tensor that is sent, if that is more than the latency: the
+    # other side may wait for it. 0: the latency.
     send_latency: float = 0.0
-    # Seconds for which a tensor keeps the two ends from computing (the overhead of LogP): the
-    # sender after the op that made it, the receiver before the first op that reads it.
+    # Seconds of one transfer during which the sender or receiver cannot compute (the overhead of
+    # LogP): the sender after the op that made the tensor, the receiver before the op that reads it.
     sender_busy: float = 0.0
     receiver_busy: float = 0.0
 
     def __post_init__(self) -> None:
         where = f"link {self.source!r} to {self.target!r}"
-        _check(self.latency, f"latency of {where}")
-        _check(self.gap, f"gap of {where}")
-        _check(self.bandwidth, f"bandwidth of {where}")
+        for what in ("bandwidth", "send_bandwidth"):
+            _check(getattr(self, what), f"{what} of {where}")
+        for what in ("latency", "gap", "send_latency", "sender_busy", "receiver_busy"):
+            _check_seconds(getattr(self, what), f"{what} of {where}")
         if self.bandwidth == 0:
             raise InputError(f"bandwidth of {where} must be above zero")
-        for what in ("latency", "gap"):
-            _check_seconds(getattr(self, what), f"{what} of {where}")
-        _check_seconds(1.0 / self.bandwidth, f"a byte over {where}")
-        _check(self.send_bandwidth, f"send_bandwidth of {where}")
+        for rate, verb in ((self.bandwidth, "a byte"), (self.send_bandwidth, "a byte sent")):
+            if rate:
+                _check_seconds(1.0 / max(rate, 1e-300), f"{verb} over {where}")
         if self.send_bandwidth > self.bandwidth:
             rates = f"{self.send_bandwidth:g} B/s, is above its bandwidth, {self.bandwidth:g} B/s"
             raise InputError(
                 f"send_bandwidth of {where}, {rates}; give the higher of them as bandwidth"
             )
-        if self.send_bandwidth:
-            _check_seconds(1.0 / self.send_bandwidth, f"a byte sent over {where}")
-        _check(self.send_latency, f"send_latency of {where}")
         if 0.0 < self.send_latency < self.latency:
             both = f"{self.send_latency:g} s, is below its latency, {self.latency:g} s"
             raise InputError(f"send_latency of {where}, {both}; give the lower of them as latency")
-        _check_seconds(self.send_latency, f"send_latency of {where}")
-        for what in ("sender_busy", "receiver_busy"):
-            _check(getattr(self, what), f"{what} of {where}")
-            _check_seconds(getattr(self, what), f"{what} of {where}")
 
     def joins(self, source: str, target: str) -> bool:
         forward = _matches(source, self.source) and _matches(target, self.target)
@@ -127,7 +115,7 @@ class Link:
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class Cluster(Saved):
     """Devices, the links between them, and how tensors travel."""
 
     name: str
@@ -135,16 +123,15 @@ class Cluster:
     links: tuple[Link, ...] = ()
     description: str = ""
     broadcast: bool = False  # one copy of a tensor serves every device that needs it
-    # Received copies count in the memory of the device that holds them.
-    copies_in_memory: bool = True
+    copies_in_memory: bool = True  # received copies of tensors take memory
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise InputError(f"cluster {self.name!r} has no devices; add at least one")
         if len(self.devices) > MOST_DEVICES:
+            count = len(self.devices)
             raise InputError(
-                f"cluster {self.name!r} has {len(self.devices)} devices; at most {MOST_DEVICES} "
-                f"work"
+                f"cluster {self.name!r} has {count} devices; the limit is {MOST_DEVICES}"
             )
         names = self.device_names
         if len(set(names)) != len(names):
@@ -193,10 +180,8 @@ class Cluster:
                     continue
                 joining = [link for link in self.links if link.joins(source, target)]
                 if not joining:
-                    raise InputError(
-                        f"cluster {self.name!r} has no link from {source!r} to {target!r}; add "
-                        f"one to links"
-                    )
+                    missing = f"no link from {source!r} to {target!r}"
+                    raise InputError(f"cluster {self.name!r} has {missing}; add one to links")
                 rules[i, j] = joining[-1]
         return rules
 
@@ -215,8 +200,7 @@ class Cluster:
         return self._matrix("latency")
 
     @cached_property
-    # [devices, devices] seconds, of what an op has just made and others read.
-    def sent_latency(self) -> Array:
+    def sent_latency(self) -> Array:  # [devices, devices] seconds, of tensors that are sent
         return _fixed(np.maximum(self.latency, self._matrix("send_latency")))
 
     @cached_property
@@ -225,8 +209,7 @@ class Cluster:
         return _fixed(np.divide(1.0, bandwidth, out=np.zeros_like(bandwidth), where=bandwidth > 0))
 
     @cached_property
-    # [devices, devices] of what an op has just made; 0 on the diagonal.
-    def sent_seconds_per_byte(self) -> Array:
+    def sent_seconds_per_byte(self) -> Array:  # [devices, devices] of new tensors
         bandwidth = self._matrix("send_bandwidth")
         return _fixed(
             np.divide(1.0, bandwidth, out=self.seconds_per_byte.copy(), where=bandwidth > 0)
@@ -242,7 +225,7 @@ class Cluster:
 
     @cached_property
     def keeps_busy(self) -> bool:
-        """Whether a tensor that crosses keeps any device from computing."""
+        """True if a transfer keeps any device from computing."""
         return bool(self.sender_busy.any() or self.receiver_busy.any())
 
     @cached_property
@@ -270,7 +253,7 @@ class Cluster:
 
     @cached_property
     def has_shared_buses(self) -> bool:
-        """Whether two devices send over one bus, so that the order of sending depends on time."""
+        """True if two devices send over one bus: then the order of sending depends on time."""
         senders: dict[int, set[int]] = {}
         for source, target in self._rules:
             senders.setdefault(int(self.bus[source, target]), set()).add(source)
@@ -284,8 +267,7 @@ class Cluster:
             "{source_host}": source.host,
             "{target_host}": target.host,
         }
-        # In one pass, and not by str.format, which would give a text from a file access to
-        # attributes.
+        # Not str.format: it would give a text from a file access to attributes.
         return re.sub(
             "|".join(map(re.escape, filled)), lambda found: filled[found[0]], self._rules[pair].bus
         )
@@ -310,12 +292,6 @@ class Cluster:
     def __repr__(self) -> str:
         return f"Cluster({self.name!r}, {', '.join(self.device_names)})"
 
-    def save(self, path: str | Path) -> None:
-        """Write `cluster.toml`."""
-        from roost.core import formats
-
-        formats.save(self, path)
-
 
 def _fixed(array: Array) -> Array:
     array.flags.writeable = False
@@ -327,8 +303,9 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _check_seconds(value: float, what: str) -> None:
+    _check(value, what)
     if value > MOST_SECONDS:
-        raise InputError(f"{what} takes {value} s; at most {MOST_SECONDS:.0e} s can be")
+        raise InputError(f"{what} takes {value} s; the limit is {MOST_SECONDS:.0e} s")
 
 
 def _check(value: float, what: str) -> None:

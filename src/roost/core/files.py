@@ -1,5 +1,4 @@
-"""Bytes in and out of files: whole or not at all, compressed by suffix, with errors that name the
-file."""
+"""Reading and writing bytes: whole or not at all, compressed by suffix, with clear errors."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from roost.errors import InputError
 
-# A small .gz can hold a huge file: what comes from outside is read up to here.
+# A small .gz can hold a huge file: Roost reads up to this size.
 MOST_BYTES = 2 * 2**30
 
 
@@ -37,19 +36,18 @@ def read_bytes(path: Path) -> bytes:
     except ValueError as error:  # a NUL byte in the name
         raise InputError(f"{str(path)!r}: cannot be read: {error}") from error
     if len(data) > MOST_BYTES:
-        raise InputError(f"{path}: holds more than {MOST_BYTES} bytes, which no file of ours does")
+        raise InputError(f"{path}: holds more than {MOST_BYTES} bytes, the limit of Roost")
     return bytes(data)
 
 
 def read_plain(path: Path) -> bytes:
-    """As `read_bytes`, but of a plain file only: a pipe that nobody writes to would be waited
-    for."""
+    """The content of a plain file. Reading from a pipe might never end."""
     try:
         special = is_special(path)
     except OSError:
-        special = False  # reading it says what is wrong
+        special = False  # reading it raises a clear error
     if special:
-        raise InputError(f"{path}: is no plain file; copy what it gives to one, and name that")
+        raise InputError(f"{path}: is no plain file; copy its content to one, and name that")
     return read_bytes(path)
 
 
@@ -58,37 +56,35 @@ def write_bytes(path: Path, data: bytes) -> None:
     if path.suffix == ".gz":
         # No name and no time in the header: the same content gives the same bytes.
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    with _told(path):
-        if path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and is_special(path)):
-            with path.open("ab") as file:  # a pipe or /dev/stdout cannot be renamed over
+    with _clear_errors(path):
+        if _is_stream(path):
+            with path.open("ab") as file:
                 file.write(data)
         else:
-            _replace(path.resolve() if path.is_symlink() else path, data)
+            _replace(_target(path), data)
 
 
 def check_writable(path: Path) -> None:
-    """Raise what writing this file would raise, as far as that is known before there is anything to
-    write."""
-    with _told(path):
-        folder = (path.resolve() if path.is_symlink() else path).parent
+    """Raise the error that writing this file would raise, as far as it is known before."""
+    with _clear_errors(path):
+        folder = _target(path).parent
         if path.is_dir():
             raise IsADirectoryError
         if not folder.is_dir():
             raise FileNotFoundError
-        renamed_over = not is_special(path) and path.parts[:2] not in (("/", "dev"), ("/", "proc"))
-        if not os.access(folder if renamed_over else path, os.W_OK):
+        if not os.access(path if _is_stream(path) else folder, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """Why a file cannot be written, as an error of ours."""
+def _clear_errors(path: Path) -> Iterator[None]:
+    """Turn errors of writing a file into InputError."""
     try:
         yield
     except IsADirectoryError:
         raise InputError(f"{path}: is a directory; name a file in it") from None
     except FileNotFoundError:
-        folder = (path.resolve() if path.is_symlink() else path).parent
+        folder = _target(path).parent
         raise InputError(f"{path}: cannot be written: folder {folder} does not exist") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -98,8 +94,17 @@ def _told(path: Path) -> Iterator[None]:
 
 
 def is_special(path: Path) -> bool:
-    """Whether this is there, and neither a plain file nor a folder."""
+    """True for a path that exists and is neither a plain file nor a folder."""
     return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _is_stream(path: Path) -> bool:
+    """True for a path that cannot be renamed over, such as a pipe or /dev/stdout."""
+    return path.parts[:2] in (("/", "dev"), ("/", "proc")) or is_special(path)
+
+
+def _target(path: Path) -> Path:
+    return path.resolve() if path.is_symlink() else path
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -1,8 +1,7 @@
-"""Reading and writing the nouns.
+"""Reading and writing the files of the nouns.
 
-Each file says its format and version. JSON and TOML only, and `.npz` without objects for costs:
-nothing that is read can run code. What is wrong with a file is said with the file, the field, and
-what was expected there.
+Each file names its format and version. Files are JSON, TOML, or `.npz` without objects for costs:
+reading one never runs code. An error names the file, the field and the value expected there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from roost.core import files, rows
+from roost.core import files, rows, saved
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import Graph
@@ -34,7 +33,7 @@ from roost.errors import InputError
 
 @dataclass(frozen=True)
 class Format:
-    """A noun, the fields of its file, and the way there and back."""
+    """The format of a noun: the fields of its file, and the functions that convert."""
 
     noun: type[Any]
     file: type[Any]
@@ -55,8 +54,7 @@ FORMATS = {
     "roost.result": Format(Result, rows.ResultFile, rows.result_file, rows.result_from),
 }
 
-# Nouns that are made further along the line, and the modules that add their formats to those above,
-# when one is met.
+# Formats of nouns outside of core, and the modules that add them to `FORMATS` when one is read.
 _LATER = {"roost.plan": "roost.plan.files"}
 
 
@@ -73,9 +71,11 @@ def save(noun: object, path: str | Path) -> None:
     files.write_bytes(path, data)
 
 
+saved.register(save)
+
+
 def check_path(noun: type[Any], path: str | Path) -> None:
-    """Raise where a noun of this type could not be saved there: before the minutes that it may take
-    to make it."""
+    """Raise InputError if a noun of this type cannot be saved there."""
     _check_suffix(noun, Path(path))
     files.check_writable(Path(path))
 
@@ -87,19 +87,20 @@ def _check_suffix(noun: type[Any], path: Path) -> None:
 
 
 def encode(noun: object) -> bytes:
-    """The bytes of a noun's file, the same each time: JSON with a row a line, or TOML for a
-    cluster."""
-    form = next((form for form in FORMATS.values() if form.noun is type(noun)), None)
-    if form is None:
-        raise InputError(f"a {type(noun).__name__} cannot be saved; save one of our nouns")
-    file = form.to_file(noun)
+    """The bytes of a noun's file: TOML for a cluster, else JSON. Equal nouns give equal bytes."""
+    for form in FORMATS.values():
+        if form.noun is type(noun):
+            file = form.to_file(noun)
+            break
+    else:
+        raise InputError(f"a {type(noun).__name__} cannot be saved; it has no file format")
     if isinstance(file, rows.ClusterFile):
         return msgspec.toml.encode(file)
     return _json_lines(file)
 
 
 def _json_lines(file: rows.File) -> bytes:
-    """JSON with each row of a long list on its own line: it can be read, searched and compared."""
+    """JSON with one line for each row of a list: people can read, search and compare it."""
     encoder = msgspec.json.Encoder()
     parts = []
     for key, value in msgspec.structs.asdict(file).items():
@@ -117,7 +118,7 @@ def _json_lines(file: rows.File) -> bytes:
 
 
 def load(path: str | Path) -> Any:
-    """The noun in a file; the file says which."""
+    """The noun in a file, of the type that the file names."""
     path = Path(path)
     if path.suffix == ".npz":
         return _load_costs(path)
@@ -125,7 +126,7 @@ def load(path: str | Path) -> Any:
 
 
 def load_as(noun: type[Any], path: str | Path) -> Any:
-    """The noun in a file, which must be of that type."""
+    """The noun in a file. Raises InputError if it is of another type."""
     found = load(path)
     if not isinstance(found, noun):
         held = type(found).__name__.lower()
@@ -136,17 +137,15 @@ def load_as(noun: type[Any], path: str | Path) -> Any:
 def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
     """The noun in these bytes; `where` names them in errors."""
     try:
-        text = tomllib.loads(data.decode()) if toml else None
-        header = msgspec.convert(text, _Header) if toml else msgspec.json.decode(data, type=_Header)
-        form = _format(header)
-        file = (
-            msgspec.convert(text, form.file) if toml else msgspec.json.decode(data, type=form.file)
-        )
-        return form.from_file(file)
+        if toml:
+            table = tomllib.loads(data.decode())
+            form = _format(msgspec.convert(table, _Header))
+            return form.from_file(msgspec.convert(table, form.file))
+        form = _format(msgspec.json.decode(data, type=_Header))
+        return form.from_file(msgspec.json.decode(data, type=form.file))
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"{where}: is not UTF-8 text (byte {error.start}); save it as UTF-8"
-        ) from None
+        wrong = f"is not UTF-8 text (byte {error.start})"
+        raise InputError(f"{where}: {wrong}; save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{where}: is not TOML: {error}") from None
     except msgspec.ValidationError as error:
@@ -169,8 +168,9 @@ class _Header(msgspec.Struct):
 
 
 def _format(header: _Header) -> Format:
-    if header.format not in {**FORMATS, **_LATER}:
-        raise InputError(f"format: {header.format!r} is none of {', '.join({**FORMATS, **_LATER})}")
+    known = [*FORMATS, *(name for name in _LATER if name not in FORMATS)]
+    if header.format not in known:
+        raise InputError(f"format: {header.format!r} is none of {', '.join(known)}")
     if header.format not in FORMATS:
         importlib.import_module(_LATER[header.format])
     form = FORMATS[header.format]
@@ -183,7 +183,7 @@ def _format(header: _Header) -> Format:
 
 
 def _field_first(message: str) -> str:
-    """`Expected int, got str - at $.ops[3].flop` with the field in front."""
+    """`Expected int - at $.ops[3].flop` with the field in front: `ops[3].flop: Expected int`."""
     text, _, place = message.partition(" - at ")
     field = place.strip("`").removeprefix("$").removeprefix(".")
     text = text.replace("`", "")
@@ -191,7 +191,7 @@ def _field_first(message: str) -> str:
 
 
 def _meant(message: str) -> str:
-    """For a field that is not known, the nearest of those that files have."""
+    """A suggestion for an unknown field: the nearest field of any file."""
     odd = re.search(r"unknown field `(.+?)`", message)
     if odd is None:
         return ""
@@ -203,7 +203,7 @@ def _meant(message: str) -> str:
 
 
 def _names_in(schema: Any) -> Iterator[str]:
-    """The fields that a schema names, however deep."""
+    """All fields that a schema names."""
     if isinstance(schema, dict):
         yield from schema.get("properties", {})
         schema = list(schema.values())

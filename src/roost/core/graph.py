@@ -1,4 +1,4 @@
-"""The graph: ops in program order, and the tensors between them."""
+"""The graph: ops in program order and the tensors between them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from roost.core.arrays import Array, check_figures, digest, frozen
+from roost.core.saved import Saved
 from roost.errors import GraphError, InputError, UnknownName
 
 PHASES = ("parameter", "input", "forward", "backward", "update")
@@ -22,9 +22,8 @@ _MOST_BYTES = 2.0**59
 
 
 @dataclass(frozen=True, eq=False)
-class Graph:
-    """A directed acyclic graph of ops, as arrays in program order: inputs come before their
-    consumers.
+class Graph(Saved):
+    """A directed acyclic graph of ops, as arrays in program order: inputs before consumers.
 
     A parameter (a weight, a buffer, an optimizer state) is an op of phase `parameter`: it takes no
     time, its output is the weight, and it is resident for the whole step. An op of phase `update`
@@ -33,8 +32,8 @@ class Graph:
 
     name: str
     op_names: tuple[str, ...]  # [ops] unique
-    kinds: tuple[str, ...]  # [ops] what it computes, such as "conv2d"
-    dtypes: tuple[str, ...]  # [ops] what it computes in, such as "float32"
+    kinds: tuple[str, ...]  # [ops] operation, such as "conv2d"
+    dtypes: tuple[str, ...]  # [ops] type of its numbers, such as "float32"
     # [ops] path of the module it came from, or ""; layer@3 is the fourth call of one.
     modules: tuple[str, ...]
     allowed: tuple[tuple[str, ...], ...]  # [ops] device kinds it may run on; () is any
@@ -94,7 +93,7 @@ class Graph:
             raise GraphError(f"a group is not among the {len(self.group_names)} of this graph")
 
     def _number_groups(self) -> None:
-        """Groups in the order of their first ops, as they come back from a file."""
+        """Number groups in the order of their first ops, as a file does."""
         if len(set(self.group_names)) != len(self.group_names):
             raise GraphError("two groups have the same name; group names must differ")
         used = list(dict.fromkeys(self.group[self.group >= 0].tolist()))
@@ -136,7 +135,7 @@ class Graph:
             )
 
     def _find_cycle(self) -> list[int]:
-        """Ops along one cycle, the first repeated at the end; empty where there is none."""
+        """Ops along one cycle, the first repeated at the end; empty if there is no cycle."""
         waiting = np.diff(self.input_start)
         ready = np.flatnonzero(waiting == 0).tolist()
         waiting = waiting.tolist()
@@ -176,8 +175,7 @@ class Graph:
         return np.repeat(np.arange(self.num_ops, dtype=np.int32), np.diff(self.input_start))
 
     @cached_property
-    # [ops + 1] consumers of op i are consumer_op[...[i]:...[i + 1]].
-    def consumer_start(self) -> Array:
+    def consumer_start(self) -> Array:  # [ops + 1] as input_start, for consumer_op
         counts = np.bincount(self.input_op, minlength=self.num_ops)
         return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
@@ -192,7 +190,7 @@ class Graph:
         return self.consumer_op[self.consumer_start[op] : self.consumer_start[op + 1]]
 
     def input_lists(self) -> list[list[int]]:
-        """The inputs of every op as plain lists: for loops in Python, where arrays are slow."""
+        """The inputs of every op as plain lists, for loops in Python."""
         return _lists(self.input_start, self.input_op)
 
     def consumer_lists(self) -> list[list[int]]:
@@ -211,7 +209,7 @@ class Graph:
 
     @cached_property
     def digest(self) -> str:
-        """A short name that differs when any field differs."""
+        """A short name that differs if any field differs."""
         return digest(getattr(self, field.name) for field in fields(self))
 
     def __eq__(self, other: object) -> bool:
@@ -223,12 +221,6 @@ class Graph:
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {self.num_ops} ops, {self.num_edges} edges)"
 
-    def save(self, path: str | Path) -> None:
-        """Write `graph.json`, compressed where the name ends in `.gz`."""
-        from roost.core import formats
-
-        formats.save(self, path)
-
 
 def _lists(start: Array, flat: Array) -> list[list[int]]:
     values = flat.tolist()
@@ -236,14 +228,12 @@ def _lists(start: Array, flat: Array) -> list[list[int]]:
 
 
 class GraphBuilder:
-    """Adds ops one by one and freezes them into a Graph."""
+    """A graph in the making: add ops one by one, then `freeze` it."""
 
     def __init__(self, name: str = "graph") -> None:
         self.name = name
         self._index: dict[str, int] = {}
-        self._rows: list[
-            tuple[str, str, str, tuple[str, ...], int, float, int, int, int, int, int]
-        ] = []
+        self._columns: dict[str, list[Any]] = {}  # fields of Graph that have an entry for each op
         self._inputs: list[list[int]] = []
         self._groups: dict[str, int] = {}
 
@@ -276,11 +266,22 @@ class GraphBuilder:
                 f"inputs of op {name!r} must be a list of names, not the text {inputs!r}"
             )
         sources = [self._source(name, source) for source in dict.fromkeys(inputs)]
-        kinds = tuple(allowed)
-        self._index[name] = len(self._rows)
-        number = -1 if group is None else self._groups.setdefault(group, len(self._groups))
-        sizes = (bytes_read, bytes_written, output_bytes, workspace_bytes)
-        self._rows.append((kind, dtype, module, kinds, PHASES.index(phase), flop, *sizes, number))
+        row = {
+            "kinds": kind,
+            "dtypes": dtype,
+            "modules": module,
+            "allowed": tuple(allowed),
+            "phase": PHASES.index(phase),
+            "flop": flop,
+            "bytes_read": bytes_read,
+            "bytes_written": bytes_written,
+            "output_bytes": output_bytes,
+            "workspace_bytes": workspace_bytes,
+            "group": -1 if group is None else self._groups.setdefault(group, len(self._groups)),
+        }
+        self._index[name] = len(self._index)
+        for column, value in row.items():
+            self._columns.setdefault(column, []).append(value)
         self._inputs.append(sources)
         return name
 
@@ -295,28 +296,13 @@ class GraphBuilder:
 
     def freeze(self) -> Graph:
         """The graph of all the ops added so far."""
-        if not self._rows:
+        if not self._index:
             raise GraphError(f"graph {self.name!r} has no ops; add at least one")
-        columns: list[Any] = list(zip(*self._rows, strict=True))
-        kinds, dtypes, modules, allowed, phase, flop, read, written, output, workspace, group = (
-            columns
-        )
-        counts = [len(sources) for sources in self._inputs]
         return Graph(
             name=self.name,
             op_names=tuple(self._index),
-            kinds=kinds,
-            dtypes=dtypes,
-            modules=modules,
-            allowed=allowed,
-            phase=phase,
-            flop=flop,
-            bytes_read=read,
-            bytes_written=written,
-            output_bytes=output,
-            workspace_bytes=workspace,
+            **self._columns,  # type: ignore[arg-type]
             group_names=tuple(self._groups),
-            group=group,
-            input_start=np.cumsum([0, *counts]),
+            input_start=np.cumsum([0, *map(len, self._inputs)]),
             input_op=np.array([op for sources in self._inputs for op in sources], dtype=np.int32),
-        )  # fmt: skip
+        )

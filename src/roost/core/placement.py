@@ -1,15 +1,15 @@
-"""The placement: the device of each op, and the order in which a device takes its ops."""
+"""The placement: the device of each op, and the order of the ops on each device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from roost.core.arrays import Array, digest, exact, frozen
+from roost.core.saved import Saved
 from roost.errors import InputError
 
 # program: the graph's own order, as one process dispatches it. rank: longest remaining path first.
@@ -20,9 +20,8 @@ _MOST_BYTES = 2**59  # sizes are added up in int64
 
 
 @dataclass(frozen=True, eq=False)
-class Placement:
-    """On which device each op runs, in which order, and how far ahead remote parameters are
-    fetched."""
+class Placement(Saved):
+    """The device of each op, their order, and the memory for parameters that are fetched ahead."""
 
     device: Array  # [ops] index in `devices`, or in the cluster's devices where that is empty
     order: str = "program"
@@ -59,9 +58,8 @@ class Placement:
                 "prefetch_bytes must be bytes, one number or one for each device, not negative"
             )
         if (window > _MOST_BYTES).any():
-            raise InputError(
-                f"prefetch_bytes of {window.max()} are more than 2**59; no machine holds that"
-            )
+            most = window.max()
+            raise InputError(f"prefetch_bytes of {most} are more than 2**59; no machine has that")
         if window.ndim == 0:
             object.__setattr__(self, "prefetch_bytes", int(window))
         else:
@@ -87,7 +85,7 @@ class Placement:
 
     @cached_property
     def digest(self) -> str:
-        """A short name that differs when any device, the order or a window differs."""
+        """A short name that differs if any device, the order or a window differs."""
         return digest(
             [self.device, self.order, self.priority, np.asarray(self.prefetch_bytes), self.devices]
         )
@@ -100,9 +98,3 @@ class Placement:
 
     def __repr__(self) -> str:
         return f"Placement({self.num_ops} ops, {self.order}, {self.digest})"
-
-    def save(self, path: str | Path) -> None:
-        """Write `placement.json`, compressed where the name ends in `.gz`."""
-        from roost.core import formats
-
-        formats.save(self, path)

@@ -1,10 +1,9 @@
-"""The problem: a graph to place, a cluster to place it on, and what each op costs there."""
+"""The problem: a graph to place, a cluster to place it on, and the costs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,13 +13,13 @@ from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import Graph
 from roost.core.placement import Placement
+from roost.core.saved import Saved
 from roost.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
-    """Graph + cluster + costs. `costs` may be given as the bare array op_time [ops, devices] in
-    seconds."""
+class Problem(Saved):
+    """A graph, a cluster and costs. `costs` may be a bare array, op_time [ops, devices]."""
 
     graph: Graph
     cluster: Cluster
@@ -56,7 +55,7 @@ class Problem:
         return self.costs.op_time
 
     @cached_property
-    def allowed(self) -> Array:  # [ops, devices] whether the op may run there
+    def allowed(self) -> Array:  # [ops, devices] true if the op may run there
         kinds = [device.kind for device in self.cluster.devices]
         rows = {
             choice: [not choice or kind in choice for kind in kinds]
@@ -81,14 +80,11 @@ class Problem:
         )
 
     def check(self, placement: Placement) -> Placement:
-        """The placement with devices counted as this cluster counts them; raises where it does not
-        belong here."""
+        """The placement with devices in the order of this cluster, if it is valid here."""
         graph, cluster = self.graph, self.cluster
         if not isinstance(placement, Placement):
-            raise InputError(
-                f"a roost.Placement is needed, not {type(placement).__name__}; make one of the "
-                f"devices"
-            )
+            given = type(placement).__name__
+            raise InputError(f"a roost.Placement is needed, not {given}; make one of the devices")
         if placement.graph and placement.graph != graph.digest:
             raise InputError(
                 f"the placement was made for graph {placement.graph}; graph {graph.name!r} is "
@@ -161,15 +157,8 @@ class Problem:
         return leader
 
     def __getstate__(self) -> dict[str, Any]:
-        """What it was made of: not what was worked out since, such as a simulator with compiled
-        state."""
+        """The fields alone, without cached values such as a simulator."""
         return {"graph": self.graph, "cluster": self.cluster, "costs": self.costs}
 
     def __repr__(self) -> str:
         return f"Problem({self.graph!r} on {self.cluster.name!r})"
-
-    def save(self, path: str | Path) -> None:
-        """Write `problem.json`, compressed where the name ends in `.gz`."""
-        from roost.core import formats
-
-        formats.save(self, path)

@@ -1,13 +1,13 @@
-"""The timeline: what one step does when, and how much memory it holds."""
+"""The timeline of one step: start and finish of ops and transfers, and the memory held."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.saved import Saved
 
 # send: an op's output, to a device where a consumer runs. fetch: a parameter, to a device that uses
 # it. home: a parameter's new value, from the update that made it to where it lives.
@@ -22,8 +22,7 @@ def missing_memory(peak_memory: Array, capacity: Array) -> Array:  # [..., devic
 
 @dataclass(frozen=True, eq=False)
 class Transfers:
-    """Every transfer of a step, in the order of issue. With broadcast one send has several targets:
-    a row each."""
+    """Every transfer of a step, in the order of issue. A broadcast has a row for each target."""
 
     tensor: Array  # [transfers] the op whose output travels
     source: Array  # [transfers] device
@@ -46,8 +45,8 @@ class MemoryTrack:
 
 
 @dataclass(frozen=True, eq=False)
-class Timeline:
-    """One step: its time and peak memory; the rest is there when it was asked for."""
+class Timeline(Saved):
+    """One step: its time and peak memory. A full timeline has the other fields too."""
 
     step_time: float  # seconds
     peak_memory: Array  # [devices] bytes
@@ -64,7 +63,7 @@ class Timeline:
 
     @property
     def feasible(self) -> bool:
-        """Whether every device holds what it must."""
+        """True if every device has enough memory."""
         return bool((self.peak_memory <= self.capacity).all())
 
     @property
@@ -73,24 +72,18 @@ class Timeline:
 
     @property
     def missing_bytes(self) -> int:
-        """The most bytes that any device lacks; 0 where all fits."""
+        """The most bytes that any device lacks; 0 if all fits."""
         return int(self.missing.max())
 
     @property
     def busy(self) -> Array:  # [devices] seconds spent computing
-        """Raises ValueError unless the full timeline was asked for."""
+        """Raises ValueError unless the timeline is full."""
         if self.device is None or self.start is None or self.finish is None:
             raise ValueError("ask for the full timeline: simulate(problem, placement, full=True)")
         return np.bincount(self.device, self.finish - self.start, minlength=len(self.device_names))
 
     def __repr__(self) -> str:
         return (
-            f"Timeline({self.step_time:.6g} s, feasible={self.feasible}, {self.num_transfers} "
-            f"transfers)"
+            f"Timeline({self.step_time:.6g} s, feasible={self.feasible}, "
+            f"{self.num_transfers} transfers)"
         )
-
-    def save(self, path: str | Path) -> None:
-        """Write `timeline.json`, compressed where the name ends in `.gz`."""
-        from roost.core import formats
-
-        formats.save(self, path)

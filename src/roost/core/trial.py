@@ -1,32 +1,31 @@
-"""Trials and results: what placements cost, and which was the best."""
+"""Trials and results: the costs of placements, and the best of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isinf
-from pathlib import Path
 
 from roost.core.arrays import Array
 from roost.core.placement import Placement
+from roost.core.saved import Saved
 from roost.core.timeline import Timeline
 from roost.core.units import show_bytes, show_seconds
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Trial:
-    """One evaluated placement. One that does not fit is a trial like any other, with `feasible`
-    false."""
+    """One evaluated placement. If it does not fit, `feasible` is false."""
 
     placement: Placement
-    step_time: float  # seconds; infinite where it was run and did not come to an end
+    step_time: float  # seconds; infinite if a run did not end
     peak_memory: Array  # [devices] bytes
     feasible: bool
     seconds: float = 0.0  # spent on it
     source: str = "simulated"  # or "measured"
     placer: str = ""
     missing_bytes: int = 0  # beyond the capacities, on all devices together
-    why: str = ""  # it is not feasible, where not for memory as simulated
+    why: str = ""  # reason why it is not feasible, unless simulated memory is
 
     @staticmethod
     def simulated(placement: Placement, step: Timeline) -> Trial:
@@ -40,20 +39,17 @@ class Trial:
         """Feasible before infeasible, then nearer to fitting, then the shorter step."""
         if other is None:
             return True
-        return (not self.feasible, self.missing_bytes, self.step_time) < (
-            not other.feasible,
-            other.missing_bytes,
-            other.step_time,
-        )
+        return self._rank < other._rank
+
+    @property
+    def _rank(self) -> tuple[bool, int, float]:
+        return not self.feasible, self.missing_bytes, self.step_time
 
     def __repr__(self) -> str:
         lacks = "fits" if self.feasible else self.why or f"lacks {show_bytes(self.missing_bytes)}"
-        if isinf(self.step_time):
-            return f"Trial({lacks}{f', by {self.placer}' if self.placer else ''})"
-        return (
-            f"Trial({show_seconds(self.step_time)} a step, "
-            f"{lacks}{f', by {self.placer}' if self.placer else ''})"
-        )
+        step = "" if isinf(self.step_time) else f"{show_seconds(self.step_time)} a step, "
+        by = f", by {self.placer}" if self.placer else ""
+        return f"Trial({step}{lacks}{by})"
 
 
 def best_of(trials: Iterable[Trial]) -> Trial:
@@ -74,14 +70,14 @@ class Bound:
     proof: str
 
 
-# done: the placer came to its end. budget: trials or seconds were spent. optimal: the bound was
-# reached. interrupted: with Ctrl-C. stopped: whoever watched it asked for that. exhausted:
-# placements were run, and for long none was asked for that was not run before.
+# done: the placer ended. budget: trials or seconds were spent. optimal: the bound was reached.
+# interrupted: by Ctrl-C. stopped: `on_trial` asked for it. exhausted: placements were run, and no
+# new one was proposed for long.
 ENDINGS = ("done", "budget", "optimal", "interrupted", "stopped", "exhausted")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Result:
+class Result(Saved):
     """The best trial of a search, beside the baselines on the same problem."""
 
     best: Trial
@@ -98,8 +94,7 @@ class Result:
 
     @property
     def gap(self) -> float | None:
-        """How much longer the best step is than the bound, as a share of the best; None without a
-        bound."""
+        """The share of the best step time above the bound; None without a bound."""
         if self.bound is None:
             return None
         return 1.0 - self.bound.step_time / self.best.step_time if self.best.step_time > 0 else 0.0
@@ -108,9 +103,3 @@ class Result:
         gap = "" if self.gap is None or not self.best.feasible else f", gap {self.gap:.1%}"
         spent = f"{self.num_trials:,} trials in {self.seconds:.1f} s"
         return f"Result({self.graph!r} on {self.cluster!r}: {self.best!r}{gap}, {spent})"
-
-    def save(self, path: str | Path) -> None:
-        """Write `result.json`, compressed where the name ends in `.gz`."""
-        from roost.core import formats
-
-        formats.save(self, path)

@@ -1,4 +1,4 @@
-"""Quantities with units, as people write them: `12GiB`, `20us`, `480GB/s`, `5.6TFLOP/s`."""
+"""Quantities with units: `12GiB`, `20us`, `480GB/s`, `5.6TFLOP/s`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ/]
 
 
 def parse(value: float | str, units: dict[str, float]) -> float:
-    """A number in base units; a bare number is taken to be in them already."""
+    """A number in base units. A bare number is in base units already."""
     if isinstance(value, int | float):
         number = float(value)
     else:
@@ -40,7 +40,7 @@ def parse_bytes(value: float | str) -> int:
 
 
 def show_bytes(size: float) -> str:
-    """`12.0 GiB`, with a minus sign where it is negative."""
+    """`12.0 GiB`, or `-12.0 GiB`."""
     sign, size = ("-", -size) if size < 0 else ("", size)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -50,7 +50,7 @@ def show_bytes(size: float) -> str:
 
 
 def show_seconds(seconds: float) -> str:
-    """`1.23 ms`: three significant digits in the unit that suits."""
+    """`1.23 ms`: three significant digits in a suitable unit."""
     if seconds == 0:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
@@ -74,7 +74,7 @@ def _three_digits(value: float) -> str:
 
 
 def write_bytes(size: int) -> str | int:
-    """For files: `12GiB` where that is exact, else the plain number."""
+    """A size as files have it: `12GiB` if that is exact, else the plain number."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size and size % int(BYTES[unit]) == 0:
             return f"{size // int(BYTES[unit])}{unit}"

@@ -1,1 +1,1 @@
-"""Problem x Placer x Budget -> Result."""
+"""Search for the best placement of a problem, by a placer, within a budget."""

@@ -1,5 +1,4 @@
-"""The budget of a search: trials and seconds, counted by whoever evaluates and never by the
-placer."""
+"""The budget of a search. The search counts it, never the placer."""
 
 from __future__ import annotations
 
@@ -11,18 +10,18 @@ from numbers import Real
 
 from roost.errors import InputError
 
-_ENDLESS = 10**18  # trials or seconds: more than anything spends, and a float may not hold it
+_ENDLESS = 10**18  # trials or seconds: more than any search spends
 
 
 @dataclass
 class Budget:
-    """What a search may spend, and what it has spent."""
+    """The trials and seconds that a search may spend, and those it has spent."""
 
     trials: float = inf
     seconds: float = inf
     clock: Callable[[], float] = time.perf_counter
     num_trials: int = 0
-    spent_before: float = 0.0  # seconds, besides those on the clock
+    spent_before: float = 0.0  # seconds besides those on the clock
     _began: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -42,13 +41,11 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds spent, those of an earlier part of the search included as far as it was gone
-        through again."""
+        """Seconds spent, with those of an earlier part of the search that was replayed."""
         return self.spent_before + self.clock() - self._began
 
     def catch_up(self, elapsed: float) -> None:
-        """Something was taken from a journal that was found after so many seconds: these are
-        spent."""
+        """Count at least so many seconds as spent: a trial from a journal was found after them."""
         self.spent_before += max(0.0, elapsed - self.elapsed)
 
     @property

@@ -1,8 +1,10 @@
-"""Find the best placement that a budget allows, and say how good it provably is."""
+"""Find the best placement that a budget allows, and prove how good it is.
+
+`solve` is the public function. `search` also returns a placement that does not fit.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from math import inf
 from numbers import Integral
@@ -19,15 +21,16 @@ from roost.core.trial import Result
 from roost.errors import BudgetSpent, InputError
 from roost.placers import Placer, weights_of
 from roost.search.budget import Budget
-from roost.search.evaluate import Evaluation, Progress, Search, Source, Stopped
-from roost.search.fixes import nothing_found
-from roost.search.local import Simulating
+from roost.search.evaluate import Evaluation, Progress, Search, Stopped
+from roost.search.infeasible import no_run, nothing_found
+from roost.search.journal import open_journal
+from roost.search.past import Past
+from roost.search.simulating import Simulating
+from roost.search.source import Source
 from roost.search.warm_up import warm_up
 
 _SECONDS = 10.0  # where neither trials nor seconds are given
 _BOUND_SHARE = 0.1  # of the seconds, at most one second
-
-log = logging.getLogger(__name__)
 
 
 def solve(
@@ -42,20 +45,21 @@ def solve(
     on_note: Callable[[Mapping[str, float]], object] | None = None,
     source: Source | None = None,
 ) -> Result:
-    """Search for the best placement until the trials or the seconds are spent (ten seconds where
-    neither is given).
+    """Search for the best placement until the trials or the seconds are spent; default 10 seconds.
 
-    Equal seeds give equal results for equal numbers of trials; seconds only decide where the search
-    stops. `journal` names a file that gets every trial, and from which a search that was killed
-    goes on. `on_trial` is called with a `Progress` for each trial that a placer asks for, after the
-    batch that it is in, and for the best of each round of a compiled loop; where it returns True
-    the search ends. `on_note` is called with what a learned placer says of its learning. `source`
-    says what placements cost, and is closed in the end: the simulator where it is left out, or a
-    `roost.search.measured.Measuring` that runs them. Ctrl-C ends the search with the best so far.
-    Raises `Infeasible`, with the result of the search as its `result`, where nothing is found that
-    fits; at once, and without a result, where that is proved.
+    Equal seeds give equal results for equal numbers of trials. Seconds only decide when to stop.
+
+    - `journal` names a file that gets every trial. A search that was killed goes on from it.
+    - `on_trial` gets a `Progress` for each trial that a placer asks for, after its batch, and for
+      the best of each round of a compiled loop. The search ends if it returns True.
+    - `on_note` gets the figures that a learned placer reports.
+    - `source` gives the trials, and is closed at the end. The default is the simulator;
+      `roost.search.measured.Measuring` runs placements.
+
+    Ctrl-C ends the search with the best so far. Raises `Infeasible` if nothing fits: at once if
+    that is proved, else with the result of the search as `result`.
     """
-    check(problem)
+    check_groups(problem)
     proof = nothing_fits(problem)
     if proof is not None:
         raise proof
@@ -72,7 +76,7 @@ def solve(
         on_note=on_note,
     )
     if not result.best.feasible:
-        raise nothing_found(problem, result, none_ran(result))
+        raise nothing_found(problem, result, no_run(result))
     return result
 
 
@@ -90,44 +94,41 @@ def search(
     prove: bool = True,
     on_note: Callable[[Mapping[str, float]], object] | None = None,
 ) -> Result:
-    """As `solve`, but what does not fit is a result like any other. `prove` says whether a bound is
-    worked out."""
-    check(problem)
-    name, chosen = _placer(placer)
-    seed = _seed(seed)
+    """Search as `solve` does, and return the best trial even if it does not fit.
+
+    `prove` asks for a bound. A `budget` replaces the trials and seconds.
+    """
+    check_groups(problem)
+    name, chosen = _named(placer)
+    seed = _checked_seed(seed)
     warm_up(chosen, prove, problem.cluster.keeps_busy)
     source = source or Simulating(problem, workers)
     if seconds is None and trials is None:
         seconds = _SECONDS
-    given = (inf if trials is None else trials, inf if seconds is None else seconds)
-    budget, fresh = (Budget(*given), True) if budget is None else (budget, False)
-    opened = None
+    limits = (inf if trials is None else trials, inf if seconds is None else seconds)
+    spending = budget or Budget(*limits)
+    past = Past()
     if journal is not None:
-        # Only who writes files needs what writes them.
-        from roost.search.journal import open_journal
-
-        how = "" if getattr(source, "simulated", True) else ", measured"
-        opened = open_journal(journal, problem, name, _settings(chosen) + how, seed)
+        settings = _settings(chosen) + ("" if source.simulated else ", measured")
+        past = open_journal(journal, problem, name, settings, seed)
     try:
-        if callable(start := getattr(source, "open", None)):
-            start()
-            # A process with a model takes seconds that nobody gave for it.
-            budget = Budget(*given) if fresh else budget
-        state = Search(problem, source, budget, seed, opened, on_trial, on_note)
+        source.open()
+        if budget is None:
+            spending = Budget(*limits)  # starting a process takes seconds that do not count
+        state = Search(problem, source, spending, seed, past, on_trial, on_note)
         ended = _run(state, name, chosen, prove)
         if ended != "stopped":
-            state.take_rest()
+            state.record_rest()
     finally:
         source.close()
-        if opened is not None:
-            opened.close()
+        past.close()
     assert state.best is not None
     return Result(
         best=state.best,
         placer=name,
         seed=seed,
-        num_trials=budget.num_trials,
-        seconds=budget.elapsed,
+        num_trials=spending.num_trials,
+        seconds=spending.elapsed,
         baselines={other: trial for other, trial in state.best_of.items() if other != name},
         bound=state.bound,
         graph=problem.graph.name,
@@ -137,46 +138,38 @@ def search(
     )
 
 
-def none_ran(result: Result) -> str:
-    """What to say where the best try did not fail for memory as simulated; nothing where it did."""
-    best = result.best
-    failed = best.why and not best.missing_bytes
-    return f"nothing runs: the best try of {result.num_trials} failed: {best.why}" if failed else ""
-
-
-def check(problem: Problem) -> None:
-    """Raise where no placement can be, however much memory there is."""
+def check_groups(problem: Problem) -> None:
+    """Raise InputError if a group has no device that all of its ops may run on."""
     if not isinstance(problem, Problem):
         raise InputError(
-            f"solve takes a problem, not {type(problem).__name__}; roost.estimate makes one of a "
-            f"graph"
+            f"solve takes a problem, not {type(problem).__name__}; "
+            "roost.estimate makes one from a graph"
         )
     graph = problem.graph
     members = np.flatnonzero(graph.group >= 0)
     may = np.ones((graph.num_groups, problem.cluster.num_devices), dtype=bool)
     np.logical_and.at(may, graph.group[members], problem.allowed[members])
     homeless = np.flatnonzero(~may.any(axis=1))
-    if len(homeless):
-        group = int(homeless[0])
-        kinds: dict[tuple[str, ...], str] = {}
-        for op in np.flatnonzero(graph.group == group).tolist():
-            kinds.setdefault(graph.allowed[op], graph.op_names[op])
-        said = ", ".join(
-            f"{name!r} on {' or '.join(choice)}" for choice, name in kinds.items() if choice
-        )
-        raise InputError(
-            f"group {graph.group_names[group]!r} has no device of cluster "
-            f"{problem.cluster.name!r} on which all of it "
-            f"may run: {said} only; part them, or allow more kinds"
-        )
+    if not len(homeless):
+        return
+    group = int(homeless[0])
+    kinds: dict[tuple[str, ...], str] = {}
+    for op in np.flatnonzero(graph.group == group).tolist():
+        kinds.setdefault(graph.allowed[op], graph.op_names[op])
+    limits = ", ".join(f"{op!r} on {' or '.join(kind)}" for kind, op in kinds.items() if kind)
+    raise InputError(
+        f"group {graph.group_names[group]!r} has no device of cluster {problem.cluster.name!r} "
+        f"on which all of it may run: {limits} only; split the group, or allow more kinds"
+    )
 
 
 def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
-    """Run the placer to its end or that of the budget; why it ended."""
+    """Run the placer until it ends or the budget is spent. Returns one of `ENDINGS`."""
     evaluate = Evaluation(state, name)
     try:
-        if prove and state.is_simulated:
-            state.prove(bound(state.problem, seconds=min(1.0, _BOUND_SHARE * state.budget.seconds)))
+        if prove and state.source.simulated:
+            seconds = min(1.0, _BOUND_SHARE * state.budget.seconds)
+            state.prove(bound(state.problem, seconds=seconds))
         placement = placer.place(state.problem, evaluate)
         state.problem.check(placement)
         if state.best is None or placement.digest != state.best.placement.digest:
@@ -187,8 +180,8 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
     except BudgetSpent:
         if state.best is None:
             raise InputError(
-                f"the budget was spent before {name!r} had evaluated one placement; give it more "
-                f"seconds"
+                f"the budget was spent before {name!r} had evaluated one placement; "
+                "give it more seconds"
             ) from None
         return "budget"
     except KeyboardInterrupt:
@@ -197,42 +190,43 @@ def _run(state: Search, name: str, placer: Placer, prove: bool) -> str:
         return "interrupted"
 
 
-def _placer(placer: str | Placer) -> tuple[str, Placer]:
+def _named(placer: str | Placer) -> tuple[str, Placer]:
+    """The name of a placer, and the placer itself."""
     if isinstance(placer, str):
         return placer, named_placer(placer)
-    if isinstance(placer, type) or not callable(getattr(placer, "place", None)):
-        what = placer.__name__ if isinstance(placer, type) else type(placer).__name__
-        wrong = "is a class, make one of it" if isinstance(placer, type) else "has none"
-        raise InputError(f"a placer has a method place(problem, evaluate); {what} {wrong}")
-    return catalog.file_name(type(placer).__name__), placer
-
-
-def _settings(placer: Placer) -> str:
-    """Its settings as text; of weights what is in the file: under the same name it may be another
-    one."""
-    text, weights = repr(placer), weights_of(placer)
-    if weights is None or not Path(weights).is_file():
-        return text
-    return text.replace(
-        f"weights={weights!r}", f"weights={digest([files.read_plain(Path(weights))])!r}"
-    )
+    if isinstance(placer, type):
+        given = f"{placer.__name__} is a class, make an instance of it"
+    elif not callable(getattr(placer, "place", None)):
+        given = f"{type(placer).__name__} has none"
+    else:
+        return catalog.file_name(type(placer).__name__), placer
+    raise InputError(f"a placer has a method place(problem, evaluate); {given}")
 
 
 def named_placer(name: str) -> Placer:
-    """The placer of that name, with the settings it has by itself."""
+    """The placer of that name with its default settings."""
     found = catalog.find("placers", name)
     if not callable(getattr(found, "place", None)):
         raise InputError(f"{name!r} is no placer: it has no method place(problem, evaluate)")
     try:
-        chosen: Placer = found()
+        placer: Placer = found()
     except TypeError as error:
         raise InputError(
-            f"the placer {name!r} cannot be made without settings: {error}; give them defaults"
+            f"the placer {name!r} needs settings that have no default: {error}; give them defaults"
         ) from None
-    return chosen
+    return placer
 
 
-def _seed(seed: int) -> int:
+def _settings(placer: Placer) -> str:
+    """The settings of a placer as text. A file of weights is named by the digest of its content."""
+    text, weights = repr(placer), weights_of(placer)
+    if weights is None or not Path(weights).is_file():
+        return text
+    content = digest([files.read_plain(Path(weights))])
+    return text.replace(f"weights={weights!r}", f"weights={content!r}")
+
+
+def _checked_seed(seed: int) -> int:
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number that is not negative")
     return int(seed)

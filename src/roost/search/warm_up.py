@@ -1,5 +1,4 @@
-"""What a placer needs once in a process, compiled loops and imports, is fetched before its budget
-begins."""
+"""Compile loops and load imports, once in a process, before the budget of a search begins."""
 
 from __future__ import annotations
 
@@ -17,33 +16,32 @@ from roost.core.problem import Problem
 from roost.placers import Placer, asked_by
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
-from roost.search.local import Simulating
+from roost.search.simulating import Simulating
 
 _SECONDS, _TRIALS = 0.5, 1000  # for each placer, compiling not counted
 
-_warm: set[object] = set()  # types of placers
+_warm: set[object] = set()  # types of placers, and `bound`
 
 
 def warm_up(placer: Placer, prove: bool = False, busy: bool = False) -> None:
-    """Run a placer, and those that it asks, on a problem of three ops; and a proof, where one is
-    asked for.
+    """Run a placer, the placers that it asks and a proof, if one is needed, on three ops.
 
-    For clusters whose crossings keep both ends `busy` the loops are compiled by themselves.
+    `busy`: transfers keep their two devices from computing. Such clusters have loops of their own.
     """
     if prove and _is_cold(bound, busy):
         bound(small_problem(busy), seconds=0.1)
     if not _is_cold(type(placer), busy):
         return
-    with contextlib.suppress(Exception):  # whatever is wrong will be told of the real problem
+    with contextlib.suppress(Exception):  # the search itself will raise
         for name in asked_by(placer):
             warm_up(catalog.find("placers", name)(), busy=busy)
     with contextlib.suppress(Exception):
         _run(placer, small_problem(busy))
 
 
-def _is_cold(what: object, busy: bool) -> bool:
-    """Whether it has not been warmed up so far; from now on it has."""
-    key = (what, "busy") if busy else what
+def _is_cold(user: object, busy: bool) -> bool:
+    """True the first time that this type or function is asked about."""
+    key = (user, "busy") if busy else user
     if key in _warm:
         return False
     _warm.add(key)
@@ -51,8 +49,7 @@ def _is_cold(what: object, busy: bool) -> bool:
 
 
 def _run(placer: Placer, problem: Problem) -> None:
-    """The clock stands still while anything is compiled, or the first loop would leave no time for
-    the others."""
+    """Run a placer for a short time. Compiling does not count, or the first loop took it all."""
     from numba.core.event import TimingListener, install_listener
 
     with install_listener("numba:compile", TimingListener()) as compiling:  # type: ignore[no-untyped-call]
@@ -65,8 +62,7 @@ def _run(placer: Placer, problem: Problem) -> None:
 
 
 def small_problem(busy: bool = False) -> Problem:
-    """Weights that do not fit beside the ops that read them: so that what fetches them is compiled
-    too."""
+    """Three ops whose weights do not fit beside them, so that loops that fetch are compiled too."""
     builder = GraphBuilder("warm-up")
     last: list[str] = []
     for number in range(3):
@@ -77,6 +73,5 @@ def small_problem(busy: bool = False) -> Problem:
     link = Link("*", "*", 1000.0, sender_busy=0.01 * busy, receiver_busy=0.01 * busy)
     cluster = Cluster("warm-up", devices, (link,))
     graph = builder.freeze()
-    return Problem(
-        graph, cluster, Costs(np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]]))
-    )
+    op_time = np.where(graph.is_parameter[:, None], 0.0, [[5.0, 1.0, 1.0]])
+    return Problem(graph, cluster, Costs(op_time))

@@ -1,6 +1,6 @@
-"""What the files look like, field by field, and the nouns to and from them.
+"""The fields of all files, and the nouns to and from them.
 
-The classes ending in `File` are the fields of a file; the published JSON Schema is made from them.
+A class that ends in `File` has the fields of a file. The published JSON Schema comes from these.
 """
 
 from roost.core.rows.base import Count as Count
@@ -33,5 +33,7 @@ from roost.core.rows.trial import ResultFile as ResultFile
 from roost.core.rows.trial import TrialRow as TrialRow
 from roost.core.rows.trial import result_file as result_file
 from roost.core.rows.trial import result_from as result_from
+from roost.core.rows.trial import trial_fields as trial_fields
 from roost.core.rows.trial import trial_from as trial_from
+from roost.core.rows.trial import trial_of as trial_of
 from roost.core.rows.trial import trial_row as trial_row

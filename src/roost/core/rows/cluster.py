@@ -1,4 +1,4 @@
-"""`cluster.toml`, field by field, and clusters to and from it."""
+"""The fields of `cluster.toml`, and clusters to and from them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,23 @@ import msgspec
 
 from roost.core import units
 from roost.core.cluster import Cluster, Device, Link
-from roost.core.rows.base import File, Quantity, check_version
+from roost.core.rows.base import File, Quantity, check_version, fields_of, file_of
 from roost.errors import InputError
+
+_DEVICE_UNITS = {
+    "memory_bandwidth": units.RATE,
+    "launch_overhead": units.SECONDS,
+    "gap": units.SECONDS,
+}
+_LINK_UNITS = {
+    "bandwidth": units.RATE,
+    "latency": units.SECONDS,
+    "gap": units.SECONDS,
+    "send_bandwidth": units.RATE,
+    "send_latency": units.SECONDS,
+    "sender_busy": units.SECONDS,
+    "receiver_busy": units.SECONDS,
+}
 
 
 class DeviceBlock(File):
@@ -57,111 +72,62 @@ class ClusterFile(File, tag_field="format", tag="roost.cluster"):
 
 def cluster_file(cluster: Cluster) -> ClusterFile:
     devices = [
-        DeviceBlock(
-            name=device.name,
-            kind=device.kind,
+        file_of(
+            DeviceBlock,
+            device,
             memory=units.write_bytes(device.memory),
-            host=device.host,
             peak=dict(device.peak),
-            memory_bandwidth=device.memory_bandwidth,
             efficiency=dict(device.efficiency),
-            launch_overhead=device.launch_overhead,
-            gap=device.gap,
-            figures_from=device.figures_from,
         )
         for device in cluster.devices
     ]
-    links = [
-        LinkBlock(
-            between=[link.source, link.target] if link.both_ways else [],
-            source="" if link.both_ways else link.source,
-            target="" if link.both_ways else link.target,
-            latency=link.latency,
-            bandwidth=link.bandwidth,
-            send_bandwidth=link.send_bandwidth,
-            send_latency=link.send_latency,
-            sender_busy=link.sender_busy,
-            receiver_busy=link.receiver_busy,
-            bus=link.bus,
-            gap=link.gap,
-            figures_from=link.figures_from,
-        )
-        for link in cluster.links
-    ]
-    return ClusterFile(
-        version=1,
-        name=cluster.name,
-        devices=devices,
-        links=links,
-        description=cluster.description,
-        broadcast=cluster.broadcast,
-        copies_in_memory=cluster.copies_in_memory,
-    )
+    links = []
+    for link in cluster.links:
+        ends = [link.source, link.target] if link.both_ways else []
+        source, target = ("", "") if link.both_ways else (link.source, link.target)
+        links.append(file_of(LinkBlock, link, between=ends, source=source, target=target))
+    return file_of(ClusterFile, cluster, version=1, devices=devices, links=links)
 
 
 def cluster_from(file: ClusterFile) -> Cluster:
     check_version(file.version, "cluster")
-    devices = [
-        device
-        for i, block in enumerate(file.devices)
-        for device in _devices(block, f"devices[{i}]")
-    ]
-    return Cluster(
-        name=file.name,
-        devices=tuple(devices),
-        links=tuple(_link(block, f"links[{i}]") for i, block in enumerate(file.links)),
-        description=file.description,
-        broadcast=file.broadcast,
-        copies_in_memory=file.copies_in_memory,
-    )
+    devices: list[Device] = []
+    for number, block in enumerate(file.devices):
+        devices += _devices(block, f"devices[{number}]")
+    links = tuple(_link(block, f"links[{number}]") for number, block in enumerate(file.links))
+    others = fields_of(file, without=("version", "devices", "links"))
+    return Cluster(devices=tuple(devices), links=links, **others)
 
 
 def _devices(block: DeviceBlock, where: str) -> list[Device]:
     if bool(block.name) == bool(block.names):
         raise InputError(f"{where}: give either name, or names for several alike")
-    return [
-        Device(
-            name=name,
-            kind=block.kind,
-            memory=_size(block.memory, f"{where}.memory"),
-            host=block.host,
-            peak={
-                dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}")
-                for dtype, rate in block.peak.items()
-            },
-            memory_bandwidth=_quantity(
-                block.memory_bandwidth, units.RATE, f"{where}.memory_bandwidth"
-            ),
-            efficiency=block.efficiency,
-            launch_overhead=_quantity(
-                block.launch_overhead, units.SECONDS, f"{where}.launch_overhead"
-            ),
-            gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
-            figures_from=block.figures_from,
-        )
-        for name in block.names or [block.name]
-    ]
+    fields = fields_of(block, without=("name", "names"))
+    fields["memory"] = _size(block.memory, f"{where}.memory")
+    fields["peak"] = {
+        dtype: _quantity(rate, units.FLOP_RATE, f"{where}.peak.{dtype}")
+        for dtype, rate in block.peak.items()
+    }
+    fields |= _quantities(block, _DEVICE_UNITS, where)
+    return [Device(name=name, **fields) for name in block.names or [block.name]]
 
 
 def _link(block: LinkBlock, where: str) -> Link:
     both_ways = bool(block.between)
     if both_ways == bool(block.source or block.target) or (both_ways and len(block.between) != 2):
         raise InputError(f"{where}: give between = [one, other], or source and target")
-    source, target = block.between if both_ways else (block.source, block.target)
-    return Link(
-        source=source,
-        target=target,
-        bandwidth=_quantity(block.bandwidth, units.RATE, f"{where}.bandwidth"),
-        latency=_quantity(block.latency, units.SECONDS, f"{where}.latency"),
-        both_ways=both_ways,
-        bus=block.bus,
-        gap=_quantity(block.gap, units.SECONDS, f"{where}.gap"),
-        figures_from=block.figures_from,
-        send_bandwidth=_quantity(block.send_bandwidth, units.RATE, f"{where}.send_bandwidth"),
-        send_latency=_quantity(block.send_latency, units.SECONDS, f"{where}.send_latency"),
-        sender_busy=_quantity(block.sender_busy, units.SECONDS, f"{where}.sender_busy"),
-        receiver_busy=_quantity(block.receiver_busy, units.SECONDS, f"{where}.receiver_busy"),
-    )
+    fields = fields_of(block, without=("between",)) | _quantities(block, _LINK_UNITS, where)
+    if both_ways:
+        fields["source"], fields["target"] = block.between
+    return Link(both_ways=both_ways, **fields)
+
+
+def _quantities(block: File, known: dict[str, dict[str, float]], where: str) -> dict[str, float]:
+    """The fields that have units, in base units."""
+    return {
+        name: _quantity(getattr(block, name), scale, f"{where}.{name}")
+        for name, scale in known.items()
+    }
 
 
 def _size(value: Quantity, where: str) -> int:

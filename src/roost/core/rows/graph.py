@@ -1,6 +1,9 @@
-"""`graph.json`, field by field, and graphs to and from it."""
+"""The fields of `graph.json`, and graphs to and from them."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -8,6 +11,15 @@ import numpy as np
 from roost.core.graph import PHASES, Graph
 from roost.core.rows.base import Count, Figure, File, check_version
 from roost.errors import GraphError
+
+# Columns of numbers, with their type in a graph.
+_NUMBERS = {
+    "flop": np.float64,
+    "bytes_read": np.int64,
+    "bytes_written": np.int64,
+    "output_bytes": np.int64,
+    "workspace_bytes": np.int64,
+}
 
 
 class OpRow(File, gc=False):
@@ -38,32 +50,21 @@ class GraphFile(File, tag_field="format", tag="roost.graph"):
 
 def graph_file(graph: Graph) -> GraphFile:
     names = graph.op_names
-    starts, sources = graph.input_start.tolist(), graph.input_op.tolist()
+    columns: dict[str, Sequence[Any]] = {
+        "name": names,
+        "kind": graph.kinds,
+        "inputs": [[names[source] for source in sources] for sources in graph.input_lists()],
+        "phase": [PHASES[phase] for phase in graph.phase.tolist()],
+        "dtype": graph.dtypes,
+        **{column: getattr(graph, column).tolist() for column in _NUMBERS},
+        "module": graph.modules,
+        "group": [None if g < 0 else graph.group_names[g] for g in graph.group.tolist()],
+        "allowed": [list(kinds) for kinds in graph.allowed],
+    }
     rows = [
-        OpRow(
-            name=name,
-            kind=kind,
-            inputs=[names[source] for source in sources[first:end]],
-            phase=PHASES[phase],
-            dtype=dtype,
-            flop=flop,
-            bytes_read=read,
-            bytes_written=written,
-            output_bytes=output,
-            workspace_bytes=workspace,
-            module=module,
-            group=None if group < 0 else graph.group_names[group],
-            allowed=list(allowed),
-        )
-        for name, kind, dtype, module, allowed, phase, group, flop, read, written, output,
-        workspace, first, end in zip(
-            names, graph.kinds, graph.dtypes, graph.modules, graph.allowed, graph.phase.tolist(),
-            graph.group.tolist(), graph.flop.tolist(), graph.bytes_read.tolist(),
-            graph.bytes_written.tolist(),
-            graph.output_bytes.tolist(), graph.workspace_bytes.tolist(), starts[:-1], starts[1:],
-            strict=True,
-        )
-    ]  # fmt: skip
+        OpRow(**dict(zip(columns, values, strict=True)))
+        for values in zip(*columns.values(), strict=True)
+    ]
     return GraphFile(version=1, name=graph.name, ops=rows)
 
 
@@ -81,28 +82,23 @@ def graph_from(file: GraphFile) -> Graph:
     for op, row in enumerate(rows):
         if row.phase not in phases:
             raise GraphError(f"ops[{op}].phase: {row.phase!r} is none of {', '.join(PHASES)}")
-    groups: dict[str, int] = {}
+    groups: dict[str | None, int] = {None: -1}
+    for row in rows:
+        groups.setdefault(row.group, len(groups) - 1)
     return Graph(
         name=file.name,
-        op_names=tuple(row.name for row in rows),
+        op_names=tuple(index),
         kinds=tuple(row.kind for row in rows),
         dtypes=tuple(row.dtype for row in rows),
         modules=tuple(row.module for row in rows),
         allowed=tuple(tuple(row.allowed) for row in rows),
         phase=np.array([phases[row.phase] for row in rows], dtype=np.int8),
-        flop=np.array([row.flop for row in rows]),
-        bytes_read=np.array([row.bytes_read for row in rows], dtype=np.int64),
-        bytes_written=np.array([row.bytes_written for row in rows], dtype=np.int64),
-        output_bytes=np.array([row.output_bytes for row in rows], dtype=np.int64),
-        workspace_bytes=np.array([row.workspace_bytes for row in rows], dtype=np.int64),
-        group=np.array(
-            [
-                -1 if row.group is None else groups.setdefault(row.group, len(groups))
-                for row in rows
-            ],
-            dtype=np.int32,
-        ),
-        group_names=tuple(groups),
+        **{
+            column: np.array([getattr(row, column) for row in rows], dtype=dtype)
+            for column, dtype in _NUMBERS.items()
+        },
+        group=np.array([groups[row.group] for row in rows], dtype=np.int32),
+        group_names=tuple(name for name in groups if name is not None),
         input_start=np.cumsum([0, *map(len, inputs)]),
         input_op=np.array([source for sources in inputs for source in sources], dtype=np.int32),
     )
@@ -113,7 +109,7 @@ def _input_ops(row: OpRow, op: int, index: dict[str, int]) -> list[int]:
         sources = [index[name] for name in row.inputs]
     except KeyError as error:
         raise GraphError(
-            f"ops[{op}].inputs: op {row.name!r} takes {error.args[0]!r}, which is no op of this "
-            f"graph"
+            f"ops[{op}].inputs: op {row.name!r} takes {error.args[0]!r}, "
+            "which is no op of this graph"
         ) from None
     return sources if len(sources) < 2 else list(dict.fromkeys(sources))

@@ -1,4 +1,4 @@
-"""`placement.json` and `problem.json`, field by field, and the nouns to and from them."""
+"""The fields of `placement.json` and `problem.json`, and the nouns to and from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.rows.base import Count, Figure, File
+from roost.core.rows.base import Count, Figure, File, file_of
 from roost.core.rows.cluster import ClusterFile, cluster_file, cluster_from
 from roost.core.rows.graph import GraphFile, graph_file, graph_from
 from roost.errors import InputError
@@ -40,14 +40,14 @@ class ProblemFile(File, tag_field="format", tag="roost.problem"):
 
 def placement_file(placement: Placement) -> PlacementFile:
     window = placement.prefetch_bytes
-    return PlacementFile(
+    return file_of(
+        PlacementFile,
+        placement,
         version=1,
         devices=list(placement.devices),
         device=placement.device.tolist(),
-        order=placement.order,
         priority=None if placement.priority is None else placement.priority.tolist(),
         prefetch_bytes=window if isinstance(window, int) else window.tolist(),
-        graph=placement.graph,
     )
 
 

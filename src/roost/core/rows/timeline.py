@@ -1,20 +1,22 @@
-"""`timeline.json`, field by field, and timelines to and from it."""
+"""The fields of `timeline.json`, and timelines to and from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from roost.core.rows.base import Count, Figure, File
+from roost.core.arrays import Array
+from roost.core.rows.base import Count, Figure, File, file_of
 from roost.core.timeline import TRANSFER_KINDS, MemoryTrack, Timeline, Transfers
 from roost.errors import InputError
 
 
 class OpSpan(File, gc=False):
-    """When an op ran, and where."""
+    """The device, start and finish of an op."""
 
     name: str
     device: str
@@ -23,7 +25,7 @@ class OpSpan(File, gc=False):
 
 
 class TransferSpan(File, gc=False):
-    """When the output of an op travelled, and between which devices."""
+    """The devices, start and finish of a transfer."""
 
     tensor: str
     source: str
@@ -34,7 +36,7 @@ class TransferSpan(File, gc=False):
 
 
 class MemoryStep(File, gc=False):
-    """Bytes held on a device from this time on."""
+    """The bytes that a device holds from this time on."""
 
     device: str
     time: Figure
@@ -42,8 +44,7 @@ class MemoryStep(File, gc=False):
 
 
 class TimelineFile(File, tag_field="format", tag="roost.timeline"):
-    """`timeline.json`: one step. The lists are empty where only its time and peaks were asked
-    for."""
+    """`timeline.json`: one step. Its lists are empty unless the timeline is full."""
 
     version: int
     step_time: Figure
@@ -59,26 +60,24 @@ class TimelineFile(File, tag_field="format", tag="roost.timeline"):
 
 def timeline_file(timeline: Timeline) -> TimelineFile:
     ops, devices = timeline.op_names, timeline.device_names
-    file = TimelineFile(
+    file = file_of(
+        TimelineFile,
+        timeline,
         version=1,
-        step_time=timeline.step_time,
         devices=list(devices),
         peak_memory=timeline.peak_memory.tolist(),
         capacity=timeline.capacity.tolist(),
-        num_transfers=timeline.num_transfers,
-        source=timeline.source,
+        transfers=[],
+        memory=[],
     )
     if timeline.device is not None and timeline.start is not None and timeline.finish is not None:
-        spans = zip(
-            ops,
-            timeline.device.tolist(),
-            timeline.start.tolist(),
-            timeline.finish.tolist(),
-            strict=True,
-        )
-        file.ops = [OpSpan(name=n, device=devices[d], start=s, finish=f) for n, d, s, f in spans]
-    if (moves := timeline.transfers) is not None:
-        columns = (moves.tensor, moves.source, moves.target, moves.kind, moves.start, moves.finish)
+        spans = _rows(timeline, "device", "start", "finish")
+        file.ops = [
+            OpSpan(name=name, device=devices[device], start=start, finish=finish)
+            for name, (device, start, finish) in zip(ops, spans, strict=True)
+        ]
+    if timeline.transfers is not None:
+        columns = ("tensor", "source", "target", "kind", "start", "finish")
         file.transfers = [
             TransferSpan(
                 tensor=ops[tensor],
@@ -88,14 +87,19 @@ def timeline_file(timeline: Timeline) -> TimelineFile:
                 start=start,
                 finish=finish,
             )
-            for tensor, source, target, kind, start, finish in zip(
-                *(c.tolist() for c in columns), strict=True
-            )
+            for tensor, source, target, kind, start, finish in _rows(timeline.transfers, *columns)
         ]
-    if (track := timeline.memory) is not None:
-        steps = zip(track.device.tolist(), track.time.tolist(), track.held.tolist(), strict=True)
-        file.memory = [MemoryStep(device=devices[d], time=t, held=h) for d, t, h in steps]
+    if timeline.memory is not None:
+        file.memory = [
+            MemoryStep(device=devices[device], time=time, held=held)
+            for device, time, held in _rows(timeline.memory, "device", "time", "held")
+        ]
     return file
+
+
+def _rows(noun: object, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """The rows of a noun whose fields are arrays."""
+    return zip(*(getattr(noun, column).tolist() for column in columns), strict=True)
 
 
 def timeline_from(file: TimelineFile) -> Timeline:
@@ -110,20 +114,18 @@ def timeline_from(file: TimelineFile) -> Timeline:
         if len(getattr(file, what)) != len(device):
             raise InputError(f"{what}: must have one entry for each of {len(device)} devices")
 
-    def numbers(rows: Sequence[object], field: str, index: dict[str, int], where: str) -> Any:
+    def numbers(part: str, field: str, index: dict[str, int]) -> Array:
         try:
-            return np.array([index[getattr(row, field)] for row in rows], dtype=np.int32)
+            values = [index[getattr(row, field)] for row in getattr(file, part)]
         except KeyError as error:
-            raise InputError(
-                f"{where}[].{field}: {error.args[0]!r} is not known in this file"
-            ) from None
+            unknown = f"{error.args[0]!r} is not known in this file"
+            raise InputError(f"{part}[].{field}: {unknown}") from None
+        return np.array(values, dtype=np.int32)
 
-    def seconds(rows: Sequence[object], field: str) -> Any:
-        return np.array([getattr(row, field) for row in rows], dtype=np.float64)
+    def seconds(part: str, field: str) -> Array:
+        return np.array([getattr(row, field) for row in getattr(file, part)], dtype=np.float64)
 
-    moves, steps = file.transfers, file.memory
-    full = bool(file.ops)
-    return Timeline(
+    timeline = Timeline(
         step_time=file.step_time,
         peak_memory=np.array(file.peak_memory, dtype=np.int64),
         capacity=np.array(file.capacity, dtype=np.int64),
@@ -131,24 +133,27 @@ def timeline_from(file: TimelineFile) -> Timeline:
         device_names=tuple(file.devices),
         op_names=tuple(op),
         source=file.source,
-        device=numbers(file.ops, "device", device, "ops") if full else None,
-        start=seconds(file.ops, "start") if full else None,
-        finish=seconds(file.ops, "finish") if full else None,
-        transfers=Transfers(
-            tensor=numbers(moves, "tensor", op, "transfers"),
-            source=numbers(moves, "source", device, "transfers"),
-            target=numbers(moves, "target", device, "transfers"),
-            kind=numbers(moves, "kind", kind, "transfers"),
-            start=seconds(moves, "start"),
-            finish=seconds(moves, "finish"),
-        )
-        if full
-        else None,
-        memory=MemoryTrack(
-            device=numbers(steps, "device", device, "memory"),
-            time=seconds(steps, "time"),
-            held=np.array([step.held for step in steps], dtype=np.int64),
-        )
-        if full
-        else None,
+    )
+    if not file.ops:
+        return timeline
+    transfers = Transfers(
+        tensor=numbers("transfers", "tensor", op),
+        source=numbers("transfers", "source", device),
+        target=numbers("transfers", "target", device),
+        kind=numbers("transfers", "kind", kind),
+        start=seconds("transfers", "start"),
+        finish=seconds("transfers", "finish"),
+    )
+    memory = MemoryTrack(
+        device=numbers("memory", "device", device),
+        time=seconds("memory", "time"),
+        held=np.array([step.held for step in file.memory], dtype=np.int64),
+    )
+    return replace(
+        timeline,
+        device=numbers("ops", "device", device),
+        start=seconds("ops", "start"),
+        finish=seconds("ops", "finish"),
+        transfers=transfers,
+        memory=memory,
     )

@@ -1,16 +1,21 @@
-"""`trials.jsonl` and `result.json`, field by field, and the nouns to and from them."""
+"""The fields of trials and of `result.json`, and the nouns to and from them."""
 
 from __future__ import annotations
 
 from math import inf, isinf
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from roost.core.rows.base import Count, Figure, File
+from roost.core.placement import Placement
+from roost.core.rows.base import Count, Figure, File, fields_of, file_of
 from roost.core.rows.placement import PlacementFile, placement_file, placement_from
 from roost.core.trial import Bound, Result, Trial
 from roost.errors import InputError
+
+# Fields that a trial and its row share.
+_SAME = ("feasible", "seconds", "source", "placer", "missing_bytes", "why")
 
 
 class TrialRow(File, tag_field="format", tag="roost.trial"):
@@ -18,7 +23,7 @@ class TrialRow(File, tag_field="format", tag="roost.trial"):
 
     version: int
     digest: str
-    step_time: Figure | None  # null: it did not come to an end
+    step_time: Figure | None  # null: the run did not end
     peak_memory: list[Count]
     feasible: bool
     placement: PlacementFile
@@ -53,20 +58,27 @@ class ResultFile(File, tag_field="format", tag="roost.result"):
     ended: str = ""
 
 
-def trial_row(trial: Trial) -> TrialRow:
-    return TrialRow(
-        version=1,
-        digest=trial.placement.digest,
-        step_time=None if isinf(trial.step_time) else trial.step_time,
-        peak_memory=trial.peak_memory.tolist(),
-        feasible=trial.feasible,
-        placement=placement_file(trial.placement),
-        seconds=trial.seconds,
-        source=trial.source,
-        placer=trial.placer,
-        missing_bytes=trial.missing_bytes,
-        why=trial.why,
+def trial_fields(trial: Trial) -> dict[str, Any]:
+    """The fields of a trial in a file, without its placement."""
+    return {name: getattr(trial, name) for name in _SAME} | {
+        "digest": trial.placement.digest,
+        "step_time": None if isinf(trial.step_time) else trial.step_time,
+        "peak_memory": trial.peak_memory.tolist(),
+    }
+
+
+def trial_of(row: Any, placement: Placement) -> Trial:
+    """The trial of a row that has these fields."""
+    return Trial(
+        placement=placement,
+        step_time=inf if row.step_time is None else row.step_time,
+        peak_memory=np.array(row.peak_memory, dtype=np.int64),
+        **{name: getattr(row, name) for name in _SAME},
     )
+
+
+def trial_row(trial: Trial) -> TrialRow:
+    return TrialRow(version=1, placement=placement_file(trial.placement), **trial_fields(trial))
 
 
 def trial_from(row: TrialRow) -> Trial:
@@ -76,49 +88,26 @@ def trial_from(row: TrialRow) -> Trial:
             f"digest: {row.digest!r} is not that of the placement, {placement.digest!r}; "
             "one of them was changed: run the search again"
         )
-    return Trial(
-        placement=placement,
-        step_time=inf if row.step_time is None else row.step_time,
-        peak_memory=np.array(row.peak_memory, dtype=np.int64),
-        feasible=row.feasible,
-        seconds=row.seconds,
-        source=row.source,
-        placer=row.placer,
-        missing_bytes=row.missing_bytes,
-        why=row.why,
-    )
+    return trial_of(row, placement)
 
 
 def result_file(result: Result) -> ResultFile:
-    return ResultFile(
+    bound = result.bound
+    return file_of(
+        ResultFile,
+        result,
         version=1,
         best=trial_row(result.best),
-        placer=result.placer,
-        seed=result.seed,
-        num_trials=result.num_trials,
-        seconds=result.seconds,
         baselines={name: trial_row(trial) for name, trial in result.baselines.items()},
-        bound=None
-        if result.bound is None
-        else BoundRow(step_time=result.bound.step_time, proof=result.bound.proof),
-        graph=result.graph,
-        cluster=result.cluster,
-        problem=result.problem,
-        ended=result.ended,
+        bound=None if bound is None else file_of(BoundRow, bound),
     )
 
 
 def result_from(file: ResultFile) -> Result:
-    return Result(
-        best=trial_from(file.best),
-        placer=file.placer,
-        seed=file.seed,
-        num_trials=file.num_trials,
-        seconds=file.seconds,
-        baselines={name: trial_from(row) for name, row in file.baselines.items()},
-        bound=None if file.bound is None else Bound(file.bound.step_time, file.bound.proof),
-        graph=file.graph,
-        cluster=file.cluster,
-        problem=file.problem,
-        ended=file.ended,
-    )
+    bound = file.bound
+    fields = fields_of(file, without=("version",)) | {
+        "best": trial_from(file.best),
+        "baselines": {name: trial_from(row) for name, row in file.baselines.items()},
+        "bound": None if bound is None else Bound(bound.step_time, bound.proof),
+    }
+    return Result(**fields)

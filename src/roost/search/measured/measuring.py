@@ -1,7 +1,7 @@
-"""Placements -> trials by running them, in a process of their own, in turn with the best so far.
+"""Real devices as the source of trials: each placement runs in a worker process.
 
-A placement that fails in any way, by memory, time, a crash or wrong numbers, is a trial that is not
-feasible and says why; the process is replaced, and the search goes on. What does not fit as
+A placement may fail by memory, time, a crash or wrong numbers. Then its trial is not feasible and
+says why, the process is replaced, and the search goes on. A placement that does not fit as
 simulated is not run at all.
 """
 
@@ -20,36 +20,38 @@ from roost.core.problem import Problem
 from roost.core.timeline import missing_memory
 from roost.core.trial import Trial
 from roost.errors import InputError
-from roost.search.measured.candidates import Limits, Stand
+from roost.search.measured.candidates import Candidates, Limits
 from roost.search.measured.model_source import ModelSource
-from roost.search.measured.worker import Failed
+from roost.search.measured.worker import WorkerFailed
+from roost.search.source import Source
 from roost.simulator.compiled import Simulator
 
 if TYPE_CHECKING:
-    from roost.search.measured.worker_process import Built
+    from roost.search.measured.served_model import ReadyPlacement
 
 log = logging.getLogger(__name__)
 
-# So that every trial is written down when it is done, and the budget looked at.
+# So that the journal gets every trial when it is done, and the budget is checked after it.
 _LEAST_SECONDS_EACH = 0.2
-_CHANCE = 0.06  # that what is no faster counts as faster
-_SHARE = 0.1  # of the time for a trial that one set of repeats may take
-_SLOW = 4.0  # times the best: what is that slow is timed once
+_FALSE_ALARM = 0.06  # probability that a placement that is no faster counts as faster
+_REPEATS_SHARE = 0.1  # of the time for a trial that one set of repeats may take
+_SLOW = 4.0  # times the best step: a placement that is this slow is timed once
 
 
-class Measuring:
-    """Devices as a source of trials.
+class Measuring(Source):
+    """Real devices as a source of trials.
 
-    The step time of a trial is its time over that of the best so far, both run in turn, times the
-    step time of the trial of that best. So a machine that grows slower or faster in the course of a
-    search decides nothing: trials compare as the steps did side by side, and all are in the seconds
-    of the first. What seems to be faster than the best is timed as often again, and counts as
-    faster only as far as that is beyond the noise: otherwise the luckiest of many would be taken
-    for the best, the next would be the luckiest beside it, and step times would shrink without end.
+    A placement and the best one so far are timed in turn. The step time of a trial is the ratio of
+    the two, times the step time of the best trial. So a machine that gets slower during a search
+    decides nothing, and all step times are in the seconds of the first trial.
+
+    A placement that seems faster than the best is timed twice as often. It counts as faster only
+    as far as the gain is above the noise. Otherwise the luckiest of many would become the best, and
+    step times would shrink without end.
     """
 
     source = "measured"
-    simulated = False  # no bound on simulated steps holds for these
+    simulated = False
 
     def __init__(
         self,
@@ -61,166 +63,165 @@ class Measuring:
         limits: Limits | None = None,
         runtime: Callable[..., Any] | None = None,
     ) -> None:
-        """`runtime` is called as `GraphRuntime` is, in the process and in place of it; it must be
-        picklable."""
+        """`runtime` replaces `GraphRuntime` in the process, and takes the same arguments.
+
+        It must be picklable.
+        """
         if repeats < 1 or warm_up < 1:
             raise InputError(
                 f"repeats is {repeats} and warm_up is {warm_up}; both must be at least 1"
             )
         self.problem, self.repeats = problem, repeats
-        self.stand = Stand(problem, model, warm_up, limits or Limits(), runtime)
+        self.candidates = Candidates(problem, model, warm_up, limits or Limits(), runtime)
         self.seconds_each = 1.0
         self._best: Trial | None = None
-        self._known: dict[str, Trial] = {}
+        self._known: dict[str, Trial] = {}  # by digest
 
     def open(self) -> None:
-        """Start the process, which takes seconds, before any are counted. Raises where the model
-        cannot be run."""
-        self.stand.open()
+        """Start the process. Raises if the model cannot run in it."""
+        self.candidates.open()
 
     def close(self) -> None:
-        """End the process; it is started again where something is asked."""
-        self.stand.close()
+        """End the process. The next trial starts another."""
+        self.candidates.close()
 
     def lent(self) -> Lent:
-        """Itself, for a search that closes what it is given."""
+        """This source for a search that must not close it."""
         return Lent(self)
 
     def trials(self, placements: Sequence[Placement]) -> list[Trial]:
-        """One trial for each placement, in their order. What was measured before is not measured
-        again."""
+        """One trial for each placement. A placement that was measured before is not run again."""
         return [self._trial(placement) for placement in placements]
 
     def remember(self, trials: Sequence[Trial]) -> None:
-        """Trials of an earlier part of the search, from its journal: the next are compared with the
-        best of them."""
         for trial in trials:
-            self._keep(trial)
+            self._remember(trial)
 
     def _trial(self, placement: Placement) -> Trial:
         checked = self.problem.check(placement)
-        if checked.digest in self._known:
-            return replace(self._known[checked.digest], placement=placement, seconds=0.0)
+        known = self._known.get(checked.digest)
+        if known is not None:
+            return replace(known, placement=placement, seconds=0.0)
         began = time.perf_counter()
-        found = self._judged(checked)
+        trial = self._evaluate(checked)
         seconds = time.perf_counter() - began
         self.seconds_each = max(_LEAST_SECONDS_EACH, seconds)
-        found = replace(found, seconds=seconds)
-        self._keep(found)
-        return replace(found, placement=placement)
+        trial = replace(trial, seconds=seconds)
+        self._remember(trial)
+        return replace(trial, placement=placement)
 
-    def _keep(self, trial: Trial) -> None:
+    def _remember(self, trial: Trial) -> None:
         self._known[self.problem.check(trial.placement).digest] = trial
         if trial.feasible and trial.source == self.source and trial.better_than(self._best):
-            self._best, self.stand.best_seconds = trial, trial.step_time
+            self._best, self.candidates.best_seconds = trial, trial.step_time
 
-    def _judged(self, placement: Placement) -> Trial:
+    def _evaluate(self, placement: Placement) -> Trial:
         step = Simulator.of(self.problem).simulate(placement)
         if not step.feasible:
             why = "does not fit, as simulated; it was not run"
             return replace(Trial.simulated(placement, step), why=why)
+        trial = Trial(placement, inf, step.peak_memory, False, source=self.source)
         try:
-            seconds, built = self._measured(placement)
-        except Failed as error:
+            seconds, ready = self._measure(placement)
+        except WorkerFailed as error:
             log.info("placement %s: %s", placement.digest, error)
-            return Trial(
-                placement, inf, step.peak_memory, False, source=self.source, why=str(error)
-            )
-        # Of devices whose memory cannot be measured: threads share that of the process.
+            return replace(trial, why=str(error))
+        # Simulated for devices whose memory cannot be measured: threads share one process.
         peak = step.peak_memory.copy()
-        for device, held in built.peak.items():
+        for device, held in ready.peak.items():
             peak[device] = held
-        lacks = int(missing_memory(peak, self.problem.cluster.memory).sum())
-        why = "holds more memory than there is" if lacks else ""
-        return Trial(
-            placement, seconds, peak, not lacks, source=self.source, missing_bytes=lacks, why=why
+        missing = int(missing_memory(peak, self.problem.cluster.memory).sum())
+        return replace(
+            trial,
+            step_time=seconds,
+            peak_memory=peak,
+            feasible=not missing,
+            missing_bytes=missing,
+            why="holds more memory than there is" if missing else "",
         )
 
-    def _measured(self, placement: Placement) -> tuple[float, Built]:
-        """The step time, and what was found on the way."""
-        self.stand.allow()
-        built, best = self.stand.hold(placement), self._best
+    def _measure(self, placement: Placement) -> tuple[float, ReadyPlacement]:
+        """The step time of a placement, in the seconds of the first trial."""
+        self.candidates.begin_trial()
+        ready, best = self.candidates.make_ready(placement), self._best
         if best is None:
-            return median(self.stand.lap(placement) for _ in range(self._repeats(built))), built
+            samples = [self.candidates.time_step(placement) for _ in range(self._repeats(ready))]
+            return median(samples), ready
         other = self.problem.check(best.placement)
         try:
-            ratio = self._beside(placement, other, built)
+            ratio = self._ratio(placement, other, ready)
         except _BestFailed as error:
-            log.warning("the best so far fails now; going on without it: %s", error)
-            self._best, self.stand.best_seconds = None, inf
-            return self._measured(placement)
-        self.stand.drop(other if ratio < 1.0 else placement)
-        return ratio * best.step_time, built
+            log.warning("the best placement so far fails now; going on without it: %s", error)
+            self._best, self.candidates.best_seconds = None, inf
+            return self._measure(placement)
+        self.candidates.drop(other if ratio < 1.0 else placement)
+        return ratio * best.step_time, ready
 
-    def _beside(self, placement: Placement, best: Placement, built: Built) -> float:
-        """The step of a placement over that of the best so far: the median of pairs."""
-        slow = built.seconds > _SLOW * self.stand.best_seconds
-        pairs = self._pairs(placement, best, 1 if slow else self._repeats(built))
-        if median(pairs) >= 1.0:
-            return median(pairs)
-        pairs += self._pairs(placement, best, self._repeats(built))
-        return median(pairs) if median(pairs) >= 1.0 else min(1.0, surely_below(pairs))
+    def _ratio(self, placement: Placement, best: Placement, ready: ReadyPlacement) -> float:
+        """The step time of a placement over that of the best so far."""
+        slow = ready.seconds > _SLOW * self.candidates.best_seconds
+        ratios = self._ratios(placement, best, 1 if slow else self._repeats(ready))
+        if median(ratios) >= 1.0:
+            return median(ratios)
+        ratios += self._ratios(placement, best, self._repeats(ready))
+        return median(ratios) if median(ratios) >= 1.0 else min(1.0, surely_below(ratios))
 
-    def _repeats(self, built: Built) -> int:
-        """Fewer of long steps: all of a trial must end within its limit."""
-        most = _SHARE * self.stand.limits.most / max(built.seconds, 1e-9)
+    def _repeats(self, ready: ReadyPlacement) -> int:
+        """The number of samples: fewer of long steps, so that a trial ends within its limit."""
+        most = _REPEATS_SHARE * self.candidates.limits.most / max(ready.seconds, 1e-9)
         return max(1, min(self.repeats, int(most)))
 
-    def _pairs(self, placement: Placement, best: Placement, count: int) -> list[float]:
-        """Both in turn where there is room for both, or else one after the other."""
+    def _ratios(self, placement: Placement, best: Placement, count: int) -> list[float]:
+        """Ratios of samples, taken in turn if both placements fit, else one after the other."""
         mine, theirs = [], []
-        self.stand.hold(placement)  # the best may have to make room for it
-        if self.stand.holds(best) or self.stand.has_room(best):
+        time_step = self.candidates.time_step
+        self.candidates.make_ready(placement)  # the best may have to make room for it
+        if self.candidates.is_ready(best) or self.candidates.has_room(best):
             for _ in range(count):
-                mine.append(self.stand.lap(placement))
-                theirs.append(self._lap_of_best(best))
+                mine.append(time_step(placement))
+                theirs.append(self._time_best(best))
         else:
-            mine = [self.stand.lap(placement) for _ in range(count)]
-            theirs = [self._lap_of_best(best) for _ in range(count)]
-        self.stand.best_seconds = median(theirs)
+            mine = [time_step(placement) for _ in range(count)]
+            theirs = [self._time_best(best) for _ in range(count)]
+        self.candidates.best_seconds = median(theirs)
         return [own / other for own, other in zip(mine, theirs, strict=True)]
 
-    def _lap_of_best(self, best: Placement) -> float:
+    def _time_best(self, best: Placement) -> float:
         try:
-            return self.stand.lap(best)
-        except Failed as error:
+            return self.candidates.time_step(best)
+        except WorkerFailed as error:
             raise _BestFailed(str(error)) from error
 
 
 def surely_below(samples: Sequence[float]) -> float:
-    """What the median of the distribution is below, by a sign test: the 8th of 10, the 5th of 5."""
+    """An upper limit of the median, by a sign test: the 8th of 10 samples, the 5th of 5."""
     count = len(samples)
-    tail = [
-        sum(comb(count, n) for n in range(k, count + 1)) / 2**count for k in range(1, count + 1)
-    ]
-    rank = next((k for k, chance in enumerate(tail, 1) if chance <= _CHANCE), count)
-    return sorted(samples)[rank - 1]
+    ways = [comb(count, number) for number in range(count + 1)]
+    for rank in range(1, count):
+        if sum(ways[rank:]) / 2**count <= _FALSE_ALARM:
+            return sorted(samples)[rank - 1]
+    return max(samples)
 
 
 class _BestFailed(Exception):
-    """What was the best so far cannot be run any more."""
+    """The best placement so far no longer runs."""
 
 
-class Lent:
-    """A source that outlives the search it is lent to."""
+class Lent(Source):
+    """A source for a search that does not close it."""
 
     simulated = False
 
     def __init__(self, source: Measuring) -> None:
-        self._source = source
-
-    @property
-    def seconds_each(self) -> float:
-        return self._source.seconds_each
+        self._source, self.seconds_each = source, source.seconds_each
 
     def open(self) -> None:
         self._source.open()
 
     def trials(self, placements: Sequence[Placement]) -> list[Trial]:
-        return self._source.trials(placements)
+        trials = self._source.trials(placements)
+        self.seconds_each = self._source.seconds_each
+        return trials
 
     def remember(self, trials: Sequence[Trial]) -> None:
         self._source.remember(trials)
-
-    def close(self) -> None:
-        """Whoever lent it closes it."""

@@ -1,4 +1,4 @@
-"""How a process that measures gets the model: by name, from a function, or itself."""
+"""The model of a measured search, as the worker process gets it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ModelSource:
-    """A model and how its step is captured.
+    """A model and the settings with which its step is captured.
 
-    `model` is the name of a zoo model, `package.module:callable`, a function that gives a module
-    and its inputs (one that can be pickled: at the top of a module), or a module and its inputs.
-    Settings are for names alone.
+    `model` is the name of a zoo model, `package.module:callable`, a picklable function that returns
+    a module and its inputs, or a module and its inputs. Only names take `settings`.
     """
 
     model: str | Callable[[], tuple[nn.Module, Any]] | tuple[nn.Module, Any]
@@ -30,30 +29,28 @@ class ModelSource:
     train: bool = False
     optimizer: str = "sgd"
     loss: Callable[..., Tensor] | None = None
-    update: Optimizer | None = None  # settings of the optimizer; those it has by itself where None
-    seed: int = 0  # of the weights, where they are made in the process, and of what the step draws
+    update: Optimizer | None = None  # settings of the optimizer; its defaults if None
+    seed: int = 0  # of new weights, and of random ops
 
     def packed(self) -> bytes:
-        """Itself as bytes. By value: what a process does to its model does not reach back into
-        ours."""
+        """The source as bytes: the process gets a copy of the model."""
         try:
             return pickle.dumps(self)
-        # Pickling asks every object in the model, and each may fail in its own way.
-        except Exception as error:
+        except Exception as error:  # each object in the model may fail in its own way
             raise InputError(
-                f"the model cannot be given to another process: {error}; name it as "
-                f"package.module:callable"
+                f"the model cannot be given to another process: {error}; "
+                "name it as package.module:callable"
             ) from error
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-        """The module, in the mode that is asked for, with its arguments by place and by name."""
+        """The module in training or inference mode, with its arguments by place and by name."""
         import torch
 
         torch.manual_seed(self.seed)
         model, inputs = self._made()
         if any(tensor.is_meta for tensor in model.parameters()):
             raise InputError(
-                "the model is on the meta device, without weights; what is measured must have some"
+                "the model is on the meta device, without weights; to run it needs weights"
             )
         if isinstance(inputs, Mapping):
             return model.train(self.train), (), dict(inputs)
@@ -82,7 +79,7 @@ class ModelSource:
     def described(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str
     ) -> CapturedStep:
-        """The captured step of what `build` made, as `capture` would have it."""
+        """The captured step of a model from `build`, as `capture` describes it."""
         from roost.frontends.tracing.captured_step import captured_step
         from roost.frontends.tracing.trace import trace
 

@@ -1,5 +1,7 @@
-"""A process that measures, seen from outside: asked with a time limit, watched, and ended where it
-fails."""
+"""A worker process, seen from outside: it gets requests with limits, and is ended if it fails.
+
+`served_model.py` is the other side: the code that runs in the process.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,12 @@ _LOOK_SECONDS = 0.02  # between two looks at the memory of the process
 _END_SECONDS = 2.0  # for a process to end by itself
 
 
-class Failed(RoostError):
-    """What was asked for did not come to an end.
+class WorkerFailed(RoostError):
+    """A request failed.
 
-    `kind` is time, memory (there was none left), runaway (it held more than it may), died, refused
-    (it cannot be run, and nothing was) or failed. But for refused the process is gone.
+    `kind` is time, memory (none was left), runaway (the process held more than its limit), died,
+    refused (the placement cannot run, and did not) or failed. Unless it is refused, the process has
+    ended.
     """
 
     def __init__(self, kind: str, why: str) -> None:
@@ -42,7 +45,7 @@ class Failed(RoostError):
         self.kind = kind
 
 
-class Worker:
+class WorkerProcess:
     """One process, from its start to its end."""
 
     def __init__(
@@ -53,8 +56,7 @@ class Worker:
         limit: float,
         most_bytes: float,
     ) -> None:
-        """Waits until the model is built and captured there; raises `Failed` where that does not
-        work."""
+        """Wait until the model is built and captured there. Raises `WorkerFailed`."""
         packed = pickle.dumps((source.packed(), problem, runtime))
         context = multiprocessing.get_context("spawn")  # not forked: this process may have threads
         _start_tracker()
@@ -62,8 +64,7 @@ class Worker:
         self._process: SpawnProcess = context.Process(
             target=_serve, args=(theirs,), name="roost-measure", daemon=True
         )
-        # Ctrl-C is for the process that asks, which then ends this one: from its first moment,
-        # while it imports.
+        # Ctrl-C is for the process that searches, which then ends this one.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._process.start()
@@ -76,7 +77,7 @@ class Worker:
             self._connection.send_bytes(packed)
         try:
             self._answer(time.monotonic() + limit, limit, most_bytes)
-        except Failed:
+        except WorkerFailed:
             self.close()
             raise
         self.rss = rss_of(self.pid)
@@ -90,7 +91,7 @@ class Worker:
         return rss_of(self.pid)
 
     def ask(self, command: str, *args: Any, limit: float, most_bytes: float = inf) -> Any:
-        """What it answers within so many seconds, while it holds at most so many bytes."""
+        """The answer to a request, within so many seconds and so many bytes of memory."""
         self._busy = True
         with contextlib.suppress(BrokenPipeError):
             self._connection.send((command, args))
@@ -100,35 +101,31 @@ class Worker:
         try:
             while not wait([self._connection], _LOOK_SECONDS):
                 if self._is_dead() and not self._connection.poll():
-                    # Not told by the connection: a process that it started may hold the other end.
+                    # The connection may stay open: a process that it started holds the other end.
                     raise EOFError
                 if time.monotonic() > until:
-                    raise Failed("time", f"did not end within {show_seconds(limit)}")
+                    raise WorkerFailed("time", f"did not end within {show_seconds(limit)}")
                 if (held := rss_of(self.pid)) > most_bytes:
-                    raise Failed(
-                        "runaway",
-                        f"held {show_bytes(held)}, of {show_bytes(int(most_bytes))} that it may",
-                    )
+                    allowed = show_bytes(int(most_bytes))
+                    why = f"held {show_bytes(held)}; its limit is {allowed}"
+                    raise WorkerFailed("runaway", why)
             fine, answer = self._connection.recv()
             self._busy = False
             if not fine:
-                raise Failed(*answer)
+                raise WorkerFailed(*answer)
             return answer
         except (EOFError, ConnectionError):
             self._wait_for_end()
             self.close()
-            raise Failed("died", _ending(self._process.exitcode)) from None
-        # Ctrl-C too: its answer would be taken for that to the next question.
-        except BaseException as error:
-            if not (isinstance(error, Failed) and error.kind == "refused"):
+            raise WorkerFailed("died", _ending(self._process.exitcode)) from None
+        except BaseException as error:  # also Ctrl-C: the next request would get its answer
+            if not (isinstance(error, WorkerFailed) and error.kind == "refused"):
                 self.close()
             raise
 
     def _is_dead(self) -> bool:
-        """Whether it has ended. It is not collected by that: its number is not given to another
-        process before."""
-        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        return found is not None
+        """True after its end. It is not collected, so that no other process gets its number."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _wait_for_end(self) -> None:
         until = time.monotonic() + _END_SECONDS
@@ -136,11 +133,11 @@ class Worker:
             time.sleep(_LOOK_SECONDS)
 
     def close(self) -> None:
-        """End it, and all that it has started."""
+        """End the process and all that it has started."""
         if self._closed:
             return
         self._closed = True
-        self._connection.close()  # one that waits for a question ends by itself
+        self._connection.close()  # an idle process then ends by itself
         if not self._busy:
             self._wait_for_end()
         end_tree(self.pid)
@@ -148,19 +145,18 @@ class Worker:
 
 
 def _serve(connection: Connection) -> None:
-    from roost.search.measured.worker_process import serve  # PyTorch, in that process only
+    from roost.search.measured.served_model import serve  # loads PyTorch, in the process only
 
     serve(connection)
 
 
 def _start_tracker() -> None:
-    """Start what Python tidies up with after processes, if it is not there: without a word of what
-    it tidied up.
+    """Start Python's resource tracker without its warnings.
 
     A process that is killed leaves a semaphore of a library behind, and a search may kill many.
     """
     quiet = "ignore:resource_tracker:UserWarning"
-    sys.warnoptions.append(quiet)  # what it is started with
+    sys.warnoptions.append(quiet)  # the tracker inherits these
     try:
         resource_tracker.ensure_running()
     finally:
@@ -176,7 +172,7 @@ def _ending(code: int | None) -> str:
 
 
 def rss_of(pid: int) -> int:
-    """Bytes of memory that a process holds; 0 where that cannot be known."""
+    """Bytes of memory that a process holds; 0 if unknown."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
@@ -184,7 +180,7 @@ def rss_of(pid: int) -> int:
 
 
 def available_bytes() -> float:
-    """Memory of this machine that is free for the taking; infinite where that cannot be known."""
+    """Free memory of this machine; infinite if unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -193,25 +189,22 @@ def available_bytes() -> float:
 
 
 def end_tree(pid: int) -> None:
-    """Kill a process with its group, and those that it started and that left the group."""
+    """Kill a process, its group, and its descendants that left the group."""
     for each in (pid, *descendants(pid)):
         for kill in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if kill is os.kill or os.getpgid(each) == each:  # never a group that is ours
+                if kill is os.kill or os.getpgid(each) == each:  # never our own group
                     kill(each, signal.SIGKILL)
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that a process started, and those that these did, as far as they are its
-    children still."""
-    parents: dict[int, list[int]] = {}
+    """All processes that a process started, and that these started."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            text = entry.read_text()
-            parents.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(
-                int(entry.parent.name)
-            )
-    found = [pid]
-    for each in found:
-        found += parents.get(each, [])
-    return found[1:]
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    pids = [pid]
+    for each in pids:
+        pids += children.get(each, [])
+    return pids[1:]

@@ -1,4 +1,4 @@
-"""Nothing fits: what is missing where, and the least that would mend it."""
+"""Problems that do not fit: the bytes that are missing, and the smaller batch that would fit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from roost.simulator.compiled import Simulator
 
 
 def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasible:
-    """The error for a search whose best try does not fit. It carries the result."""
+    """The error for a search whose best trial does not fit. It carries the result."""
     best = result.best
     missing = missing_memory(best.peak_memory, problem.cluster.memory)
     worst = int(np.argmax(missing))
     names = problem.cluster.device_names
     count = "1 trial" if result.num_trials == 1 else f"{result.num_trials:,} trials"
-    found = f"nothing fits: {problem.graph.name!r} on {problem.cluster.name!r} in {count}"
-    lacks = " and ".join(
-        f"{show_bytes(missing[d])} more on {names[d]}" for d in np.flatnonzero(missing).tolist()
-    )
-    message = proof or found
-    if lacks:  # a measured try may fail for another reason
-        message += f". The best try needs {lacks}"
+    where = f"{problem.graph.name!r} on {problem.cluster.name!r}"
+    message = proof or f"nothing fits: {where} in {count}"
+    short = np.flatnonzero(missing).tolist()
+    lacks = [f"{show_bytes(missing[device])} more on {names[device]}" for device in short]
+    if lacks:  # a measured trial may fail for another reason
+        message += f". The best try needs {' and '.join(lacks)}"
     roomy = roomiest(problem, result)
     share = None if roomy is None else roomy[0]
     if share is not None:
@@ -42,21 +41,27 @@ def nothing_found(problem: Problem, result: Result, proof: str = "") -> Infeasib
     return error
 
 
-def roomiest(problem: Problem, result: Result) -> tuple[float, Placement] | None:
-    """The largest share of the activations that fits, and where: of the best try, the baselines,
-    and each device alone.
+def no_run(result: Result) -> str:
+    """A message if the best trial failed as it ran; "" if it lacks memory."""
+    best = result.best
+    failed = best.why and not best.missing_bytes
+    return f"nothing runs: the best try of {result.num_trials} failed: {best.why}" if failed else ""
 
-    The try that lacks least may be the one that needs the smallest batch: a little is missing, on a
-    device that is full of parameters.
+
+def roomiest(problem: Problem, result: Result) -> tuple[float, Placement] | None:
+    """The largest share of the activations that fits, and its placement.
+
+    Looks at the best trial, the baselines and each device alone. The trial that lacks least may
+    need the smallest batch: a little is missing, on a device that is full of parameters.
     """
-    tried = [result.best, *result.baselines.values(), *_alone(problem)]
-    shares = [(activation_share(problem, trial), trial.placement) for trial in tried]
-    found = [(share, placement) for share, placement in shares if share is not None]
-    return max(found, key=lambda each: each[0], default=None)
+    trials = [result.best, *result.baselines.values(), *_alone(problem)]
+    shares = [(activation_share(problem, trial), trial.placement) for trial in trials]
+    fitting = [(share, placement) for share, placement in shares if share is not None]
+    return max(fitting, key=lambda each: each[0], default=None)
 
 
 def _alone(problem: Problem) -> Iterator[Trial]:
-    """Everything on each device that may have it."""
+    """A trial of each device that may run all ops."""
     for d in np.flatnonzero(problem.allowed.all(axis=0)).tolist():
         placement = problem.placement(np.full(problem.graph.num_ops, d))
         step = Simulator.of(problem).simulate(placement)
@@ -64,8 +69,10 @@ def _alone(problem: Problem) -> Iterator[Trial]:
 
 
 def shrunk(problem: Problem, share: float) -> Problem:
-    """The problem with so much smaller activations, about as with a smaller batch: gradients of
-    parameters stay."""
+    """The problem with a share of its activations, much like a smaller batch.
+
+    Gradients of parameters keep their size.
+    """
     graph = problem.graph
     fixed = graph.is_parameter.copy()
     fixed[graph.input_op[graph.phase[graph.edge_target] == UPDATE]] = True
@@ -80,10 +87,9 @@ def shrunk(problem: Problem, share: float) -> Problem:
 
 
 def activation_share(problem: Problem, trial: Trial) -> float | None:
-    """To what share activations must shrink for the placement to fit; None where that would not be
-    enough.
+    """The share of its activations with which a placement fits; None if none is small enough.
 
-    Activations grow with the batch, and what is resident does not.
+    Activations grow with the batch; residents do not.
     """
     graph, cluster = problem.graph, problem.cluster
     resident = np.zeros(cluster.num_devices, dtype=np.int64)
