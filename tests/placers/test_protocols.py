@@ -8,7 +8,6 @@ from math import inf
 
 import numpy as np
 import pytest
-from roost.search.simulating import Simulating
 
 import roost
 from roost import catalog
@@ -25,6 +24,7 @@ from roost.placers import (
     weights_of,
 )
 from roost.placers.toolkit import go_downhill
+from roost.search.simulating import Simulating
 from roost.testing.placers import tiny_problem
 
 
