@@ -34,14 +34,10 @@ def speed_prior(problem: Problem, unit: Array) -> Array:  # [groups, devices] f4
     A group that takes no time, such as parameters, counts like all groups together.
     """
     time = np.zeros((int(unit.max()) + 1, problem.cluster.num_devices))
-    np.add.at(time, unit, _finite_time(problem))
+    np.add.at(time, unit, problem.op_time)
     total = time.sum(axis=0)
     time = np.where(time.max(axis=1, keepdims=True) > 0, time, total) + 1e-12
     return np.asarray(-np.log(time / time.min(axis=1, keepdims=True)), dtype=np.float32)
-
-
-def _finite_time(problem: Problem) -> Array:  # [ops, devices] seconds; 0 where an op may not run
-    return np.where(np.isfinite(problem.op_time), problem.op_time, 0.0)
 
 
 def _kinds(problem: Problem, unit: Array, count: int) -> Array:  # [groups, kinds]
@@ -54,7 +50,7 @@ def _kinds(problem: Problem, unit: Array, count: int) -> Array:  # [groups, kind
 
 def _sizes(problem: Problem, unit: Array, count: int) -> Array:
     """Time, bytes, number of ops and traffic of each group, scaled."""
-    graph, time = problem.graph, _finite_time(problem)
+    graph, time = problem.graph, problem.op_time
     of_ops = [
         time.min(axis=1),
         time.mean(axis=1),

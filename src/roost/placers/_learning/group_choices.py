@@ -95,8 +95,8 @@ class GroupChoices:
     ) -> None:
         self.problem, self.evaluate, self.refine = problem, evaluate, refine
         self.groups = groups_of(problem, num_groups)
-        op_time = np.where(np.isfinite(problem.op_time), problem.op_time, 0.0)
-        self.worst = float(op_time.sum(axis=0).min())  # seconds of all ops on the fastest device
+        all_ops = problem.op_time.sum(axis=0)  # [devices]
+        self.worst = float(all_ops.min())  # seconds of all ops on the fastest device
         self._memory = float(max(1, problem.cluster.memory.min()))
         self._first_trials, self._first_seconds = evaluate.trials_left, evaluate.seconds_left
 
@@ -107,7 +107,7 @@ class GroupChoices:
         self._num_compared = 0  # choices that were tried in both orders
         self._log_seconds = np.zeros(2)  # [orders] sums over these choices
 
-        self.known: dict[bytes, tuple[float, bool]] = {}  # seconds and failure, by choice
+        self.known: dict[bytes, tuple[float, float]] = {}  # seconds and failure (1), by choice
         self._num_stale = self._num_exhausted = 0  # batches in a row
 
     @property
@@ -138,8 +138,7 @@ class GroupChoices:
         """
         evaluate = self.evaluate.named("group_rules")
         best = starting_points(self.problem, evaluate, HEURISTICS)[0]
-        op_time = np.where(np.isfinite(self.problem.op_time), self.problem.op_time, np.inf)
-        work = op_time.min(axis=1)
+        work = self.problem.op_time.min(axis=1)
         votes = np.zeros(self.groups.allowed.shape)
         least = 1e-9 * max(1e-30, float(work.sum()))
         np.add.at(votes, (self.groups.unit, np.asarray(best.device)), work + least)
@@ -172,7 +171,7 @@ class GroupChoices:
         assert self.evaluate.best is not None
         return BatchCosts(seconds, failed > 0, len(new), self.evaluate.best.step_time)
 
-    def _try(self, choices: list[Array]) -> list[tuple[float, bool]]:
+    def _try(self, choices: list[Array]) -> list[tuple[float, float]]:
         """Seconds and failure of each choice, in its best order."""
         orders = self.orders
         placements = [self._placement(choice, order) for order in orders for choice in choices]
@@ -187,7 +186,7 @@ class GroupChoices:
         costs = []
         for number, order in enumerate(seconds.argmin(axis=0)):
             trial = trials[order * len(choices) + number]
-            costs.append((float(seconds[order, number]), not trial.feasible))
+            costs.append((float(seconds[order, number]), float(not trial.feasible)))
         return costs
 
     def _choose_order(self) -> None:
@@ -225,7 +224,7 @@ class GroupChoices:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from `state()` of an earlier search."""
         keys = [row.tobytes() for row in state["known"]]
-        costs = [(float(seconds), bool(failed)) for seconds, failed in state["found"]]
+        costs = map(tuple, state["found"].tolist())
         self.known = dict(zip(keys, costs, strict=True))
         self._num_stale, self._num_exhausted = (int(number) for number in state["stale"])
         num_compared, *log_seconds = state["compared"]
