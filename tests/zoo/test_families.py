@@ -80,14 +80,14 @@ def test_random_cells_use_every_op():
 
 def test_a_cell_that_cannot_be_is_named():
     with pytest.raises(InputError, match="node 0 of a cell is"):
-        cifar10.Cifar10(normal=(("max", 2, "max", 0),))
+        cifar10.Cifar10Family(normal=(("max", 2, "max", 0),))
     with pytest.raises(InputError, match="node 1 of the cell is"):
-        ptb.Ptb(nodes=((-1, "tanh"), (1, "relu")))
+        ptb.PtbFamily(nodes=((-1, "tanh"), (1, "relu")))
 
 
 def test_a_recurrent_cell_is_what_its_nodes_say():
     torch.manual_seed(0)
-    settings = ptb.Ptb(
+    settings = ptb.PtbFamily(
         nodes=((-1, "tanh"), (0, "identity"), (0, "relu")), batch=2, length=1, hidden=3, vocab=5
     )
     model, (tokens,) = settings.model(), settings.inputs(train=False)
@@ -110,13 +110,17 @@ def test_negative_counts_are_refused():
 
 def test_family_captures_each_member(monkeypatch):
     pytest.importorskip("roost.frontends.torch")
-    draw = ptb.Ptb.draw.__func__
-    monkeypatch.setattr(ptb.Ptb, "draw", classmethod(lambda cls, rng: draw(cls, rng).shrunk()))
+    draw = ptb.PtbFamily.draw.__func__
+    monkeypatch.setattr(
+        ptb.PtbFamily, "draw", classmethod(lambda cls, rng: draw(cls, rng).shrunk())
+    )
     graphs = zoo.family("ptb", 2, 7, train=False)
     assert [graph.name for graph in graphs] == ["ptb_7_000", "ptb_7_001"]
     assert len({graph.num_ops for graph in graphs}) == 2
 
 
 def test_drawing_takes_a_generator():
-    first = ptb.Ptb.draw(np.random.default_rng(1))
-    assert dataclasses.asdict(first) == dataclasses.asdict(ptb.Ptb.draw(np.random.default_rng(1)))
+    first = ptb.PtbFamily.draw(np.random.default_rng(1))
+    assert dataclasses.asdict(first) == dataclasses.asdict(
+        ptb.PtbFamily.draw(np.random.default_rng(1))
+    )

@@ -9,7 +9,7 @@ import torch
 
 from roost import zoo
 from roost.zoo import _layers, inception_v3, llama, moe, nasnet, nmt, rnnlm, t5
-from roost.zoo._settings import Settings
+from roost.zoo._settings import ModelSettings
 
 # Parameters, those that are tied once. The sources are the papers, and the weights that their
 # authors or the makers of well-known libraries published; arithmetic where nobody published any.
@@ -111,7 +111,7 @@ def test_parameters_are_as_many_as_published(name, size):
 @pytest.mark.parametrize("name", zoo.names())
 def test_settings_are_those_of_a_file_of_the_zoo(name):
     settings = zoo.settings(name)
-    assert isinstance(settings, Settings)
+    assert isinstance(settings, ModelSettings)
     assert settings.batch > 1
     assert hash(settings) == hash(type(settings)())
 
@@ -348,7 +348,7 @@ def test_buckets_of_distances_are_those_of_t5():
 
 def test_attention_of_nmt_weighs_the_source():
     torch.manual_seed(0)
-    attention = nmt.Attention(4)
+    attention = nmt.LuongAttention(4)
     query, memory = torch.randn(2, 4), torch.randn(2, 5, 4)
     context = torch.stack(
         [torch.softmax(attention.keys(m) @ q, 0) @ m for q, m in zip(query, memory, strict=True)]

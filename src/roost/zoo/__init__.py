@@ -1,8 +1,8 @@
 """Named models, one file each, with random weights; and families of random models.
 
-A model is a dataclass of its settings: `model()` builds it on PyTorch's current device,
-`inputs(train)` makes inputs to go with it, `small()` is a tiny instance for tests. Listing names
-imports no PyTorch.
+A model is a dataclass of its settings. `model()` builds it on PyTorch's current device,
+`inputs(train)` makes inputs for it, `small()` is a tiny instance for tests. Names are listed
+without importing PyTorch. The file `llama.py` holds `Llama`; `families/ptb.py` holds `PtbFamily`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from roost.core.graph import Graph
-    from roost.zoo._settings import Settings
-    from roost.zoo.families._member import Member
+    from roost.zoo._settings import ModelSettings
+    from roost.zoo.families._random_model import RandomModel
 
 
 def names() -> list[str]:
@@ -29,27 +29,28 @@ def names() -> list[str]:
 
 
 def figures() -> dict[str, Any]:
-    """Op counts, parameters and FLOP of the models at their default settings;
-    `benchmarks/zoo_table.py` made them."""
+    """Op counts, parameters and FLOP of the models at their default settings.
+
+    `benchmarks/zoo_table.py` writes the file.
+    """
     path = catalog.ROOT / "zoo" / "figures.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    figures_of: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return figures_of
 
 
-def settings(name: str, **overrides: Any) -> Settings:
-    """The settings of a model, the defaults unless overridden; `size` names a published size to
-    start from.
+def settings(name: str, **overrides: Any) -> ModelSettings:
+    """The settings of a model, with some overridden; `size` names a published size to start from.
 
-    Raises UnknownName for a model, a size or a setting that does not exist, InputError for a value
-    that cannot be.
+    Raises UnknownName for a model, a size or a setting that does not exist, and InputError for a
+    value that is not allowed.
     """
     if ":" not in name and name not in (known := names()):
         raise UnknownName("model", name, known)  # `catalog.find` would call it a zoo
-    found = catalog.find("zoo", name)
-    if not dataclasses.is_dataclass(found):
+    kind = catalog.find("zoo", name)
+    if not dataclasses.is_dataclass(kind):
         raise InputError(f"the model {name!r} is not a dataclass of settings")
-    base = _sized(name, found, overrides)
-    fields = [field.name for field in dataclasses.fields(found)]
+    base = _sized(name, kind, overrides)
+    fields = [field.name for field in dataclasses.fields(kind)]
     for key in overrides:
         if key not in fields:
             raise UnknownName(f"setting of {name}", key, fields)
@@ -57,7 +58,7 @@ def settings(name: str, **overrides: Any) -> Settings:
 
 
 def model(name: str, train: bool = True, **overrides: Any) -> tuple[nn.Module, tuple[Tensor, ...]]:
-    """A model and inputs for it, targets among them when training, on PyTorch's current device."""
+    """A model and inputs for it, with targets when training, on PyTorch's current device."""
     chosen = settings(name, **overrides)
     return chosen.model().train(train), chosen.inputs(train)
 
@@ -72,9 +73,8 @@ def family_names() -> list[str]:
     return catalog.names("zoo/families")
 
 
-def family_models(name: str, count: int, seed: int) -> list[Member]:
-    """The first `count` members of a family. The same seed gives the same ones, however many are
-    asked for."""
+def family_models(name: str, count: int, seed: int) -> list[RandomModel]:
+    """The first `count` members of a family; the same seed gives the same members."""
     import numpy as np
 
     if name not in (known := family_names()):
@@ -82,38 +82,39 @@ def family_models(name: str, count: int, seed: int) -> list[Member]:
     if count < 0 or seed < 0:
         raise InputError(f"count is {count} and seed is {seed}; neither may be negative")
     module = importlib.import_module(f"roost.zoo.families.{name}")
-    member: type[Member] = getattr(module, catalog.class_name(name))
-    return [member.draw(np.random.default_rng([seed, index])) for index in range(count)]
+    kind: type[RandomModel] = getattr(module, f"{catalog.class_name(name)}Family")
+    return [kind.draw(np.random.default_rng([seed, index])) for index in range(count)]
 
 
 def family(
     name: str, count: int, seed: int, train: bool = True, optimizer: str = "sgd"
 ) -> list[Graph]:
     """The graphs of the first `count` members of a family."""
-    return [
-        member(name, index, seed, train, optimizer)
-        for index in range(len(family_models(name, count, seed)))
-    ]
+    models = enumerate(family_models(name, count, seed))
+    return [_capture(model, _member_name(name, seed, i), train, optimizer) for i, model in models]
 
 
 def member(name: str, index: int, seed: int, train: bool = True, optimizer: str = "sgd") -> Graph:
     """The graph of one member of a family."""
-    return _capture(
-        family_models(name, index + 1, seed)[index], f"{name}_{seed}_{index:03d}", train, optimizer
-    )
+    model = family_models(name, index + 1, seed)[index]
+    return _capture(model, _member_name(name, seed, index), train, optimizer)
 
 
-def _sized(name: str, found: type[Any], overrides: dict[str, Any]) -> Any:
+def _member_name(name: str, seed: int, index: int) -> str:
+    return f"{name}_{seed}_{index:03d}"
+
+
+def _sized(name: str, kind: type[Any], overrides: dict[str, Any]) -> Any:
     """The settings to start from; takes `size` out of the overrides."""
     size = overrides.pop("size", None)
     if size is None:
-        return found()
-    if not getattr(found, "SIZES", None):
+        return kind()
+    if not getattr(kind, "SIZES", None):
         raise InputError(f"size is {size!r}; {name} has no named sizes")
-    return found.size(str(size))
+    return kind.size(str(size))
 
 
-def _capture(chosen: Settings, name: str, train: bool, optimizer: str) -> Graph:
+def _capture(chosen: ModelSettings, name: str, train: bool, optimizer: str) -> Graph:
     import torch
 
     from roost.frontends.torch import capture

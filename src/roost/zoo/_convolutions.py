@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -11,8 +13,7 @@ EPSILON = 0.001  # of batch norm in the TensorFlow models
 
 
 class ConvBn(nn.Module):
-    """Convolution, batch norm and, unless told otherwise, relu; padded to keep the size unless told
-    otherwise."""
+    """Convolution, batch norm and, by default, relu; padded by default to keep the size."""
 
     def __init__(
         self,
@@ -38,10 +39,40 @@ class ConvBn(nn.Module):
 
 
 class Concat(nn.Module):
-    """Channels after one another: a module, so that the op has a path of its own."""
+    """Concatenation of channels; as a module its op has a path of its own."""
 
     def forward(self, *parts: Tensor) -> Tensor:
         return torch.cat(parts, dim=1)
+
+
+# Op and input of the left part of a sum, then of the right. Inputs 0 and 1 are those of the cell;
+# sum k is input k + 2 of later sums.
+CellSum = tuple[str, int, str, int]
+
+
+class CellOfSums(nn.Module):
+    """A convolutional cell: sums of two ops each, of which some are the output."""
+
+    concat: nn.Module
+
+    def add_sums(
+        self, sums: Sequence[CellSum], reduces: bool, op: Callable[[str, int, int], nn.Module]
+    ) -> None:
+        """Add the ops; `op` makes one of its kind, its input and its stride."""
+        self.sums = sums
+        for number, (left, a, right, b) in enumerate(sums):
+            for side, kind, source in (("left", left, a), ("right", right, b)):
+                stride = 2 if reduces and source < 2 else 1
+                self.add_module(f"sum_{number}_{side}", op(kind, source, stride))
+        self.concat = Concat()
+
+    def output(self, inputs: Sequence[Tensor], ends: Sequence[int]) -> Tensor:
+        """Compute the sums; concatenate the inputs and sums in `ends`."""
+        values = list(inputs)
+        for number, (_, a, _, b) in enumerate(self.sums):
+            left = self.get_submodule(f"sum_{number}_left")(values[a])
+            values.append(left + self.get_submodule(f"sum_{number}_right")(values[b]))
+        return self.concat(*(values[number] for number in ends))
 
 
 class ReluConvBn(nn.Module):
@@ -57,8 +88,10 @@ class ReluConvBn(nn.Module):
 
 
 class Separable(nn.Module):
-    """Twice: relu, a convolution for each channel, one across channels, batch norm. The first may
-    have a stride."""
+    """Two times relu, a convolution per channel, one across channels, and batch norm.
+
+    Only the first convolution has the stride.
+    """
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
@@ -76,8 +109,7 @@ class Separable(nn.Module):
 
 
 class FactorizedReduction(nn.Module):
-    """Halves the sides without losing half of the input: every second place, and the places
-    between."""
+    """Halves the sides; half of the output sees the even pixels, half the odd ones."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -92,9 +124,10 @@ class FactorizedReduction(nn.Module):
 
 
 def average_pool(stride: int = 1) -> nn.Module:
-    """3 x 3, same size but for the stride; padding does not count."""
+    """A 3 x 3 average that keeps the size but for the stride, and ignores the padding."""
     return nn.AvgPool2d(3, stride, 1, count_include_pad=False)
 
 
 def max_pool(stride: int = 1) -> nn.Module:
+    """A 3 x 3 maximum that keeps the size but for the stride."""
     return nn.MaxPool2d(3, stride, 1)

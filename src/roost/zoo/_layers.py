@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -14,13 +14,12 @@ State = tuple[Tensor, Tensor]  # hidden and memory of an LSTM cell, each [batch,
 
 
 def dropout(probability: float) -> nn.Module:
-    """Dropout, or nothing at all where it would keep everything: an op that does nothing still is
-    one."""
+    """Dropout, or no op at all if it would keep everything."""
     return nn.Dropout(probability) if probability else nn.Identity()
 
 
 def init_normal(model: nn.Module, deviation: float = 0.02) -> None:
-    """Weights as the transformers have them: small and normal, biases 0."""
+    """Initialise weights as transformers do: small and normal, biases 0."""
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=deviation)
@@ -29,8 +28,10 @@ def init_normal(model: nn.Module, deviation: float = 0.02) -> None:
 
 
 def sinusoids(length: int, width: int) -> Tensor:  # [length, width]
-    """Positions as sines, then cosines, of wavelengths from 2 pi to 20000 pi (Vaswani et al.
-    2017)."""
+    """Positions as sines, then cosines (Vaswani et al. 2017).
+
+    Their wavelengths go from 2 pi to 20000 pi.
+    """
     half = width // 2
     rates = torch.exp(torch.arange(half) * (-math.log(10000.0) / max(half - 1, 1)))
     angles = torch.arange(length)[:, None] * rates
@@ -51,8 +52,10 @@ class CrossEntropy(nn.Module):
 
 
 class LstmStack(nn.Module):
-    """LSTM cells on top of each other, unrolled over time: step by step, within a step from layer
-    to layer."""
+    """LSTM cells on top of each other, unrolled over time.
+
+    The cells run step by step, and within a step from layer to layer.
+    """
 
     def __init__(
         self,
@@ -72,8 +75,10 @@ class LstmStack(nn.Module):
     def forward(
         self, steps: Sequence[Tensor], states: list[State] | None = None
     ) -> tuple[list[Tensor], list[State]]:
-        """The last layer's output at each step, and each layer's last state; zeros to start with
-        unless given."""
+        """The last layer's output at each step, and each layer's last state.
+
+        The states start as zeros unless given.
+        """
         if states is None:
             zero = steps[0].new_zeros(steps[0].shape[0], self.hidden)
             states = [(zero, zero)] * len(self.layers)
@@ -89,7 +94,7 @@ class LstmStack(nn.Module):
         return outputs, states
 
 
-class Attention(nn.Module):
+class MultiHeadAttention(nn.Module):
     """Multi-head attention of x [batch, length, hidden] to a memory, or to itself."""
 
     def __init__(
@@ -138,6 +143,28 @@ def join_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+class PreNormLayer(nn.Module):
+    """A transformer layer with a norm before attention and before feed-forward."""
+
+    def __init__(
+        self,
+        norm: Callable[[], nn.Module],
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        dropout_probability: float,
+    ) -> None:
+        super().__init__()
+        self.attention_norm = norm()
+        self.attention = attention
+        self.feed_forward_norm = norm()
+        self.feed_forward = feed_forward
+        self.dropout = dropout(dropout_probability)
+
+    def forward(self, x: Tensor, *positions: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), *positions))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
 class FeedForward(nn.Module):
     """Two linear layers with an activation between."""
 
@@ -161,11 +188,10 @@ class FeedForward(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding (Su et al. 2021), in halves: number i of a head turns with number i
-    + width / 2.
+    """Rotary position embedding (Su et al. 2021) in halves.
 
-    The angles are a buffer that is not saved with the weights. Built on `meta` it has no values:
-    build anew to run.
+    Number i of a head turns with number i + width / 2. The angles are a buffer that is not saved
+    with the weights. On `meta` it has no values, so build the module again to run it.
     """
 
     angles: Tensor

@@ -1,5 +1,4 @@
-"""What the settings of every model have in common. Knows nothing of PyTorch until a model is
-built."""
+"""Base classes of the settings of models. They import PyTorch only when a model is built."""
 
 from __future__ import annotations
 
@@ -15,15 +14,14 @@ from roost.errors import InputError, UnknownName
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Name of a published size -> those of its settings that are not the default.
+# Name of a published size -> its settings that differ from the defaults.
 Sizes = Mapping[str, Mapping[str, Any]]
 WORDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
-class Settings(ABC):
-    """The settings of a model, checked when made. A number may be 0 only where 0, its default,
-    means off."""
+class ModelSettings(ABC):
+    """The settings of a model, checked when made. A number may be 0 only if 0 is its default."""
 
     SIZES: ClassVar[Sizes] = {}
 
@@ -31,8 +29,8 @@ class Settings(ABC):
     def model(self) -> nn.Module:
         """The model with random weights, on PyTorch's current device; `meta` takes no memory.
 
-        Its forward takes what `inputs` gives: the loss where the targets are among it, the output
-        where not.
+        Its forward takes the tensors of `inputs`. It returns the loss if the targets are among
+        them, else the output.
         """
 
     @abstractmethod
@@ -52,22 +50,71 @@ class Settings(ABC):
             _check(field, types[field.name], getattr(self, field.name))
         self.check()
 
-    def check(self) -> None:  # noqa: B027  not every model has something to check
-        """Raise InputError where settings do not go together."""
+    def check(self) -> None:  # noqa: B027  few models need it
+        """Raise InputError if settings contradict each other."""
 
     def must_divide(self, part: str, whole: str) -> None:
+        """Raise InputError unless one setting divides another."""
         small, large = getattr(self, part), getattr(self, whole)
         if large % small:
             raise InputError(f"{whole} is {large}; it must be a multiple of {part}, {small}")
 
     def must_not_exceed(self, less: str, more: str) -> None:
+        """Raise InputError if one setting is larger than another."""
         small, large = getattr(self, less), getattr(self, more)
         if small > large:
             raise InputError(f"{less} is {small}; it must be at most {more}, {large}")
 
     def must_be_at_least(self, name: str, least: int) -> None:
+        """Raise InputError if a setting is too small."""
         if getattr(self, name) < least:
             raise InputError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+
+
+class ImageSettings(ModelSettings):
+    """Settings of a classifier of square images."""
+
+    batch: int
+    image: int
+    classes: int
+
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        """Images, and their classes when training."""
+        import torch
+
+        images = torch.randn(self.batch, 3, self.image, self.image)
+        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+
+
+class LanguageSettings(ModelSettings):
+    """Settings of a model that predicts the next word."""
+
+    batch: int
+    length: int
+    vocab: int
+
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        """Words, and the words that follow them when training."""
+        import torch
+
+        shape = (self.batch, self.length)
+        return tuple(torch.randint(self.vocab, shape) for _ in range(1 + train))
+
+
+class TranslationSettings(ModelSettings):
+    """Settings of a model that turns a sentence into another."""
+
+    batch: int
+    length: int
+    target_length: int
+    vocab: int
+
+    def inputs(self, train: bool) -> tuple[Tensor, ...]:
+        """Source words, the word before each target word, and the target words when training."""
+        import torch
+
+        lengths = (self.length, self.target_length, self.target_length)[: 2 + train]
+        return tuple(torch.randint(self.vocab, (self.batch, length)) for length in lengths)
 
 
 def _check(field: dataclasses.Field[Any], kind: Any, value: Any) -> None:

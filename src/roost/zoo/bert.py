@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._settings import ModelSettings, Sizes
 
 EPSILON = 1e-12
 
 
 @dataclass(frozen=True)
-class Bert(Settings):
+class Bert(ModelSettings):
     """Settings of BERT."""
 
     SIZES: ClassVar[Sizes] = {
@@ -51,7 +51,7 @@ class Bert(Settings):
         self.must_not_exceed("length", "positions")
 
     def model(self) -> nn.Module:
-        return Network(self)
+        return BertNetwork(self)
 
     def inputs(self, train: bool) -> tuple[Tensor, ...]:
         shape = (self.batch, self.length)
@@ -59,12 +59,12 @@ class Bert(Settings):
         return (tokens, segments, torch.randint(self.vocab, shape)) if train else (tokens, segments)
 
 
-class Network(nn.Module):
+class BertNetwork(nn.Module):
     def __init__(self, settings: Bert) -> None:
         super().__init__()
-        self.embed = Embed(settings)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
-        self.head = Head(settings)
+        self.embed = BertEmbedding(settings)
+        self.layers = nn.ModuleList(BertLayer(settings) for _ in range(settings.layers))
+        self.head = BertHead(settings)
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
         self.head.words.weight = self.embed.words.weight
@@ -78,7 +78,7 @@ class Network(nn.Module):
         return logits if targets is None else self.loss(logits, targets)
 
 
-class Embed(nn.Module):
+class BertEmbedding(nn.Module):
     """Words, positions and segments."""
 
     def __init__(self, settings: Bert) -> None:
@@ -94,11 +94,11 @@ class Embed(nn.Module):
         return self.dropout(self.norm(self.words(tokens) + positions + self.segments(segments)))
 
 
-class Layer(nn.Module):
+class BertLayer(nn.Module):
     def __init__(self, settings: Bert) -> None:
         super().__init__()
         hidden = settings.hidden
-        self.attention = _layers.Attention(
+        self.attention = _layers.MultiHeadAttention(
             hidden, settings.heads, dropout_probability=settings.dropout
         )
         self.attention_norm = nn.LayerNorm(hidden, eps=EPSILON)
@@ -111,8 +111,8 @@ class Layer(nn.Module):
         return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
 
 
-class Head(nn.Module):
-    """A guess at the masked words; its product shares the weights of the embedding."""
+class BertHead(nn.Module):
+    """Logits of the masked words; the product shares the weights of the embedding."""
 
     def __init__(self, settings: Bert) -> None:
         super().__init__()

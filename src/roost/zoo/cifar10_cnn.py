@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.zoo import _layers
 from roost.zoo._convolutions import max_pool
-from roost.zoo._settings import Settings
+from roost.zoo._networks import ImageClassifier
+from roost.zoo._settings import ImageSettings
 
 
 @dataclass(frozen=True)
-class Cifar10Cnn(Settings):
+class Cifar10Cnn(ImageSettings):
     """Settings of the tutorial's CNN."""
 
     batch: int = 128
@@ -38,14 +38,10 @@ class Cifar10Cnn(Settings):
         self.must_be_at_least("hidden", 2)
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return Cifar10CnnNetwork(self)
 
 
-class Network(nn.Module):
+class Cifar10CnnNetwork(ImageClassifier):
     def __init__(self, settings: Cifar10Cnn) -> None:
         super().__init__()
         channels, hidden = settings.channels, settings.hidden
@@ -61,10 +57,8 @@ class Network(nn.Module):
         self.softmax_linear = nn.Linear(hidden // 2, settings.classes)
         self.loss = _layers.CrossEntropy()
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, classes] for images [batch, 3, side, side]."""
+    def logits(self, images: Tensor) -> Tensor:
         x = self.norm1(self.pool1(F.relu(self.conv1(images))))
         x = self.pool2(self.norm2(F.relu(self.conv2(x))))
         x = F.relu(self.local4(F.relu(self.local3(x.flatten(1)))))
-        logits = self.softmax_linear(x)
-        return logits if targets is None else self.loss(logits, targets)
+        return self.softmax_linear(x)

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import LanguageModel
+from roost.zoo._settings import LanguageSettings, Sizes
 
 
 @dataclass(frozen=True)
-class Gpt2(Settings):
+class Gpt2(LanguageSettings):
     """Settings of GPT-2; its feed-forward layers are four times as wide as `hidden`."""
 
     SIZES: ClassVar[Sizes] = {
@@ -47,51 +47,41 @@ class Gpt2(Settings):
         self.must_not_exceed("length", "positions")
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+        return Gpt2Network(self)
 
 
-class Network(nn.Module):
+class Gpt2Network(LanguageModel):
     def __init__(self, settings: Gpt2) -> None:
         super().__init__()
         hidden = settings.hidden
         self.words = nn.Embedding(settings.vocab, hidden)
         self.positions = nn.Embedding(settings.positions, hidden)
         self.dropout = _layers.dropout(settings.dropout)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(_layer(settings) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(hidden)
         self.output = nn.Linear(hidden, settings.vocab, bias=False)
         self.output.weight = self.words.weight
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocab] for tokens [batch, length]."""
+    def logits(self, tokens: Tensor) -> Tensor:
         x = self.dropout(self.words(tokens) + self.positions.weight[: tokens.shape[1]])
         for layer in self.layers:
             x = layer(x)
-        logits = self.output(self.norm(x))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(self.norm(x))
 
 
-class Layer(nn.Module):
-    def __init__(self, settings: Gpt2) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.attention_norm = nn.LayerNorm(hidden)
-        self.attention = Attention(hidden, settings.heads, settings.dropout)
-        self.feed_forward_norm = nn.LayerNorm(hidden)
-        self.feed_forward = _layers.FeedForward(hidden, 4 * hidden, nn.GELU(approximate="tanh"))
-        self.dropout = _layers.dropout(settings.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+def _layer(settings: Gpt2) -> nn.Module:
+    hidden, heads, dropout = settings.hidden, settings.heads, settings.dropout
+    return _layers.PreNormLayer(
+        lambda: nn.LayerNorm(hidden),
+        Gpt2Attention(hidden, heads, dropout),
+        _layers.FeedForward(hidden, 4 * hidden, nn.GELU(approximate="tanh")),
+        dropout,
+    )
 
 
-class Attention(nn.Module):
+class Gpt2Attention(nn.Module):
     """Causal attention; query, key and value are one product, as in the original."""
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:

@@ -13,23 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.zoo import _convolutions, _layers
-from roost.zoo._settings import Settings
+from roost.zoo._settings import ImageSettings
 
 AUXILIARY_WEIGHT = 0.4
 
 # Each block is a list of branches, side by side; a branch is a list of layers, one after another; a
 # layer is "name kernel channels", "/2" for a stride of 2, or "pool average" or "pool max/2". Two
 # layers in brackets are side by side as well.
-Layer = str | tuple[str, str]
-Block = Sequence[Sequence[Layer]]
+LayerText = str | tuple[str, str]
+BlockText = Sequence[Sequence[LayerText]]
 
 
-def mixed_35(pooled: int) -> Block:
+def mixed_35(pooled: int) -> BlockText:
     return [
         ["b1x1 1x1 64"],
         ["b5x5_1 1x1 48", "b5x5_2 5x5 64"],
@@ -38,7 +37,7 @@ def mixed_35(pooled: int) -> Block:
     ]
 
 
-def mixed_17(n: int) -> Block:
+def mixed_17(n: int) -> BlockText:
     double = [
         f"b7x7dbl_1 1x1 {n}",
         f"b7x7dbl_2 7x1 {n}",
@@ -53,14 +52,14 @@ def mixed_17(n: int) -> Block:
     ]
 
 
-MIXED_8: Block = [
+MIXED_8: BlockText = [
     ["b1x1 1x1 320"],
     ["b3x3_1 1x1 384", ("b3x3_2a 1x3 384", "b3x3_2b 3x1 384")],
     ["b3x3dbl_1 1x1 448", "b3x3dbl_2 3x3 384", ("b3x3dbl_3a 1x3 384", "b3x3dbl_3b 3x1 384")],
     ["pool average", "pool_conv 1x1 192"],
 ]
 
-BLOCKS: dict[str, Block] = {
+BLOCKS: dict[str, BlockText] = {
     "Mixed_5b": mixed_35(32),
     "Mixed_5c": mixed_35(64),
     "Mixed_5d": mixed_35(64),
@@ -84,7 +83,7 @@ BLOCKS: dict[str, Block] = {
 
 
 @dataclass(frozen=True)
-class InceptionV3(Settings):
+class InceptionV3(ImageSettings):
     """Settings of Inception-V3."""
 
     batch: int = 32
@@ -102,14 +101,10 @@ class InceptionV3(Settings):
         self.must_be_at_least("image", 299 if self.auxiliary else 75)
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return InceptionV3Network(self)
 
 
-class Network(nn.Module):
+class InceptionV3Network(nn.Module):
     def __init__(self, settings: InceptionV3) -> None:
         super().__init__()
         width = settings.width
@@ -124,11 +119,11 @@ class Network(nn.Module):
         channels = fourth
         self.auxiliary: nn.Module | None = None
         for name, layers in BLOCKS.items():
-            block = Mixed(channels, layers, width)
+            block = MixedBlock(channels, layers, width)
             self.add_module(name, block)
             channels = block.channels
             if name == "Mixed_6e" and settings.auxiliary:
-                self.auxiliary = Auxiliary(channels, settings.classes, width)
+                self.auxiliary = AuxiliaryHead(channels, settings.classes, width)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.dropout = _layers.dropout(settings.dropout)
         self.fc = nn.Linear(channels, settings.classes)
@@ -151,10 +146,10 @@ class Network(nn.Module):
         return loss
 
 
-class Mixed(nn.Module):
-    """Branches side by side, their channels after one another."""
+class MixedBlock(nn.Module):
+    """Branches side by side; their channels are concatenated."""
 
-    def __init__(self, inputs: int, block: Block, width: float) -> None:
+    def __init__(self, inputs: int, block: BlockText, width: float) -> None:
         super().__init__()
         self.branches = [[_names(layer) for layer in branch] for branch in block]
         self.channels = 0
@@ -169,7 +164,7 @@ class Mixed(nn.Module):
         self.concat = _convolutions.Concat()
 
     def _add(self, text: str, inputs: int, width: float) -> int:
-        """Add one layer, and say how many channels come out of it."""
+        """Add one layer; return the channels of its output."""
         name, shape, *rest = text.split()
         shape, _, stride = shape.partition("/")
         if not rest:
@@ -194,7 +189,7 @@ class Mixed(nn.Module):
         return self.concat(*outputs)
 
 
-class Auxiliary(nn.Module):
+class AuxiliaryHead(nn.Module):
     """A classifier on the 17 x 17 maps."""
 
     def __init__(self, inputs: int, classes: int, width: float) -> None:
@@ -221,10 +216,10 @@ def _channels(original: int, width: float) -> int:
     return max(1, round(original * width))
 
 
-def _names(layer: Layer) -> list[str]:
+def _names(layer: LayerText) -> list[str]:
     return [text.split()[0] for text in ([layer] if isinstance(layer, str) else layer)]
 
 
 def _concat(names: list[str]) -> str:
-    """The fork into b3x3_2a and b3x3_2b ends in b3x3_concat."""
+    """The name of the concatenation of a fork: b3x3_concat for b3x3_2a and b3x3_2b."""
     return names[0].rpartition("_")[0] + "_concat"

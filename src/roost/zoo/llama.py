@@ -12,18 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import LanguageModel
+from roost.zoo._settings import LanguageSettings, Sizes
 
 _LLAMA_2 = {"vocab": 32000, "base": 10000.0}
 
 
 @dataclass(frozen=True)
-class Llama(Settings):
+class Llama(LanguageSettings):
     """Settings of Llama."""
 
     SIZES: ClassVar[Sizes] = {
@@ -61,19 +61,16 @@ class Llama(Settings):
             )
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+        return LlamaNetwork(self)
 
 
-class Network(nn.Module):
+class LlamaNetwork(LanguageModel):
     def __init__(self, settings: Llama) -> None:
         super().__init__()
         hidden = settings.hidden
         self.embed = nn.Embedding(settings.vocab, hidden)
         self.rotary = _layers.Rotary(settings.length, hidden // settings.heads, settings.base)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(_layer(settings) for _ in range(settings.layers))
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.output = nn.Linear(hidden, settings.vocab, bias=False)
         if settings.tied:
@@ -81,28 +78,19 @@ class Network(nn.Module):
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocab] for tokens [batch, length]."""
+    def logits(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         cosine, sine = self.rotary(tokens.shape[1])
         for layer in self.layers:
             x = layer(x, cosine, sine)
-        logits = self.output(self.norm(x))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(self.norm(x))
 
 
-class Layer(nn.Module):
-    def __init__(self, settings: Llama) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.attention_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.attention = _layers.RotaryAttention(
-            hidden, settings.heads, settings.kv_heads, settings.dropout
-        )
-        self.feed_forward_norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.feed_forward = _layers.SwiGlu(hidden, settings.intermediate)
-        self.dropout = _layers.dropout(settings.dropout)
-
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x), cosine, sine))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+def _layer(settings: Llama) -> nn.Module:
+    hidden, heads, dropout = settings.hidden, settings.heads, settings.dropout
+    return _layers.PreNormLayer(
+        lambda: nn.RMSNorm(hidden, eps=1e-5),
+        _layers.RotaryAttention(hidden, heads, settings.kv_heads, dropout),
+        _layers.SwiGlu(hidden, settings.intermediate),
+        dropout,
+    )

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo._settings import Settings
+from roost.zoo._networks import LanguageModel
+from roost.zoo._settings import LanguageSettings
 
 
 @dataclass(frozen=True)
-class Moe(Settings):
+class Moe(LanguageSettings):
     """Settings of the mixture of experts."""
 
     batch: int = 4
@@ -64,35 +65,30 @@ class Moe(Settings):
             )
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+        return MoeNetwork(self)
 
 
-class Network(nn.Module):
+class MoeNetwork(LanguageModel):
     def __init__(self, settings: Moe) -> None:
         super().__init__()
         hidden = settings.hidden
         self.embed = nn.Embedding(settings.vocab, hidden)
         self.rotary = _layers.Rotary(settings.length, hidden // settings.heads, settings.base)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(MoeLayer(settings) for _ in range(settings.layers))
         self.norm = nn.RMSNorm(hidden, eps=1e-5)
         self.output = nn.Linear(hidden, settings.vocab, bias=False)
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocab] for tokens [batch, length]."""
+    def logits(self, tokens: Tensor) -> Tensor:
         x = self.embed(tokens)
         cosine, sine = self.rotary(tokens.shape[1])
         for layer in self.layers:
             x = layer(x, cosine, sine)
-        logits = self.output(self.norm(x))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(self.norm(x))
 
 
-class Layer(nn.Module):
+class MoeLayer(nn.Module):
     def __init__(self, settings: Moe) -> None:
         super().__init__()
         hidden = settings.hidden
@@ -110,8 +106,7 @@ class Layer(nn.Module):
 
 
 class Mixture(nn.Module):
-    """Experts side by side. Only the tokens that an expert takes go to it, and only they come
-    back."""
+    """Experts side by side. An expert gets only the tokens it takes, and returns only those."""
 
     def __init__(self, settings: Moe) -> None:
         super().__init__()

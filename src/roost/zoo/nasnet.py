@@ -10,31 +10,29 @@ layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
 from roost.zoo._convolutions import (
-    Concat,
+    CellOfSums,
+    CellSum,
     FactorizedReduction,
     ReluConvBn,
     Separable,
     average_pool,
     max_pool,
 )
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import ImageClassifier
+from roost.zoo._settings import ImageSettings, Sizes
 
-# A cell is five sums of two ops each. Input 0 is the output of the cell before, 1 that of the one
-# before that; sum k is input k + 2 of those that follow. The cell's output is what `NORMAL_OUTPUT`
-# or `REDUCTION_OUTPUT` lists.
-Sum = tuple[str, int, str, int]
-NORMAL: tuple[Sum, ...] = (
+# A cell is five sums of two ops each. Input 0 is the output of the last cell, input 1 that of the
+# cell before it. `NORMAL_OUTPUT` and `REDUCTION_OUTPUT` list the cell's output.
+NORMAL: tuple[CellSum, ...] = (
     ("separable_5", 0, "separable_3", 1),
     ("separable_5", 1, "separable_3", 1),
     ("average", 0, "identity", 1),
@@ -42,7 +40,7 @@ NORMAL: tuple[Sum, ...] = (
     ("separable_3", 0, "identity", 0),
 )
 NORMAL_OUTPUT = (1, 2, 3, 4, 5, 6)
-REDUCTION: tuple[Sum, ...] = (
+REDUCTION: tuple[CellSum, ...] = (
     ("separable_5", 0, "separable_7", 1),
     ("max", 0, "separable_7", 1),
     ("average", 0, "separable_5", 1),
@@ -53,7 +51,7 @@ REDUCTION_OUTPUT = (3, 4, 5, 6)
 
 
 @dataclass(frozen=True)
-class Nasnet(Settings):
+class Nasnet(ImageSettings):
     """Settings of NASNet-A; the last layer sees 24 times `filters` channels."""
 
     SIZES: ClassVar[Sizes] = {
@@ -81,14 +79,10 @@ class Nasnet(Settings):
         self.must_be_at_least("image", 32)
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return NasnetNetwork(self)
 
 
-class Network(nn.Module):
+class NasnetNetwork(ImageClassifier):
     def __init__(self, settings: Nasnet) -> None:
         super().__init__()
         filters = settings.filters
@@ -112,56 +106,47 @@ class Network(nn.Module):
 
     def _add(self, name: str, filters: int, reduces: bool = False, back: int = 2) -> None:
         (channels, halved), (before, halved_before) = self.shapes[-1], self.shapes[-back]
-        # The first cell has only one input: it takes that one as it is in place of the other.
+        # The first cell has one input only, and takes it twice.
         adjust = None if back == 1 else _adjust(before, filters, halved - halved_before)
-        self.add_module(name, Cell(channels, before, filters, adjust, reduces))
+        self.add_module(name, NasnetCell(channels, before, filters, adjust, reduces))
         outputs = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
         self.looks_back[name] = back
         self.shapes.append((filters * len(outputs), halved + reduces))
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, classes] for images [batch, 3, side, side]."""
+    def logits(self, images: Tensor) -> Tensor:
         outputs: list[Tensor] = [self.stem_bn(self.stem_conv(images))]
         for name, back in self.looks_back.items():
             outputs.append(self.get_submodule(name)(outputs[-1], outputs[-back]))
         features = F.relu(outputs[-1]).mean((2, 3))
-        logits = self.fc(self.dropout(features))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.fc(self.dropout(features))
 
 
 def _adjust(channels: int, filters: int, halvings: int) -> nn.Module:
-    """Brings an earlier output to the size of the last."""
+    """A module that brings an earlier output to the size of the last."""
     if halvings:
         return FactorizedReduction(channels, filters)
     return ReluConvBn(channels, filters) if channels != filters else nn.Identity()
 
 
-class Cell(nn.Module):
+class NasnetCell(CellOfSums):
     """A normal cell, or one that halves the sides."""
 
     def __init__(
         self, channels: int, before: int, filters: int, adjust: nn.Module | None, reduces: bool
     ) -> None:
         super().__init__()
-        self.sums: Sequence[Sum] = REDUCTION if reduces else NORMAL
-        self.outputs = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
+        self.ends = REDUCTION_OUTPUT if reduces else NORMAL_OUTPUT
         self.adjust = nn.Identity() if adjust is None else adjust
         self.squeeze = ReluConvBn(channels, filters)
-        width = {1: before if adjust is None else filters}
-        for number, (left, a, right, b) in enumerate(self.sums):
-            for side, kind, source in (("left", left, a), ("right", right, b)):
-                stride = 2 if reduces and source < 2 else 1
-                self.add_module(
-                    f"sum_{number}_{side}", _op(kind, width.get(source, filters), filters, stride)
-                )
-        self.concat = Concat()
+        widths = {1: before if adjust is None else filters}
+
+        def op(kind: str, source: int, stride: int) -> nn.Module:
+            return _op(kind, widths.get(source, filters), filters, stride)
+
+        self.add_sums(REDUCTION if reduces else NORMAL, reduces, op)
 
     def forward(self, last: Tensor, before: Tensor) -> Tensor:
-        states = [self.squeeze(last), self.adjust(before)]
-        for number, (_, a, _, b) in enumerate(self.sums):
-            left = self.get_submodule(f"sum_{number}_left")(states[a])
-            states.append(left + self.get_submodule(f"sum_{number}_right")(states[b]))
-        return self.concat(*(states[number] for number in self.outputs))
+        return self.output([self.squeeze(last), self.adjust(before)], self.ends)
 
 
 def _op(kind: str, inputs: int, outputs: int, stride: int) -> nn.Module:

@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from roost.errors import InputError
 from roost.zoo import _layers
 from roost.zoo._layers import State
-from roost.zoo._settings import Settings
+from roost.zoo._networks import Translator
+from roost.zoo._settings import TranslationSettings
 
 
 @dataclass(frozen=True)
-class Nmt(Settings):
+class Nmt(TranslationSettings):
     """Settings of the translation model."""
 
     batch: int = 64
@@ -47,43 +48,33 @@ class Nmt(Settings):
             raise InputError(f"hidden is {self.hidden}; it must be even where bidirectional")
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        lengths = (self.length, self.target_length, self.target_length)
-        return tuple(
-            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
-        )
+        return NmtNetwork(self)
 
 
-class Network(nn.Module):
+class NmtNetwork(Translator):
     def __init__(self, settings: Nmt) -> None:
         super().__init__()
-        self.encoder = Encoder(settings)
-        self.decoder = Decoder(settings)
+        self.encoder = NmtEncoder(settings)
+        self.decoder = NmtDecoder(settings)
         self.output = nn.Linear(settings.hidden, settings.vocab)
         self.loss = _layers.CrossEntropy()
 
-    def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the
-        word before it."""
+    def logits(self, source: Tensor, previous: Tensor) -> Tensor:
         memory, states = self.encoder(source)
-        logits = self.output(self.decoder(previous, memory, states))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(self.decoder(previous, memory, states))
 
 
-class Encoder(nn.Module):
+class NmtEncoder(nn.Module):
     def __init__(self, settings: Nmt) -> None:
         super().__init__()
         hidden = settings.hidden
         self.embed = nn.Embedding(settings.vocab, hidden)
-        self.first = BothWays(hidden) if settings.bidirectional else None
+        self.first = BidirectionalLayer(hidden) if settings.bidirectional else None
         layers = settings.layers - settings.bidirectional
         self.stack = _layers.LstmStack(hidden, hidden, layers, settings.dropout, settings.residual)
 
     def forward(self, source: Tensor) -> tuple[Tensor, list[State]]:
-        """All outputs of the last layer [batch, length, hidden], and the last state of each
-        layer."""
+        """Outputs of the last layer [batch, length, hidden], and the last state of each layer."""
         steps, first = list(self.embed(source).unbind(1)), []
         if self.first is not None:
             steps, state = self.first(steps)
@@ -92,7 +83,7 @@ class Encoder(nn.Module):
         return torch.stack(outputs, dim=1), [*first, *states]
 
 
-class BothWays(nn.Module):
+class BidirectionalLayer(nn.Module):
     """A layer that reads forwards and backwards, half of the hidden numbers each."""
 
     def __init__(self, hidden: int) -> None:
@@ -108,7 +99,7 @@ class BothWays(nn.Module):
         return outputs, (hidden, memory)
 
 
-class Decoder(nn.Module):
+class NmtDecoder(nn.Module):
     def __init__(self, settings: Nmt) -> None:
         super().__init__()
         hidden = settings.hidden
@@ -116,7 +107,7 @@ class Decoder(nn.Module):
         self.stack = _layers.LstmStack(
             2 * hidden, hidden, settings.layers, settings.dropout, settings.residual
         )
-        self.attention = Attention(hidden)
+        self.attention = LuongAttention(hidden)
 
     def forward(self, previous: Tensor, memory: Tensor, states: list[State]) -> Tensor:
         """The attention's result at each step, [batch, target length, hidden]."""
@@ -130,7 +121,7 @@ class Decoder(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class Attention(nn.Module):
+class LuongAttention(nn.Module):
     """Luong's general attention: score = query W memory, result = tanh(V [context, query])."""
 
     def __init__(self, hidden: int) -> None:

@@ -12,18 +12,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
 from roost.zoo._convolutions import ConvBn, max_pool
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import ImageClassifier
+from roost.zoo._settings import ImageSettings, Sizes
 
 
 @dataclass(frozen=True)
-class Resnet50(Settings):
+class Resnet50(ImageSettings):
     """Settings of a ResNet of bottleneck blocks."""
 
     SIZES: ClassVar[Sizes] = {
@@ -52,14 +52,10 @@ class Resnet50(Settings):
             )
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return Resnet50Network(self)
 
 
-class Network(nn.Module):
+class Resnet50Network(ImageClassifier):
     def __init__(self, settings: Resnet50) -> None:
         super().__init__()
         channels = settings.channels
@@ -72,23 +68,23 @@ class Network(nn.Module):
             strides = [2 if stage else 1] + [1] * (blocks - 1)
             widths = [inputs] + [4 * width] * (blocks - 1)
             self.stages.append(
-                nn.Sequential(*(Block(i, width, s) for i, s in zip(widths, strides, strict=True)))
+                nn.Sequential(
+                    *(ResnetBlock(i, width, s) for i, s in zip(widths, strides, strict=True))
+                )
             )
             inputs = 4 * width
         self.fc = nn.Linear(inputs, settings.classes)
         self.loss = _layers.CrossEntropy()
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, classes] for images [batch, 3, side, side]."""
+    def logits(self, images: Tensor) -> Tensor:
         x = self.pool(self.stem(images))
         for stage in self.stages:
             x = stage(x)
-        logits = self.fc(x.mean((2, 3)))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.fc(x.mean((2, 3)))
 
 
-class Block(nn.Module):
-    """Narrow, 3 x 3, wide; added to the input, which is projected where its shape differs."""
+class ResnetBlock(nn.Module):
+    """Three convolutions added to their input, which is projected if its shape differs."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()

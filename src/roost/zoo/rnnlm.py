@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings
+from roost.zoo._networks import LanguageModel
+from roost.zoo._settings import LanguageSettings
 
 
 @dataclass(frozen=True)
-class Rnnlm(Settings):
+class Rnnlm(LanguageSettings):
     """Settings of the LSTM language model."""
 
     batch: int = 64
@@ -37,31 +38,26 @@ class Rnnlm(Settings):
         return cls(batch=2, length=4, hidden=16, vocab=50)
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+        return RnnlmNetwork(self)
 
 
-class Network(nn.Module):
+class RnnlmNetwork(LanguageModel):
     def __init__(self, settings: Rnnlm) -> None:
         super().__init__()
         hidden = settings.hidden
         self.embed = nn.Embedding(settings.vocab, hidden)
-        stack = Fused if settings.fused else Unrolled
+        stack = FusedLstm if settings.fused else UnrolledLstm
         self.lstm: nn.Module = stack(hidden, settings.layers, settings.dropout)
         self.dropout = _layers.dropout(settings.dropout)
         self.output = nn.Linear(hidden, settings.vocab)
         self.loss = _layers.CrossEntropy()
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocab] for tokens [batch, length]."""
-        logits = self.output(self.dropout(self.lstm(self.embed(tokens))))
-        return logits if targets is None else self.loss(logits, targets)
+    def logits(self, tokens: Tensor) -> Tensor:
+        return self.output(self.dropout(self.lstm(self.embed(tokens))))
 
 
-class Unrolled(nn.Module):
-    """A cell for each layer, called at each step."""
+class UnrolledLstm(nn.Module):
+    """An LSTM with a cell for each layer, called at each step."""
 
     def __init__(self, hidden: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -72,8 +68,8 @@ class Unrolled(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
-class Fused(nn.Module):
-    """The same with one op for each layer."""
+class FusedLstm(nn.Module):
+    """An LSTM with one op for each layer."""
 
     def __init__(self, hidden: int, layers: int, dropout: float) -> None:
         super().__init__()

@@ -16,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import Translator
+from roost.zoo._settings import Sizes, TranslationSettings
 
 BUCKETS = 32  # of distances, each with a learned score for each head
-FARTHEST = 128  # words; all that is farther shares a bucket
+FARTHEST = 128  # words; greater distances share a bucket
 
 
 @dataclass(frozen=True)
-class T5(Settings):
+class T5(TranslationSettings):
     """Settings of T5."""
 
     SIZES: ClassVar[Sizes] = {
@@ -57,16 +58,10 @@ class T5(Settings):
         return cls(batch=2, length=6, target_length=5, layers=2, **widths)
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        lengths = (self.length, self.target_length, self.target_length)
-        return tuple(
-            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
-        )
+        return T5Network(self)
 
 
-class Network(nn.Module):
+class T5Network(Translator):
     def __init__(self, settings: T5) -> None:
         super().__init__()
         hidden = settings.hidden
@@ -79,18 +74,15 @@ class Network(nn.Module):
         self.scale = hidden**-0.5
         _layers.init_normal(self, hidden**-0.5)
         for module in self.modules():
-            if isinstance(module, _layers.Attention):
+            if isinstance(module, _layers.MultiHeadAttention):
                 nn.init.normal_(module.query.weight, std=(hidden * settings.head_width) ** -0.5)
         nn.init.normal_(self.embed.weight)
         self.output.weight = self.embed.weight
 
-    def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the
-        word before it."""
+    def logits(self, source: Tensor, previous: Tensor) -> Tensor:
         memory = self.encoder(self.dropout(self.embed(source)))
         x = self.decoder(self.dropout(self.embed(previous)), memory)
-        logits = self.output(x * self.scale)
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(x * self.scale)
 
 
 class Stack(nn.Module):
@@ -99,7 +91,7 @@ class Stack(nn.Module):
     def __init__(self, settings: T5, length: int, decodes: bool) -> None:
         super().__init__()
         self.distances = Distances(settings.heads, length, decodes)
-        self.layers = nn.ModuleList(Layer(settings, decodes) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(T5Layer(settings, decodes) for _ in range(settings.layers))
         self.norm = nn.RMSNorm(settings.hidden, eps=1e-6)
         self.dropout = _layers.dropout(settings.dropout)
 
@@ -111,8 +103,7 @@ class Stack(nn.Module):
 
 
 class Distances(nn.Module):
-    """What each pair of positions adds to the scores of attention; in a decoder also that it cannot
-    look ahead."""
+    """The score that each pair of positions adds to attention; a decoder cannot look ahead."""
 
     buckets: Tensor
     ahead: Tensor
@@ -136,8 +127,7 @@ class Distances(nn.Module):
 
 
 def _buckets(distance: Tensor, both_ways: bool) -> Tensor:
-    """The bucket of each distance: near ones have their own, farther ones share, on a logarithmic
-    scale."""
+    """The bucket of each distance. Near distances have their own; far ones share, by logarithm."""
     count = BUCKETS // 2 if both_ways else BUCKETS
     far = distance.abs() if both_ways else (-distance).clamp(min=0)
     near = count // 2
@@ -147,7 +137,7 @@ def _buckets(distance: Tensor, both_ways: bool) -> Tensor:
     return bucket + count * (distance > 0) if both_ways else bucket
 
 
-class Layer(nn.Module):
+class T5Layer(nn.Module):
     def __init__(self, settings: T5, decodes: bool) -> None:
         super().__init__()
         hidden = settings.hidden
@@ -175,9 +165,8 @@ class Layer(nn.Module):
 
 
 def _attention(settings: T5) -> nn.Module:
-    """T5 does not divide the scores by the root of the width: its queries start that much
-    smaller."""
-    return _layers.Attention(
+    """Attention with unscaled scores: the queries of T5 start smaller instead."""
+    return _layers.MultiHeadAttention(
         settings.hidden,
         settings.heads,
         bias=False,

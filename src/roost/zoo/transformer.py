@@ -13,15 +13,15 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import Translator
+from roost.zoo._settings import Sizes, TranslationSettings
 
 
 @dataclass(frozen=True)
-class Transformer(Settings):
+class Transformer(TranslationSettings):
     """Settings of the encoder-decoder Transformer."""
 
     SIZES: ClassVar[Sizes] = {
@@ -57,39 +57,30 @@ class Transformer(Settings):
         self.must_divide("heads", "hidden")
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        lengths = (self.length, self.target_length, self.target_length)
-        return tuple(
-            torch.randint(self.vocab, (self.batch, length)) for length in lengths[: 2 + train]
-        )
+        return TransformerNetwork(self)
 
 
-class Network(nn.Module):
+class TransformerNetwork(Translator):
     def __init__(self, settings: Transformer) -> None:
         super().__init__()
-        self.embed = Embed(settings)
+        self.embed = TransformerEmbedding(settings)
         self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
         self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.layers))
         self.output = nn.Linear(settings.hidden, settings.vocab, bias=False)
         self.output.weight = self.embed.words.weight
         self.loss = _layers.CrossEntropy(settings.smoothing)
 
-    def forward(self, source: Tensor, previous: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, target length, vocab], given the source and, for each target word, the
-        word before it."""
+    def logits(self, source: Tensor, previous: Tensor) -> Tensor:
         memory = self.embed(source)
         for layer in self.encoder:
             memory = layer(memory)
         x = self.embed(previous)
         for layer in self.decoder:
             x = layer(x, memory)
-        logits = self.output(x)
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(x)
 
 
-class Embed(nn.Module):
+class TransformerEmbedding(nn.Module):
     """Words and positions."""
 
     positions: Tensor
@@ -140,7 +131,7 @@ class DecoderLayer(nn.Module):
 
 
 def _attention(settings: Transformer, causal: bool) -> nn.Module:
-    return _layers.Attention(
+    return _layers.MultiHeadAttention(
         settings.hidden,
         settings.heads,
         bias=False,

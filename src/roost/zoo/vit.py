@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from roost.zoo import _layers
-from roost.zoo._settings import Settings, Sizes
+from roost.zoo._networks import ImageClassifier
+from roost.zoo._settings import ImageSettings, Sizes
 
 
 @dataclass(frozen=True)
-class Vit(Settings):
+class Vit(ImageSettings):
     """Settings of the vision transformer."""
 
     SIZES: ClassVar[Sizes] = {
@@ -48,14 +49,10 @@ class Vit(Settings):
         self.must_divide("patch", "image")
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return VitNetwork(self)
 
 
-class Network(nn.Module):
+class VitNetwork(ImageClassifier):
     def __init__(self, settings: Vit) -> None:
         super().__init__()
         hidden = settings.hidden
@@ -64,36 +61,27 @@ class Network(nn.Module):
         self.class_token = nn.Parameter(torch.zeros(1, 1, hidden))
         self.positions = nn.Parameter(torch.empty(1, patches + 1, hidden))
         self.dropout = _layers.dropout(settings.dropout)
-        self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(_layer(settings) for _ in range(settings.layers))
         self.norm = nn.LayerNorm(hidden, eps=1e-6)
         self.head = nn.Linear(hidden, settings.classes)
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
         nn.init.normal_(self.positions, std=0.02)
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, classes] for images [batch, 3, side, side]."""
+    def logits(self, images: Tensor) -> Tensor:
         x = self.patches(images).flatten(2).transpose(1, 2)  # [batch, patches, hidden]
         x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1)
         x = self.dropout(x + self.positions)
         for layer in self.layers:
             x = layer(x)
-        logits = self.head(self.norm(x[:, 0]))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.head(self.norm(x[:, 0]))
 
 
-class Layer(nn.Module):
-    def __init__(self, settings: Vit) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.attention_norm = nn.LayerNorm(hidden, eps=1e-6)
-        self.attention = _layers.Attention(hidden, settings.heads)
-        self.feed_forward_norm = nn.LayerNorm(hidden, eps=1e-6)
-        self.feed_forward = _layers.FeedForward(
-            hidden, settings.intermediate, nn.GELU(), dropout_probability=settings.dropout
-        )
-        self.dropout = _layers.dropout(settings.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+def _layer(settings: Vit) -> nn.Module:
+    hidden, dropout = settings.hidden, settings.dropout
+    return _layers.PreNormLayer(
+        lambda: nn.LayerNorm(hidden, eps=1e-6),
+        _layers.MultiHeadAttention(hidden, settings.heads),
+        _layers.FeedForward(hidden, settings.intermediate, nn.GELU(), dropout_probability=dropout),
+        dropout,
+    )

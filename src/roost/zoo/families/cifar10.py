@@ -1,10 +1,10 @@
 """Image classifiers with random convolutional cells.
 
 After the family `cifar10` of Placeto (arXiv 1906.08879), drawn from a search space like the micro
-one of ENAS (Pham et al. 2018, arXiv 1802.03268): a node of a cell sums two ops on earlier nodes or
-on the outputs of the two cells before; what no node takes is the cell's output. Numbers of nodes
-and cells and the widths are our own. Differs in: also plain convolutions, where ENAS has separable
-ones only.
+one of ENAS (Pham et al. 2018, arXiv 1802.03268). A node of a cell sums two ops on earlier nodes, or
+on the outputs of the two cells before. The sums that no node takes are the cell's output. Numbers
+of nodes and cells and the widths are our own. Differs in: also plain convolutions, where ENAS has
+separable ones only.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
 from roost.zoo._convolutions import (
-    Concat,
+    CellOfSums,
+    CellSum,
     ConvBn,
     FactorizedReduction,
     ReluConvBn,
@@ -31,19 +31,19 @@ from roost.zoo._convolutions import (
     average_pool,
     max_pool,
 )
-from roost.zoo.families._member import Member
+from roost.zoo._networks import ImageClassifier
+from roost.zoo._settings import ImageSettings
+from roost.zoo.families._random_model import RandomModel
 
 OPS = ("identity", "conv_3", "conv_5", "separable_3", "separable_5", "average", "max")
-# Op and input, twice; inputs 0 and 1 are the cells before, node k is k + 2.
-Sum = tuple[str, int, str, int]
 
 
 @dataclass(frozen=True)
-class Cifar10(Member):
+class Cifar10Family(RandomModel, ImageSettings):
     """A classifier of small images with random cells."""
 
-    normal: tuple[Sum, ...] = (("separable_3", 0, "identity", 1),)
-    reduction: tuple[Sum, ...] = (("max", 0, "average", 1),)
+    normal: tuple[CellSum, ...] = (("separable_3", 0, "identity", 1),)
+    reduction: tuple[CellSum, ...] = (("max", 0, "average", 1),)
     batch: int = 128
     image: int = 32  # pixels a side
     classes: int = 10
@@ -67,26 +67,26 @@ class Cifar10(Member):
     def check(self) -> None:
         for cell in (self.normal, self.reduction):
             for number, (left, a, right, b) in enumerate(cell):
-                if not {left, right} <= set(OPS) or not 0 <= min(a, b) <= max(a, b) < number + 2:
-                    raise InputError(f"node {number} of a cell is {cell[number]!r}; it cannot be")
+                earlier = min(a, b) >= 0 and max(a, b) < number + 2
+                if not earlier or not {left, right} <= set(OPS):
+                    raise InputError(
+                        f"node {number} of a cell is {cell[number]!r}; its ops or inputs do not "
+                        "exist"
+                    )
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        images = torch.randn(self.batch, 3, self.image, self.image)
-        return (images, torch.randint(self.classes, (self.batch,))) if train else (images,)
+        return Cifar10Network(self)
 
 
-def _draw_cell(rng: np.random.Generator, count: int) -> tuple[Sum, ...]:
+def _draw_cell(rng: np.random.Generator, count: int) -> tuple[CellSum, ...]:
     def half(node: int) -> tuple[str, int]:
         return str(rng.choice(OPS)), int(rng.integers(node + 2))
 
     return tuple((*half(node), *half(node)) for node in range(count))
 
 
-class Network(nn.Module):
-    def __init__(self, settings: Cifar10) -> None:
+class Cifar10Network(ImageClassifier):
+    def __init__(self, settings: Cifar10Family) -> None:
         super().__init__()
         channels = settings.channels
         self.stem = ConvBn(3, 3 * channels, 3, relu=False)
@@ -98,7 +98,7 @@ class Network(nn.Module):
             for reduces in kinds:
                 (last, halved), (before, halved_before) = shapes[-1], shapes[-2]
                 sums = settings.reduction if reduces else settings.normal
-                cell = Cell(
+                cell = RandomConvCell(
                     (last, before),
                     channels * 2**stage,
                     sums,
@@ -110,54 +110,41 @@ class Network(nn.Module):
         self.fc = nn.Linear(shapes[-1][0], settings.classes)
         self.loss = _layers.CrossEntropy()
 
-    def forward(self, images: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, classes] for images [batch, 3, side, side]."""
+    def logits(self, images: Tensor) -> Tensor:
         before = last = self.stem(images)
         for cell in self.cells:
             before, last = last, cell(last, before)
-        logits = self.fc(F.relu(last).mean((2, 3)))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.fc(F.relu(last).mean((2, 3)))
 
 
-class Cell(nn.Module):
-    """Sums of ops, normal or halving the sides."""
+class RandomConvCell(CellOfSums):
+    """Random sums, normal or halving the sides."""
 
     def __init__(
         self,
         inputs: tuple[int, int],
         channels: int,
-        sums: Sequence[Sum],
+        sums: Sequence[CellSum],
         reduces: bool,
         shrinks: bool,
     ) -> None:
         super().__init__()
-        self.sums = sums
         used = {source for _, a, _, b in sums for source in (a, b)}
         self.ends = [source for source in range(2, len(sums) + 2) if source not in used]
         self.channels = channels * len(self.ends)
         last, before = inputs
-        # An input that no node takes is not prepared either.
+        # An input that no sum takes needs no preparation.
         self.last = ReluConvBn(last, channels) if 0 in used else None
         adjust = FactorizedReduction(before, channels) if shrinks else ReluConvBn(before, channels)
         self.before = adjust if 1 in used else None
-        for number, (left, a, right, b) in enumerate(sums):
-            self.add_module(
-                f"sum_{number}_left", _op(left, channels, 2 if reduces and a < 2 else 1)
-            )
-            self.add_module(
-                f"sum_{number}_right", _op(right, channels, 2 if reduces and b < 2 else 1)
-            )
-        self.concat = Concat()
+        self.add_sums(sums, reduces, lambda kind, _, stride: _op(kind, channels, stride))
 
     def forward(self, last: Tensor, before: Tensor) -> Tensor:
-        results = [
+        prepared = [
             last if self.last is None else self.last(last),
             before if self.before is None else self.before(before),
         ]
-        for number, (_, a, _, b) in enumerate(self.sums):
-            left = self.get_submodule(f"sum_{number}_left")(results[a])
-            results.append(left + self.get_submodule(f"sum_{number}_right")(results[b]))
-        return self.concat(*(results[number] for number in self.ends))
+        return self.output(prepared, self.ends)
 
 
 def _op(kind: str, channels: int, stride: int) -> nn.Module:

@@ -12,12 +12,12 @@ from typing import Self
 
 import numpy as np
 
-from roost.zoo import nmt
-from roost.zoo.families._member import Member
+from roost.zoo.families._random_model import RandomModel
+from roost.zoo.nmt import Nmt
 
 
 @dataclass(frozen=True)
-class Nmt(nmt.Nmt, Member):
+class NmtFamily(Nmt, RandomModel):
     """A translation model with lengths, layers and batch drawn at random."""
 
     @classmethod

@@ -20,16 +20,18 @@ from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo.families._member import Member
+from roost.zoo._networks import LanguageModel
+from roost.zoo._settings import LanguageSettings
+from roost.zoo.families._random_model import RandomModel
 
 ACTIVATIONS = ("tanh", "relu", "sigmoid", "identity")
 
 
 @dataclass(frozen=True)
-class Ptb(Member):
+class PtbFamily(RandomModel, LanguageSettings):
     """A recurrent language model with a random cell."""
 
-    # Each: the node it takes, -1 for the input, and activation.
+    # The source of each node, -1 for the input, and its activation.
     nodes: tuple[tuple[int, str], ...] = ((-1, "tanh"),)
     batch: int = 64
     length: int = 20
@@ -52,42 +54,37 @@ class Ptb(Member):
 
     def check(self) -> None:
         for number, (source, activation) in enumerate(self.nodes):
-            if activation not in ACTIVATIONS or (
-                source != -1 if number == 0 else not 0 <= source < number
-            ):
+            known = source == -1 if number == 0 else 0 <= source < number
+            if activation not in ACTIVATIONS or not known:
                 raise InputError(
-                    f"node {number} of the cell is {(source, activation)!r}; it cannot be"
+                    f"node {number} of the cell is {(source, activation)!r}; its source or "
+                    "activation does not exist"
                 )
 
     def model(self) -> nn.Module:
-        return Network(self)
-
-    def inputs(self, train: bool) -> tuple[Tensor, ...]:
-        return tuple(torch.randint(self.vocab, (self.batch, self.length)) for _ in range(1 + train))
+        return PtbNetwork(self)
 
 
-class Network(nn.Module):
-    def __init__(self, settings: Ptb) -> None:
+class PtbNetwork(LanguageModel):
+    def __init__(self, settings: PtbFamily) -> None:
         super().__init__()
         self.embed = nn.Embedding(settings.vocab, settings.hidden)
-        self.cell = Cell(settings.hidden, settings.nodes)
+        self.cell = RandomRecurrentCell(settings.hidden, settings.nodes)
         self.output = nn.Linear(settings.hidden, settings.vocab, bias=False)
         self.output.weight = self.embed.weight
         self.loss = _layers.CrossEntropy()
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [batch, length, vocab] for tokens [batch, length]."""
+    def logits(self, tokens: Tensor) -> Tensor:
         embedded = self.embed(tokens)
         state, states = embedded.new_zeros(embedded.shape[0], embedded.shape[2]), []
         for step in embedded.unbind(1):
             state = self.cell(step, state)
             states.append(state)
-        logits = self.output(torch.stack(states, dim=1))
-        return logits if targets is None else self.loss(logits, targets)
+        return self.output(torch.stack(states, dim=1))
 
 
-class Cell(nn.Module):
+class RandomRecurrentCell(nn.Module):
     """One step: from the input and the state before to the state after."""
 
     def __init__(self, hidden: int, nodes: Sequence[tuple[int, str]]) -> None:
@@ -96,7 +93,7 @@ class Cell(nn.Module):
         self.ends = sorted(set(range(len(nodes))) - set(self.sources))
         widths = [2 * hidden] + [hidden] * (len(nodes) - 1)
         self.nodes = nn.ModuleList(
-            Node(width, hidden, activation)
+            RandomNode(width, hidden, activation)
             for width, (_, activation) in zip(widths, nodes, strict=True)
         )
 
@@ -108,7 +105,7 @@ class Cell(nn.Module):
         return ends[0] if len(ends) == 1 else torch.stack(ends).mean(0)
 
 
-class Node(nn.Module):
+class RandomNode(nn.Module):
     """gate * activation(W x) + (1 - gate) * carried."""
 
     def __init__(self, inputs: int, hidden: int, activation: str) -> None:

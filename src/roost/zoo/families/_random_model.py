@@ -1,4 +1,4 @@
-"""What the members of every family have in common."""
+"""Base class of the members of a family."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Self
 
 import numpy as np
 
-from roost.zoo._settings import Settings
+from roost.zoo._settings import ModelSettings
 
 
 @dataclass(frozen=True)
-class Member(Settings):
-    """A model that was drawn at random."""
+class RandomModel(ModelSettings):
+    """The settings of a model that is drawn at random."""
 
     @classmethod
     @abstractmethod
