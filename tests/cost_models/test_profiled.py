@@ -19,7 +19,7 @@ from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
 from roost.cost_models.timing import timed_ops, timers, updates, whole_step
 from roost.cost_models.timing.overwrites import reused
-from roost.cost_models.timing.progress_log import Logged
+from roost.cost_models.timing.progress_log import ProgressLog
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
@@ -228,7 +228,7 @@ def test_a_graph_alone_cannot_be_profiled():
 
 def test_indices_are_spread_over_what_they_look_into():
     step = captured()
-    works = {task.work.signature: task.work for task in timed_ops.tasks(step)}
+    works = {task.call.signature: task.call for task in timed_ops.timed_ops(step)}
     [lookup] = [work for name, work in works.items() if name.startswith("aten.embedding.default")]
     (_, indices), _ = timed_ops._made(lookup.args, torch.device("cpu"))
     assert indices.dtype == torch.int64
@@ -246,13 +246,13 @@ def test_tensors_are_made_in_their_layout():
         whole[:, :1].expand(4, 7, 5),
         whole[:0],
     ):
-        made = timed_ops.Like.of(tensor).tensor(torch.device("cpu"))
+        made = timed_ops.TensorSpec.of(tensor).tensor(torch.device("cpu"))
         assert (made.shape, made.stride(), made.dtype) == (
             tensor.shape,
             tensor.stride(),
             tensor.dtype,
         )
-    large = timed_ops.Like((3_000_000,), (1,), torch.bfloat16).tensor(torch.device("cpu"))
+    large = timed_ops.TensorSpec((3_000_000,), (1,), torch.bfloat16).tensor(torch.device("cpu"))
     assert large.dtype == torch.bfloat16
     assert large.float().std() > 0.1
 
@@ -268,7 +268,7 @@ def test_views_count_once_where_they_look_into_what_was_made_and_each_time_where
             return turned.exp() + turned.sin() + self.weight.t().cos() + self.weight.t().tanh()
 
     step = captured_step(trace(Views(), (torch.ones(4, 4),)), "views")
-    views = {step.graph.kinds[task.op]: len(task.views) for task in timed_ops.tasks(step)}
+    views = {step.graph.kinds[task.op]: len(task.views) for task in timed_ops.timed_ops(step)}
     assert views["exp"] == 1
     assert views["sin"] == 0
     assert views["cos"] == views["tanh"] == 1
@@ -312,7 +312,7 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
     }
     assert changed
     assert {node: call for node, (call, _) in reused(step).items()} == changed
-    timed = {task.work.call for task in timed_ops.tasks(step)}
+    timed = {task.call.call for task in timed_ops.timed_ops(step)}
     assert set(changed.values()) <= timed
 
 
@@ -329,7 +329,7 @@ class Weights(nn.Module):
 
 def test_ops_that_read_big_weights_are_told():
     step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
-    assert [task.work.weight_bytes for task in timed_ops.tasks(step)] == [2 * 2**20] * 2
+    assert [task.call.weight_bytes for task in timed_ops.timed_ops(step)] == [2 * 2**20] * 2
     found = Profiled(step, **SHORT).profile(step.graph, cluster("cpu"))  # no GPU, no copies
     assert np.array_equal(found.alone, found.beside)
 
@@ -350,17 +350,17 @@ class NoCopies:
 def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monkeypatch):
     step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     cpu, gpu = (
-        timers.Lane(torch.device("cpu"), "cpu*1", 1),
-        timers.Lane(torch.device("cuda", 0), "a GPU"),
+        timers.TimedDevice(torch.device("cpu"), "cpu*1", 1),
+        timers.TimedDevice(torch.device("cuda", 0), "a GPU"),
     )
     timed = []
 
     def time(self, work):
         beside = getattr(NoCopies, "running", False)
-        timed.append((self.lane.hardware, work.signature.partition("(")[0], beside))
-        return (3e-6, 5e-6) if self.lane is gpu else (2e-3 if beside else 1e-3, 0.0)
+        timed.append((self.timed.hardware, work.signature.partition("(")[0], beside))
+        return (3e-6, 5e-6) if self.timed is gpu else (2e-3 if beside else 1e-3, 0.0)
 
-    monkeypatch.setattr(timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(timers, "timed_devices", lambda cluster: [cpu, gpu])
     monkeypatch.setattr(timers, "CopiesBeside", NoCopies)
     monkeypatch.setattr(timers.Timer, "time", time)
     monkeypatch.setattr(machine, "gpu_memory", lambda number: 0)  # no room for a whole step
@@ -394,13 +394,13 @@ def test_with_a_gpu_big_weights_are_read_twice_and_a_launch_takes_its_time(monke
 def test_launches_in_a_step_count_on_a_gpu(monkeypatch):
     step = captured_step(trace(Weights(), (torch.ones(1, 1024, dtype=torch.bfloat16),)), "weights")
     cpu, gpu = (
-        timers.Lane(torch.device("cpu"), "cpu*1", 1),
-        timers.Lane(torch.device("cuda", 0), "a GPU"),
+        timers.TimedDevice(torch.device("cpu"), "cpu*1", 1),
+        timers.TimedDevice(torch.device("cuda", 0), "a GPU"),
     )
     seconds = {cpu.hardware: (1e-3, 0.0), gpu.hardware: (3e-6, 5e-6)}
-    monkeypatch.setattr(timers, "lanes", lambda cluster: [cpu, gpu])
+    monkeypatch.setattr(timers, "timed_devices", lambda cluster: [cpu, gpu])
     monkeypatch.setattr(timers, "CopiesBeside", lambda device, both_ways: nullcontext())
-    monkeypatch.setattr(timers.Timer, "time", lambda self, work: seconds[self.lane.hardware])
+    monkeypatch.setattr(timers.Timer, "time", lambda self, work: seconds[self.timed.hardware])
     monkeypatch.setattr(machine, "gpu_memory", lambda number: 2**33)
     launch = {"cpu": 4e-3, "cuda": 50e-6}
     row = [float(kind == "mm") for kind in step.graph.kinds]
@@ -464,7 +464,7 @@ def test_without_a_way_to_be_told_progress_is_logged(caplog, monkeypatch):
     caplog.set_level("INFO")
     now = iter([0.0, 1.0, 2.0, 6.0, 7.0, 8.0])
     monkeypatch.setattr("roost.cost_models.timing.progress_log.time.monotonic", lambda: next(now))
-    told = Logged()
+    told = ProgressLog()
     for done in range(1, 7):
         told(done, 6)
     assert caplog.messages == [f"timing ops: {done} of 6" for done in (1, 4, 6)]

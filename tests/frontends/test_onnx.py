@@ -609,11 +609,11 @@ def test_an_op_that_the_opset_lacks_is_refused(save):
 def test_shapes_that_do_not_fit_an_op_are_refused(save):
     with pytest.raises(
         InputError,
-        match=r"node 'node' \(MatMul\) does not fit what it takes \(i0 \[2, 3\], i1 \[4, 5\]\)",
+        match=r"node 'node' \(MatMul\) does not fit its inputs \(i0 \[2, 3\], i1 \[4, 5\]\)",
     ):
         Onnx().read(single(save, "MatMul", [[2, 3], [4, 5]]))
     with pytest.raises(
-        InputError, match=r"node 'node' \(MatMulNBits\) does not fit what it takes: KeyError"
+        InputError, match=r"node 'node' \(MatMulNBits\) does not fit its inputs: KeyError"
     ):
         Onnx().read(single(save, "MatMulNBits", [[2, 3], [4, 5]], **MICROSOFT))
 

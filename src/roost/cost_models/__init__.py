@@ -13,14 +13,13 @@ from roost.errors import InputError
 
 
 class CostModel(Protocol):
-    """What a cost model is."""
+    """A cost model: it estimates the costs of a graph on a cluster."""
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs: ...
 
 
 def estimate(graph: Graph, cluster: Cluster | str, model: str | CostModel = "roofline") -> Problem:
-    """The problem of placing a graph on a cluster or preset, with costs from a cost model or its
-    name."""
+    """The problem of placing a graph on a cluster; both cluster and model may be given by name."""
     if isinstance(cluster, str):
         cluster = presets.cluster(cluster)
     if not isinstance(graph, Graph) or not isinstance(cluster, Cluster):

@@ -1,9 +1,9 @@
-"""Time of an op: what it takes here, with tensors of its shapes. Ops that are alike are timed once,
-and that is kept.
+"""Costs from timing each op on this machine, with tensors of its shapes.
 
-A device runs an op as the runtime would: a CPU with its threads in a thread of its own, on its own
-cores where it is several devices; a GPU with a full queue. What an op takes includes the Python
-call and the views it looks through. What cannot run is taken from the roofline, and counted.
+A device runs an op as the runtime does. A CPU runs it with its threads in a thread of its own, on
+its own cores if the CPU is several devices; a GPU runs it with a full queue. The time of an op
+includes the Python call and the views before it. Equal ops are timed once, and the times are kept
+for this hardware. An op that cannot run gets the time of the roofline, and is counted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -21,26 +21,25 @@ from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import INPUT, UPDATE, Graph
 from roost.cost_models.roofline import Roofline
-from roost.cost_models.timing.progress_log import Logged
+from roost.cost_models.timing.progress_log import ProgressLog
 from roost.errors import InputError
 from roost.presets import machine, measurement_cache
 
 if TYPE_CHECKING:
-    from roost.cost_models.timing.timed_ops import Task, Work
-    from roost.cost_models.timing.timers import Lane, Timer
+    from roost.cost_models.timing.timed_ops import TimedCall, TimedOp
+    from roost.cost_models.timing.timers import TimedDevice, Timer
     from roost.frontends.tracing.captured_step import CapturedStep
 
 _log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]  # how many are timed, of how many
-# Another number where times are taken in another way: what was kept before is no use then.
-_METHOD = 5
+Progress = Callable[[int, int], None]  # ops timed so far, ops in all
+_METHOD = 5  # another number for another way of timing, which makes the kept times useless
 _BESIDE, _BOTH_WAYS = "beside copies: ", "beside copies both ways: "
 _BIG_WEIGHT = 2**20  # bytes
-# Times what a unique op gets, for a step of a tenth of a second; more for longer ones.
+# A whole step of a tenth of a second gets the time of so many ops; a longer step gets more.
 _REPLAYS = 30
 _LONG_STEP, _LONGEST_STEP = 2.0, 20.0  # seconds: replayed twice, and not at all
-# Bytes of an op, and ops, that tell what a call costs in a row of others.
+# The cost of a call among others is measured on so many ops of at most so many bytes.
 _SMALL, _FEW, _MANY = 2**16, 20, 200
 
 
@@ -55,23 +54,26 @@ def profile(
     progress: Progress | None = None,
 ) -> Costs:
     """The costs of a captured step on devices of this machine, timed there; see `Profiled`."""
-    told = progress or Logged()
     settings = Profiled(
-        step, beside_copies, launches, seconds_each=seconds_each, cache=cache, progress=told
+        step,
+        beside_copies,
+        launches,
+        seconds_each=seconds_each,
+        cache=cache,
+        progress=progress or ProgressLog(),
     )
     return settings.estimate(step.graph, cluster)
 
 
 def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:
-    """Call with the PyTorch device that a device of a cluster is here, in a thread as ops are timed
-    in there."""
-    from roost.cost_models.timing.timers import lanes
+    """Call with the PyTorch device of a cluster's device, in the kind of thread that times ops."""
+    from roost.cost_models.timing.timers import timed_devices
 
-    lane = lanes(cluster)[device]
-    if lane.device.type != "cpu":
-        return call(lane.device)
-    with machine.OwnThread(lane.threads, set(lane.cores or ()) or None) as thread:
-        return thread(lambda: call(lane.device))
+    timed = timed_devices(cluster)[device]
+    if timed.device.type != "cpu":
+        return call(timed.device)
+    with machine.OwnThread(timed.threads, set(timed.cores or ()) or None) as thread:
+        return thread(lambda: call(timed.device))
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,14 @@ class FallBack:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What was found of a step, op by op."""
+    """The times of a step, op by op."""
 
     costs: Costs
-    alone: Array  # [ops, devices] seconds with nothing beside
-    # [ops, devices] seconds; on CPUs of ops that read big weights, while a copy to a GPU runs.
+    alone: Array  # [ops, devices] seconds with no copy beside
+    # [ops, devices] seconds; for CPU ops that read big weights, beside a copy to a GPU.
     beside: Array
     num_signatures: int  # unique ops on unique devices
-    num_timed: int  # of these now, the others before
+    num_timed: int  # of these timed now; the others were kept
     fallen_back: tuple[FallBack, ...]
 
 
@@ -102,36 +104,36 @@ class Profiled:
     """Times the ops of a captured step on the devices of this machine."""
 
     step: CapturedStep | None = None
-    # A copy from the host's memory to a GPU takes bandwidth from ops of the CPU that read big
-    # weights: for one token linear layers in bfloat16 were seen to read 70 GB/s alone and 39 GB/s
-    # beside a copy, which lost nothing. A placement that computes on the CPU while it streams to
-    # the GPU has copies running nearly all the time.
+    # A copy from host memory to a GPU takes bandwidth from CPU ops that read big weights. For one
+    # token, linear layers in bfloat16 read 70 GB/s alone and 39 GB/s beside a copy, and the copy
+    # lost nothing. A placement that computes on the CPU while it streams to the GPU has copies
+    # running nearly all the time.
     beside_copies: bool = True
-    # One Python thread launches the ops of a GPU ahead of it. In a queue that is full an op takes
-    # its time on the GPU; where ops are shorter than their launches the queue runs dry, and they
-    # take the host's time. Which of the two depends on what comes before, so an op takes what it
-    # adds to a step that is all on the GPU, in the order of the program (the longer of the two for
-    # each op was 22 % too much for a GPT-2 of 1.6 billion weights). Set to False where the host has
-    # time enough, or launches are captured (CUDA graphs): the GPU's time alone.
+    # One Python thread launches the ops of a GPU ahead of it. With a full queue an op takes its GPU
+    # time; if ops are shorter than their launches, the queue runs dry and an op takes the host's
+    # time. That depends on the ops before. So the time of an op is what it adds to a step that runs
+    # on the GPU alone, in program order. (The longer of the two times was 22 % too much for a
+    # GPT-2 of 1.6 billion weights.) Set to False for the GPU's time alone, if the host is fast
+    # enough or CUDA graphs capture the launches.
     launches: bool = True
-    # What an op takes on a CPU among the others of its step: of small ops much is missed by timing
-    # each of them again and again, with its code and operands in a cache. Off: it was right for one
-    # CPU, not shown to be better for two devices (benchmarks/fidelity.py), and a step of a large
-    # model on a CPU is long. Launches on GPUs are always timed in their step, where there is room
-    # for it: with both timed so, predictions were nearer on all three models that were tried beside
-    # a GPU.
+    # Time each CPU op among the others of its step. Timing one small op again and again misses
+    # much, because its code and operands stay in a cache. Off by default: it was right for one CPU,
+    # not better for two devices (benchmarks/fidelity.py), and a step of a large model on a CPU is
+    # long. Launches on GPUs are always timed in their step if memory allows: with both timed so,
+    # predictions were nearer on all three models that were tried beside a GPU.
     in_step: bool = False
     seconds_each: float = 0.03  # for each unique op; at least three calls
-    most_seconds: float = 20.0  # what takes longer by the roofline is not tried
-    cache: bool = True  # use what is kept of before, and keep what is found
-    refresh: bool = False  # use nothing of before
+    most_seconds: float = 20.0  # an op that the roofline calls longer is not timed
+    cache: bool = True  # use the times that are kept, and keep new ones
+    refresh: bool = False  # ignore the times that are kept
     progress: Progress | None = field(default=None, repr=False)
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        """The costs of a graph on a cluster."""
         return self.profile(graph, cluster).costs
 
     def profile(self, graph: Graph, cluster: Cluster) -> Profile:
-        """The costs, and what there is to say of them."""
+        """The costs, and where they come from."""
         if self.step is None:
             raise InputError(
                 "profiled costs need the captured step, not its graph alone: roost.profile(step, "
@@ -141,36 +143,57 @@ class Profiled:
             raise InputError(
                 f"the graph is {graph.digest}, the captured step is {self.step.graph.digest}"
             )
-        return _Run(self, self.step, cluster).found()
+        return _Profiler(self, self.step, cluster).profile()
 
 
-class _Run:
-    """Times what is not known yet, and puts together what is."""
+class _Times(NamedTuple):
+    """The seconds of one call."""
+
+    device: float
+    host: float  # to launch it; 0 on a CPU, where the device's time includes it
+
+    def slowed(self, device: TimedDevice, seconds: float) -> _Times:
+        """The times with a Python call that takes longer."""
+        if device.is_cpu:
+            return _Times(self.device + seconds, self.host)
+        return _Times(self.device, self.host + seconds)
+
+
+class _Measurement(NamedTuple):
+    """A call to be timed on a device, alone or beside copies."""
+
+    device: TimedDevice
+    call: TimedCall
+    beside: bool
+
+
+class _Profiler:
+    """Times the ops whose times are not kept, and puts all times together."""
 
     def __init__(self, settings: Profiled, step: CapturedStep, cluster: Cluster) -> None:
         from roost.cost_models.timing import timed_ops, timers
 
         self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster
-        self.lanes = timers.lanes(cluster)
-        self.tasks: list[Task] = list(timed_ops.tasks(step))
-        self.inputs: list[Task] = list(timed_ops.inputs(step))  # which take time on GPUs
-        # New values of parameters go back to the host, while others come from there.
+        self.devices = timers.timed_devices(cluster)
+        # Devices of the same hardware are timed once.
+        self.unique_devices = list({each.hardware: each for each in self.devices}.values())
+        self.ops: list[TimedOp] = list(timed_ops.timed_ops(step))
+        self.inputs: list[TimedOp] = list(timed_ops.timed_inputs(step))  # take time on GPUs only
+        calls = (call for op in self.ops for call in (op.call, *op.views))
+        self.calls = {call.signature: call for call in calls}
+        # New values of parameters go back to the host while others come from there.
         self.copies = _BOTH_WAYS if (step.graph.phase == UPDATE).any() else _BESIDE
-        self.gpu = next((lane.device for lane in self.lanes if lane.device.type == "cuda"), None)
+        self.gpu = next((each.device for each in self.devices if not each.is_cpu), None)
         self.rough = Roofline().estimate(step.graph, cluster).op_time
         self.key = {name: value for name, value in machine.hardware().items() if name != "threads"}
         self.key |= {"method": _METHOD}
-        self.times: dict[str, tuple[float, float]] = {}
+        self.times: dict[str, _Times] = {}
         self.failed: dict[str, str] = {}
 
-    def found(self) -> Profile:
+    def profile(self) -> Profile:
         self.times = {} if self.settings.refresh else self._kept()
         before, wanted = dict(self.times), list(self._wanted())
-        missing = [
-            (lane, work, beside)
-            for lane, work, beside in wanted
-            if self._key(lane, work, beside) not in self.times
-        ]
+        missing = [each for each in wanted if self._key(*each) not in self.times]
         try:
             self._time(missing)
             self._time_rows()
@@ -187,81 +210,67 @@ class _Run:
 
     # ------------------------------------------------------------------ what to time
 
-    def _wanted(self) -> Iterator[tuple[Lane, Work, bool]]:
-        """Each work once for each kind of device, those beside copies at the end."""
-        lanes = {lane.hardware: lane for lane in self.lanes}
-        works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
-        heavy = dict.fromkeys(
-            task.work.signature for task in self.tasks if task.work.weight_bytes >= _BIG_WEIGHT
-        )
-        for beside in (False, True):
-            for lane in lanes.values():
-                if not beside:
-                    yield from ((lane, work, beside) for work in works.values())
-                    if lane.device.type == "cuda":
-                        given = {task.work.signature: task.work for task in self.inputs}
-                        yield from ((lane, work, beside) for work in given.values())
-                elif self.gpu is not None and lane.device.type == "cpu":
-                    yield from ((lane, works[signature], beside) for signature in heavy)
+    def _wanted(self) -> Iterator[_Measurement]:
+        """Each call once for each kind of device, those beside copies at the end."""
+        inputs = {op.call.signature: op.call for op in self.inputs}
+        for device in self.unique_devices:
+            calls = [*self.calls.values(), *(() if device.is_cpu else inputs.values())]
+            yield from (_Measurement(device, call, False) for call in calls)
+        if self.gpu is None:
+            return
+        heavy = (op.call for op in self.ops if op.call.weight_bytes >= _BIG_WEIGHT)
+        signatures = dict.fromkeys(call.signature for call in heavy)
+        for device in self.unique_devices:
+            if device.is_cpu:
+                yield from (_Measurement(device, self.calls[each], True) for each in signatures)
 
-    def _key(self, lane: Lane, work: Work, beside: bool) -> str:
-        return f"{self.copies if beside else ''}{lane.hardware}: {work.signature}"
+    def _key(self, device: TimedDevice, call: TimedCall, beside: bool) -> str:
+        return f"{self.copies if beside else ''}{device.hardware}: {call.signature}"
 
-    def _kept(self) -> dict[str, tuple[float, float]]:
-        """What was timed before, on this hardware; whatever in the file is no pair of times is
-        passed over."""
+    def _kept(self) -> dict[str, _Times]:
+        """The times kept for this hardware; damaged entries of the file are ignored."""
         if not self.settings.cache:
             return {}
-        return {
-            name: (pair[0], pair[1])
-            for name, pair in measurement_cache.read("profile", self.key).items()
-            if _is_pair(pair)
-        }
+        entries = measurement_cache.read("profile", self.key).items()
+        return {name: _Times(*pair) for name, pair in entries if _is_pair(pair)}
 
     # ------------------------------------------------------------------ timing
 
-    def _time(self, missing: Sequence[tuple[Lane, Work, bool]]) -> None:
+    def _time(self, missing: Sequence[_Measurement]) -> None:
         from roost.cost_models.timing.timers import CopiesBeside, Timer
 
         done = 0
-        for lane, beside in dict.fromkeys((lane, beside) for lane, _, beside in missing):
-            mine = [
-                work
-                for each, work, with_copies in missing
-                if each == lane and with_copies == beside
+        for device, beside in dict.fromkeys((each.device, each.beside) for each in missing):
+            calls = [
+                each.call for each in missing if (each.device, each.beside) == (device, beside)
             ]
-            guess = self._guesses(lane)
-            # Beside copies calls take now more and now less, and in a step they take what they take
-            # on average.
-            with Timer(lane, self.settings.seconds_each, 0.5 if beside else 0.25) as timer:
-                if beside:
-                    assert self.gpu is not None
-                    try:
-                        with CopiesBeside(self.gpu, self.copies == _BOTH_WAYS):
-                            done = self._each(timer, mine, beside, guess, done, len(missing))
-                    except RuntimeError as error:  # no pinned memory to be had
-                        self.failed |= {
-                            self._key(lane, work, beside): _line(error) for work in mine
-                        }
-                else:
-                    done = self._each(timer, mine, beside, guess, done, len(missing))
+            # Beside copies the times of a call vary, and a step takes the average.
+            with Timer(device, self.settings.seconds_each, 0.5 if beside else 0.25) as timer:
+                if not beside:
+                    done = self._time_calls(timer, calls, beside, done, len(missing))
+                    continue
+                assert self.gpu is not None
+                try:
+                    with CopiesBeside(self.gpu, self.copies == _BOTH_WAYS):
+                        done = self._time_calls(timer, calls, beside, done, len(missing))
+                except RuntimeError as error:  # no pinned memory
+                    keys = (self._key(device, call, beside) for call in calls)
+                    self.failed |= dict.fromkeys(keys, _line(error))
 
-    def _each(
-        self,
-        timer: Timer,
-        works: Sequence[Work],
-        beside: bool,
-        guess: Mapping[str, float],
-        done: int,
-        total: int,
+    def _time_calls(
+        self, timer: Timer, calls: Sequence[TimedCall], beside: bool, done: int, total: int
     ) -> int:
-        for work in works:
-            key = self._key(timer.lane, work, beside)
+        """Time calls one by one; return the number of those done so far."""
+        column = self.devices.index(timer.timed)
+        guesses = {op.call.signature: float(self.rough[op.op, column]) for op in self.ops}
+        for call in calls:
+            key = self._key(timer.timed, call, beside)
+            guess = guesses.get(call.signature, 0.0)
             try:
-                if guess.get(work.signature, 0.0) > self.settings.most_seconds:
-                    raise TimeoutError(f"would take {guess[work.signature]:.0f} s by the roofline")
-                self.times[key] = timer.time(work)
-            except Exception as error:  # of any op, on any device: there is the roofline
+                if guess > self.settings.most_seconds:
+                    raise TimeoutError(f"would take {guess:.0f} s by the roofline")
+                self.times[key] = _Times(*timer.time(call))
+            except Exception as error:  # any op may fail on any device; the roofline replaces it
                 self.failed[key] = _line(error)
             done += 1
             if self.settings.progress is not None:
@@ -269,161 +278,142 @@ class _Run:
         return done
 
     def _time_rows(self) -> None:
-        """What a call takes more among others than by itself, again and again: its code comes from
-        no cache then."""
+        """Time the extra seconds of a call among others, whose code is in no cache."""
         from roost.cost_models.timing.timers import Timer
 
-        works = {work.signature: work for task in self.tasks for work in (task.work, *task.views)}
-        small = [work for work in works.values() if work.num_bytes + work.made_bytes <= _SMALL][
-            :_MANY
-        ]
-        for lane in {lane.hardware: lane for lane in self.lanes}.values():
-            mine = [work for work in small if self._key(lane, work, False) in self.times]
-            if _row(lane) in self.times or len(mine) < _FEW:
+        calls = self.calls.values()
+        small = [call for call in calls if call.num_bytes + call.made_bytes <= _SMALL][:_MANY]
+        for device in self.unique_devices:
+            timed = [call for call in small if self._key(device, call, False) in self.times]
+            if _row(device) in self.times or len(timed) < _FEW:
                 continue
-            alone = sum(self.times[self._key(lane, work, False)][_host(lane)] for work in mine)
-            with Timer(lane, self.settings.seconds_each) as timer:
-                more = (timer.in_a_row(mine) - alone) / len(mine)
-            self.times[_row(lane)] = (max(more, 1e-9), 0.0)
+            times = [self.times[self._key(device, call, False)] for call in timed]
+            alone = sum(each.device if device.is_cpu else each.host for each in times)
+            with Timer(device, self.settings.seconds_each) as timer:
+                more = (timer.in_a_row(timed) - alone) / len(timed)
+            self.times[_row(device)] = _Times(max(more, 1e-9), 0.0)
 
     def _replays(self) -> dict[str, list[float]]:
-        """By hardware, the seconds of the host for each op in a whole step, where there is room and
-        time for that."""
+        """Hardware -> host seconds of each op in a whole step, if memory and time allow."""
         if not self.settings.in_step and (self.gpu is None or not self.settings.launches):
             return {}
         kept = measurement_cache.read("steps", self.key) if self.settings.cache else {}
-        found: dict[str, list[float]] = {}
-        for lane in {lane.hardware: lane for lane in self.lanes}.values():
-            if not (self.settings.in_step if lane.device.type == "cpu" else self.settings.launches):
+        replays: dict[str, list[float]] = {}
+        for device in self.unique_devices:
+            if not (self.settings.in_step if device.is_cpu else self.settings.launches):
                 continue
-            name = f"{lane.hardware}: {self.graph.digest}"
+            name = f"{device.hardware}: {self.graph.digest}"
             known = not self.settings.refresh and _is_row(kept.get(name), self.graph.num_ops)
-            times = kept[name] if known else self._replay(lane)
+            times = kept[name] if known else self._replay(device)
             if times is not None:
-                found[lane.hardware] = kept[name] = times
-        if self.settings.cache and found:
+                replays[device.hardware] = kept[name] = times
+        if self.settings.cache and replays:
             measurement_cache.write("steps", self.key, kept)
-        return found
+        return replays
 
-    def _replay(self, lane: Lane) -> list[float] | None:
+    def _replay(self, device: TimedDevice) -> list[float] | None:
+        """Host seconds of each op in a whole step; None if the step is too large or fails."""
         from roost.cost_models.timing.timers import Timer
         from roost.cost_models.timing.whole_step import replayed
 
-        pairs = [self._of(lane, task.work, False) for task in self.tasks]
-        about = sum(pair[0] for pair in pairs if pair is not None)
-        room = machine.available_memory() // 2
-        if lane.device.type == "cuda":
-            room = machine.gpu_memory(lane.device.index) // 2
-        if (
-            None in pairs
-            or about > _LONGEST_STEP
-            or self.graph.output_bytes.sum(dtype=float) > room
-        ):
+        times = [self._times_of(device, op.call, False) for op in self.ops]
+        guess = sum(each.device for each in times if each is not None)
+        room = machine.available_memory()
+        if not device.is_cpu:
+            room = machine.gpu_memory(device.device.index)
+        too_large = self.graph.output_bytes.sum(dtype=float) > room // 2
+        if None in times or guess > _LONGEST_STEP or too_large:
             return None
-        seconds = (
-            _REPLAYS * self.settings.seconds_each * max(1.0, about / 0.1)
-            if about < _LONG_STEP
-            else 0.0
-        )
-        with Timer(lane, self.settings.seconds_each) as timer:
+        least, seconds = 1, 0.0
+        if guess < _LONG_STEP:
+            least, seconds = 3, _REPLAYS * self.settings.seconds_each * max(1.0, guess / 0.1)
+        with Timer(device, self.settings.seconds_each) as timer:
             try:
-                least = 3 if about < _LONG_STEP else 1
-                times: list[float] = timer.alone(
+                op_seconds: list[float] = timer.alone(
                     lambda: replayed(
-                        self.step, min(seconds, _LONGEST_STEP), least, device=lane.device
+                        self.step, min(seconds, _LONGEST_STEP), least, device=device.device
                     )
                 )
-                return times
-            except Exception as error:  # of any op: there are the times of each by itself
-                _log.debug("a step cannot be replayed on %s: %s", lane.hardware, _line(error))
+                return op_seconds
+            except Exception as error:  # any op may fail; each has a time of its own
+                _log.debug("a step cannot be replayed on %s: %s", device.hardware, _line(error))
                 return None
-
-    def _guesses(self, lane: Lane) -> dict[str, float]:
-        column = self.lanes.index(lane)
-        return {task.work.signature: float(self.rough[task.op, column]) for task in self.tasks}
 
     # ------------------------------------------------------------------ putting together
 
     def _op_times(self, beside: bool, replays: Mapping[str, list[float]]) -> Array:
-        op_time = np.zeros((self.graph.num_ops, len(self.lanes)))
-        for column, lane in enumerate(self.lanes):
-            # Where that is apart from the time of the device.
-            host_time = np.zeros(self.graph.num_ops)
-            for task in (*self.tasks, *(self.inputs if lane.device.type == "cuda" else ())):
-                found = self._of(lane, task.work, beside)
-                if found is None:
-                    op_time[task.op, column] = self.rough[task.op, column]
-                    continue
-                pairs = [
-                    found,
-                    *(self._of(lane, view, beside) or (0.0, 0.0) for view in task.views),
-                ]
-                if lane.hardware in replays and lane.device.type == "cpu":
-                    # Beside copies.
-                    slower = found[0] / (self._of(lane, task.work, False) or found)[0]
-                    op_time[task.op, column] = replays[lane.hardware][task.op] * slower
-                    continue
-                # Of the device, of the host.
-                seconds = [sum(times) for times in zip(*pairs, strict=True)]
-                seconds[_host(lane)] += len(pairs) * self.times.get(_row(lane), (0.0, 0.0))[0]
-                op_time[task.op, column], host_time[task.op] = seconds
-                # Which were there when replayed.
-                if lane.hardware in replays and self.graph.phase[task.op] != INPUT:
-                    host_time[task.op] = replays[lane.hardware][task.op]
+        op_time = np.zeros((self.graph.num_ops, len(self.devices)))
+        for column, device in enumerate(self.devices):
+            replay = replays.get(device.hardware)
+            host_time = np.zeros(self.graph.num_ops)  # of launches
+            for op in (*self.ops, *(() if device.is_cpu else self.inputs)):
+                times = self._times_of(device, op.call, beside)
+                if times is None:
+                    op_time[op.op, column] = self.rough[op.op, column]
+                elif replay is not None and device.is_cpu:
+                    slower = times.device / (self._times_of(device, op.call, False) or times).device
+                    op_time[op.op, column] = replay[op.op] * slower
+                else:
+                    views = (self._times_of(device, view, beside) for view in op.views)
+                    whole = self._with_views(device, times, list(views))
+                    op_time[op.op, column], host_time[op.op] = whole
+                    if replay is not None and self.graph.phase[op.op] != INPUT:
+                        host_time[op.op] = replay[op.op]
             if self.settings.launches and host_time.any():
                 op_time[:, column] = launched(op_time[:, column], host_time)
         return op_time
 
-    def _of(self, lane: Lane, work: Work, beside: bool) -> tuple[float, float] | None:
-        """Beside copies where that was timed, else alone."""
-        alone = self.times.get(self._key(lane, work, False))
-        return self.times.get(self._key(lane, work, True), alone) if beside else alone
+    def _with_views(
+        self, device: TimedDevice, times: _Times, views: Sequence[_Times | None]
+    ) -> _Times:
+        """The times of an op with its views, each called among others."""
+        known = [times, *(view or _Times(0.0, 0.0) for view in views)]
+        whole = _Times(sum(each.device for each in known), sum(each.host for each in known))
+        extra = self.times.get(_row(device), _Times(0.0, 0.0)).device
+        return whole.slowed(device, len(known) * extra)
+
+    def _times_of(self, device: TimedDevice, call: TimedCall, beside: bool) -> _Times | None:
+        """The times beside copies if they were measured, else alone."""
+        alone = self.times.get(self._key(device, call, False))
+        return self.times.get(self._key(device, call, True), alone) if beside else alone
 
     def _fallen_back(self) -> tuple[FallBack, ...]:
         count: Counter[tuple[str, str, str]] = Counter()
-        for name, lane in zip(self.cluster.device_names, self.lanes, strict=True):
-            for task in self.tasks:
-                key = self._key(lane, task.work, False)
+        for name, device in zip(self.cluster.device_names, self.devices, strict=True):
+            for op in self.ops:
+                key = self._key(device, op.call, False)
                 if key not in self.times:
-                    count[self.graph.kinds[task.op], name, self.failed.get(key, "")] += 1
+                    count[self.graph.kinds[op.op], name, self.failed.get(key, "")] += 1
         return tuple(
             FallBack(kind, device, number, why) for (kind, device, why), number in count.items()
         )
 
 
 def launched(device_time: Array, host_time: Array) -> Array:
-    """What each op adds to a step in which the host launches them one by one, ahead of the device
-    where it can."""
+    """The time that each op adds to a step whose ops the host launches ahead of the device."""
     added = np.empty_like(device_time)
-    done = told = 0.0
+    done = launch_end = 0.0
     for op, (device, host) in enumerate(zip(device_time.tolist(), host_time.tolist(), strict=True)):
-        told += host
-        end = max(done, told) + device if device or host else done
+        launch_end += host
+        end = max(done, launch_end) + device if device or host else done
         added[op], done = end - done, end
     return added
 
 
-def _row(lane: Lane) -> str:
-    return f"{lane.hardware}: a call in a row"
-
-
-def _host(lane: Lane) -> int:
-    """Which of the two times a call of Python is part of: on a CPU there is one time for both."""
-    return 0 if lane.device.type == "cpu" else 1
+def _row(device: TimedDevice) -> str:
+    return f"{device.hardware}: a call in a row"
 
 
 def _is_row(row: Any, length: int) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == length
-        and all(isinstance(x, float) and 0 <= x < 1e6 for x in row)
-    )
+    return isinstance(row, list) and len(row) == length and all(map(_is_seconds, row))
 
 
 def _is_pair(pair: Any) -> bool:
-    if not isinstance(pair, list) or len(pair) != 2:
-        return False
-    return all(isinstance(each, float) and 0 <= each < 1e6 for each in pair) and max(pair) > 0
+    return _is_row(pair, 2) and max(pair) > 0
+
+
+def _is_seconds(value: Any) -> bool:
+    return isinstance(value, float) and 0 <= value < 1e6
 
 
 def _line(error: BaseException) -> str:

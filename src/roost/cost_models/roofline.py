@@ -1,8 +1,7 @@
-"""Time of an op: what limits it, compute or memory, plus the overhead of launching it (Williams et
-al. 2009).
+"""Costs from a roofline: an op takes its time in compute or in memory, plus its launch.
 
-Differs in: the roof is what each class of op attains on the device, `efficiency` in its cluster
-file, not the peak.
+After Williams et al. 2009. Differs in: the roof is the rate that each class of op attains on the
+device, `efficiency` in its cluster file, not the peak.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from roost.errors import InputError
 
 @dataclass(frozen=True)
 class Roofline:
-    """The larger of FLOP over the attainable rate and bytes over bandwidth, plus launch overhead;
-    free ops are free."""
+    """The larger of FLOP / attainable rate and bytes / bandwidth, plus the launch overhead."""
 
     def estimate(self, graph: Graph, cluster: Cluster) -> Costs:
+        """The costs of a graph on a cluster; an op without FLOP and bytes costs nothing."""
         moved = graph.bytes_read + graph.bytes_written
         works = ((graph.flop > 0) | (moved > 0)) & ~graph.is_parameter
         columns = [self._times(graph, device, moved) * works for device in cluster.devices]
@@ -49,20 +48,18 @@ class Roofline:
         return times
 
     def _rate(self, device: Device, dtype: str, kind: str) -> float:
-        # A dtype the device has no figure for runs at the slowest of those it has.
+        # A dtype without a figure runs at the slowest rate of the device.
         peak = device.peak.get(dtype, min(device.peak.values()))
         return peak * device.efficiency.get(class_of(kind), 1.0)
 
 
 def known_share(graph: Graph) -> tuple[float, float]:
-    """Which share of a graph's FLOP, and of the bytes it moves, belongs to ops whose FLOP are known
-    by a formula.
+    """The shares of a graph's FLOP and bytes that belong to ops with a FLOP formula.
 
-    The rest counts elements: such ops are limited by the bytes they move, and those are counted for
-    every op.
+    The FLOP of the other ops are counts of elements. Their bytes limit those ops, and bytes are
+    counted for every op.
     """
-    kinds = {kind: class_of(kind) != "other" for kind in set(graph.kinds)}
-    known = np.array([kinds[kind] for kind in graph.kinds])
+    known = np.array([class_of(kind) != "other" for kind in graph.kinds])
     moved = graph.bytes_read + graph.bytes_written
     return (
         float(graph.flop[known].sum() / max(graph.flop.sum(), 1.0)),

@@ -1,5 +1,4 @@
-"""Shapes of what ops outside the ONNX standard make: those that ONNX Runtime's optimizer and
-quantizer put in files.
+"""Output shapes of ops outside the ONNX standard, which ONNX Runtime's tools put in files.
 
 (https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md)
 """
@@ -10,41 +9,43 @@ from collections.abc import Callable
 
 import numpy as np
 
-from roost.frontends._onnx_flop import Call
-from roost.frontends.tracing.tensors import Shape, Tensor, words
+from roost.frontends.tracing.op_costs import OpCall
+from roost.frontends.tracing.tensors import Shape, Tensor, by_name, words
 
-# Makes a tensor like the first it takes. The last two are of the standard, which has no shape
-# inference for them.
+Outputs = list[Tensor | None]
+Rule = Callable[[OpCall], Outputs]
+
+# The output is like the first input. The standard has the last two, without shape inference.
 _LIKE_FIRST = words(
-    """biasadd biasgelu biassplitgelu fastgelu gelu quickgelu rotaryembedding qlinearleakyrelu
-    qlinearsigmoid
-    simplifiedlayernormalization groupnormalization meanvariancenormalization"""
+    """
+    biasadd biasgelu biassplitgelu fastgelu gelu quickgelu rotaryembedding qlinearleakyrelu
+    qlinearsigmoid simplifiedlayernormalization groupnormalization meanvariancenormalization
+    """
 )
 
-# The standard op that makes the same shapes.
+# The standard op with the same output shapes.
 ALIKE = {"fusedconv": "Conv", "fusedgemm": "Gemm"}
 
 
-def outputs_of(call: Call) -> list[Tensor | None]:
-    """What an op makes, output by output; what follows the end of the list, or is None there, is
-    not known."""
+def outputs_of(call: OpCall) -> Outputs:
+    """The outputs of an op; None, or past the end of the list, stands for an unknown one."""
     if call.op in _LIKE_FIRST:
         return [call.taken(0)]
     return _RULES[call.op](call) if call.op in _RULES else []
 
 
-def _skip_normalization(call: Call) -> list[Tensor | None]:
-    return [call.taken(0), None, None, call.taken(0)]  # the sum that was normalised is the fourth
+def _skip_normalization(call: OpCall) -> Outputs:
+    return [call.taken(0), None, None, call.taken(0)]  # the fourth is the sum before the norm
 
 
-def _fused_matmul(call: Call) -> list[Tensor | None]:
+def _fused_matmul(call: OpCall) -> Outputs:
     first, second = (
         _transposed(call, index, f"trans{letter}") for index, letter in ((0, "A"), (1, "B"))
     )
     return [Tensor(call.taken(0).dtype, _product(first, second))]
 
 
-def _transposed(call: Call, index: int, attribute: str) -> Shape:
+def _transposed(call: OpCall, index: int, attribute: str) -> Shape:
     shape = call.taken(index).shape
     return (
         (*shape[:-2], shape[-1], shape[-2])
@@ -57,38 +58,38 @@ def _product(first: Shape, second: Shape) -> Shape:
     return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
 
 
-def _float_matmul(call: Call) -> list[Tensor | None]:
+def _float_matmul(call: OpCall) -> Outputs:
     """Takes integers or floats and makes floats, of the type of the scale."""
     scale = call.taken(2)
     return [Tensor(scale.dtype, (*call.taken(0).shape[:-1], call.taken(1).shape[-1]))]
 
 
-def _matmul_n_bits(call: Call) -> list[Tensor | None]:
+def _matmul_n_bits(call: OpCall) -> Outputs:
     taken = call.taken(0)
     return [Tensor(taken.dtype, (*taken.shape[:-1], int(call.attributes["N"])))]
 
 
-def _quantised_binary(call: Call) -> list[Tensor | None]:
+def _quantised_binary(call: OpCall) -> Outputs:
     first, second = call.taken(0), call.taken(3)
     return [Tensor(first.dtype, tuple(np.broadcast_shapes(first.shape, second.shape)))]
 
 
-def _quantised_gemm(call: Call) -> list[Tensor | None]:
+def _quantised_gemm(call: OpCall) -> Outputs:
     rows = _transposed(call, 0, "transA")[0]
     columns = _transposed(call, 3, "transB")[1]
     dtype = call.taken(8).dtype if call.has(8) else call.taken(1).dtype
     return [Tensor(dtype, (rows, columns))]
 
 
-def _quantised_lstm(call: Call) -> list[Tensor | None]:
+def _quantised_lstm(call: OpCall) -> Outputs:
     steps, batch, _ = call.taken(0).shape
     directions, hidden = call.taken(1).shape[0], int(call.attributes["hidden_size"])
     last = Tensor(call.taken(0).dtype, (directions, batch, hidden))
     return [Tensor(last.dtype, (steps, *last.shape)), last, last]
 
 
-def _attention(past_index: int, scale_index: int | None) -> Callable[[Call], list[Tensor | None]]:
-    def outputs(call: Call) -> list[Tensor | None]:
+def _attention(past_index: int, scale_index: int | None) -> Rule:
+    def outputs(call: OpCall) -> Outputs:
         batch, steps, _ = call.taken(0).shape
         widths = call.attributes.get("qkv_hidden_sizes")
         width = int(widths[2]) if widths else call.taken(1).shape[1] // 3
@@ -101,7 +102,7 @@ def _attention(past_index: int, scale_index: int | None) -> Callable[[Call], lis
     return outputs
 
 
-def _multi_head_attention(call: Call) -> list[Tensor | None]:
+def _multi_head_attention(call: OpCall) -> Outputs:
     query = call.taken(0)
     heads = int(call.attributes["num_heads"])
     if len(query.shape) == 5:  # [batch, steps, heads, 3, size]
@@ -119,7 +120,7 @@ def _multi_head_attention(call: Call) -> list[Tensor | None]:
     ]
 
 
-def _group_query_attention(call: Call) -> list[Tensor | None]:
+def _group_query_attention(call: OpCall) -> Outputs:
     query = call.taken(0)
     batch, steps, width = query.shape
     heads, kept_heads = int(call.attributes["num_heads"]), int(call.attributes["kv_num_heads"])
@@ -130,24 +131,23 @@ def _group_query_attention(call: Call) -> list[Tensor | None]:
     return [Tensor(query.dtype, (batch, steps, heads * size)), present, present]
 
 
-_RULES: dict[str, Callable[[Call], list[Tensor | None]]] = {
-    "skiplayernormalization": _skip_normalization,
-    "skipsimplifiedlayernormalization": _skip_normalization,
-    "fusedmatmul": _fused_matmul,
-    "matmulintegertofloat": _float_matmul,
-    "dynamicquantizematmul": _float_matmul,
-    "matmulnbits": _matmul_n_bits,
-    "qlinearadd": _quantised_binary,
-    "qlinearmul": _quantised_binary,
-    "qgemm": _quantised_gemm,
-    "dynamicquantizelstm": _quantised_lstm,
-    "packedattention": _attention(4, None),
-    "qattention": _attention(8, 3),
-    "multiheadattention": _multi_head_attention,
-    "groupqueryattention": _group_query_attention,
-}
+_RULES: dict[str, Rule] = by_name(
+    {
+        _skip_normalization: "skiplayernormalization skipsimplifiedlayernormalization",
+        _fused_matmul: "fusedmatmul",
+        _float_matmul: "matmulintegertofloat dynamicquantizematmul",
+        _matmul_n_bits: "matmulnbits",
+        _quantised_binary: "qlinearadd qlinearmul",
+        _quantised_gemm: "qgemm",
+        _quantised_lstm: "dynamicquantizelstm",
+        _attention(4, None): "packedattention",
+        _attention(8, 3): "qattention",
+        _multi_head_attention: "multiheadattention",
+        _group_query_attention: "groupqueryattention",
+    }
+)
 
 
 def knows(op: str) -> bool:
-    """Whether there is a rule for an op."""
+    """Tell whether an op has a rule."""
     return op in _LIKE_FIRST or op in _RULES or op in ALIKE

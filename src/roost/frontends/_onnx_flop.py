@@ -1,172 +1,116 @@
-"""FLOP and bytes of an ONNX op, from the shapes of what it takes and makes.
-
-A multiplication and an addition are two FLOP. What only moves data has none; what works on each
-element has one for each that it makes, and reductions and normalisations a few for each that they
-take: such ops are limited by memory.
-"""
+"""The table of FLOP formulas for ONNX ops; `onnx` asks it for the costs of a node."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from roost.frontends.tracing.tensors import Tensor, einsum_flop, words
+from roost.frontends.tracing.op_costs import Formula, OpCall, OpCosts
+from roost.frontends.tracing.tensors import by_name, einsum_flop, words
 
-
-@dataclass(frozen=True)
-class Call:
-    """An op with what it takes and makes; what it leaves out, or nobody reads, is None."""
-
-    op: str  # lower-case, without its domain
-    attributes: Mapping[str, Any]
-    inputs: tuple[Tensor | None, ...]
-    outputs: tuple[Tensor | None, ...]
-
-    def taken(self, index: int) -> Tensor:
-        tensor = self.inputs[index]
-        assert tensor is not None
-        return tensor
-
-    def has(self, index: int) -> bool:
-        return index < len(self.inputs) and self.inputs[index] is not None
-
-    @property
-    def made(self) -> Tensor:
-        """The first output that is read."""
-        return next(tensor for tensor in self.outputs if tensor is not None)
-
-
-# Move or make data without computing.
 _MOVES = words(
-    """affinegrid bernoulli bitcast cast castlike centercroppad col2im compress concat constant
-    constantofshape
-        depthtospace dropout expand eyelike flatten gather gatherelements gathernd identity
-    multinomial nonzero onehot pad
-        randomnormal randomnormallike randomuniform randomuniformlike range reshape reversesequence
-    scatter scatterelements
-    scatternd shape size slice spacetodepth split squeeze tensorscatter tile transpose trilu
-    unsqueeze where"""
+    """
+    affinegrid bernoulli bitcast cast castlike centercroppad col2im compress concat constant
+    constantofshape depthtospace dropout expand eyelike flatten gather gatherelements gathernd
+    identity multinomial nonzero onehot pad randomnormal randomnormallike randomuniform
+    randomuniformlike range reshape reversesequence scatter scatterelements scatternd shape
+    size slice spacetodepth split squeeze tensorscatter tile transpose trilu unsqueeze where
+    """
 )
 
-# Read as much of their first input as they make.
 _GATHERS = frozenset(("compress", "gather", "gatherelements", "gathernd", "slice"))
 
-# Look at the shape of what they take, not at what is in it.
 SHAPE_ONLY = frozenset(("shape", "size", "eyelike", "randomnormallike", "randomuniformlike"))
 
 _ELEMENTWISE = words(
-    """abs acos acosh add and asin asinh atan atanh biasadd biasgelu bitshift bitwiseand bitwisenot
-    bitwiseor bitwisexor
-        blackmanwindow ceil celu clip cos cosh dequantizelinear div dynamicquantizelinear elu equal
-    erf exp fastgelu floor
-        gelu greater greaterorequal hammingwindow hannwindow hardmax hardsigmoid hardswish isinf
-    isnan leakyrelu less
-        lessorequal log max mean min mish mod mul neg not or pow prelu qlinearadd qlinearleakyrelu
-    qlinearmul
-        qlinearsigmoid quantizelinear quickgelu reciprocal relu resize rotaryembedding round selu
-    shrink sigmoid sign sin
-    sinh softplus softsign sqrt sub sum swiglu swish tan tanh thresholdedrelu upsample xor"""
+    """
+    abs acos acosh add and asin asinh atan atanh biasadd biasgelu bitshift bitwiseand
+    bitwisenot bitwiseor bitwisexor blackmanwindow ceil celu clip cos cosh dequantizelinear div
+    dynamicquantizelinear elu equal erf exp fastgelu floor gelu greater greaterorequal
+    hammingwindow hannwindow hardmax hardsigmoid hardswish isinf isnan leakyrelu less
+    lessorequal log max mean min mish mod mul neg not or pow prelu qlinearadd qlinearleakyrelu
+    qlinearmul qlinearsigmoid quantizelinear quickgelu reciprocal relu resize rotaryembedding
+    round selu shrink sigmoid sign sin sinh softplus softsign sqrt sub sum swiglu swish tan
+    tanh thresholdedrelu upsample xor
+    """
 )
 
-# FLOP for each element taken.
-_PER_INPUT = {
-    "argmax": 1, "argmin": 1, "batchnormalization": 2, "cumprod": 1, "cumsum": 1,
-    "globalaveragepool": 1,
-    "globallppool": 2, "globalmaxpool": 1, "groupnormalization": 8, "instancenormalization": 8,
-    "layernormalization": 8, "logsoftmax": 5, "lpnormalization": 3, "meanvariancenormalization": 6,
-    "negativeloglikelihoodloss": 1, "qlinearglobalaveragepool": 1, "reducel1": 2, "reducel2": 2,
-    "reducelogsum": 1,
-    "reducelogsumexp": 3, "reducemax": 1, "reducemean": 1, "reducemin": 1, "reduceprod": 1,
-    "reducesum": 1,
-    "reducesumsquare": 2, "rmsnormalization": 4, "simplifiedlayernormalization": 4,
-    "skiplayernormalization": 9,
-    "skipsimplifiedlayernormalization": 5, "softmax": 5, "softmaxcrossentropyloss": 6, "topk": 4,
-}  # fmt: skip
+_PER_INPUT = by_name(
+    {
+        1: """
+            argmax argmin cumprod cumsum globalaveragepool globalmaxpool negativeloglikelihoodloss
+            qlinearglobalaveragepool reducelogsum reducemax reducemean reducemin reduceprod
+            reducesum
+        """,
+        2: "batchnormalization globallppool reducel1 reducel2 reducesumsquare",
+        3: "lpnormalization reducelogsumexp",
+        4: "rmsnormalization simplifiedlayernormalization topk",
+        5: "logsoftmax skipsimplifiedlayernormalization softmax",
+        6: "meanvariancenormalization softmaxcrossentropyloss",
+        8: "groupnormalization instancenormalization layernormalization",
+        9: "skiplayernormalization",
+    }
+)
 
-# Multiply in eight bits, whatever the type of what they make.
+# Multiply in eight bits, whatever the type of their output.
 QUANTISED = words(
-    """convinteger dynamicquantizelstm dynamicquantizematmul matmulinteger matmulintegertofloat
-    qattention qgemm
-    qlinearconv qlinearmatmul"""
+    """
+    convinteger dynamicquantizelstm dynamicquantizematmul matmulinteger matmulintegertofloat
+    qattention qgemm qlinearconv qlinearmatmul
+    """
 )
 
 
-def flop_of(call: Call) -> tuple[float, str]:
-    """FLOP of an op, and whether they come from a formula, from counting elements, or are unknown
-    and counted too."""
-    if call.op in _FORMULAS:
-        return float(_FORMULAS[call.op](call)), "formula"
-    if call.op in _MOVES:
-        return 0.0, "formula"
-    if call.op in _PER_INPUT and call.has(0):
-        return float(_PER_INPUT[call.op] * call.taken(0).elements), "elements"
-    made = sum(tensor.elements for tensor in call.outputs if tensor is not None)
-    return float(made), "elements" if call.op in _ELEMENTWISE else "unknown"
-
-
-def bytes_of(call: Call) -> tuple[int, int]:
-    """Bytes an op reads and writes."""
-    written = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
-    if call.op in SHAPE_ONLY:
-        return 0, written
-    read = [tensor.bytes for tensor in call.inputs if tensor is not None]
-    if call.op in _GATHERS and read:
-        read[0] = min(read[0], written)
-    return sum(read), written
-
-
-def _matmul(call: Call) -> float:
-    """The first input times any other; the last dimension of the first is summed over."""
+def _matmul(call: OpCall) -> float:
+    """A product that sums over the last dimension of the first input."""
     return 2.0 * call.made.elements * _summed(call, "transA")
 
 
-def _summed(call: Call, transposed: str) -> int:
+def _summed(call: OpCall, transposed: str) -> int:
     shape = call.taken(0).shape
     if not shape:
         return 1
     return shape[-2] if call.attributes.get(transposed) and len(shape) > 1 else shape[-1]
 
 
-def _matmul_n_bits(call: Call) -> float:
+def _matmul_n_bits(call: OpCall) -> float:
+    """A product with weights of a few bits; K is the dimension summed over."""
     return 2.0 * call.made.elements * int(call.attributes["K"])
 
 
-def _conv(weight: int) -> Callable[[Call], float]:
-    # A weight is [channels made, channels taken / groups, *kernel].
+def _conv(weight: int) -> Formula:
+    """A convolution; input `weight` is [channels made, channels taken / groups, *kernel]."""
     return lambda call: 2.0 * call.made.elements * math.prod(call.taken(weight).shape[1:])
 
 
-def _conv_transpose(call: Call) -> float:
-    # Each element taken is multiplied by a weight of [channels taken, channels made / groups,
-    # *kernel].
+def _conv_transpose(call: OpCall) -> float:
+    """Each element taken times a weight of [channels taken, channels made / groups, *kernel]."""
     return 2.0 * call.taken(0).elements * math.prod(call.taken(1).shape[1:])
 
 
-def _recurrent(call: Call) -> float:
-    """Each step multiplies by all weights: [directions, gates * hidden, taken] and [..., gates *
-    hidden, hidden]."""
+def _recurrent(call: OpCall) -> float:
+    """Each step times all weights, [directions, gates * hidden, taken] and [..., hidden]."""
     steps_times_batch = math.prod(call.taken(0).shape[:2])
     return 2.0 * steps_times_batch * (call.taken(1).elements + call.taken(2).elements)
 
 
-def _pool(call: Call) -> float:
+def _pool(call: OpCall) -> float:
+    """One FLOP for each place of the kernel."""
     return float(call.made.elements * math.prod(call.attributes["kernel_shape"]))
 
 
-def _lrn(call: Call) -> float:
+def _lrn(call: OpCall) -> float:
+    """Squares and sums over `size` channels."""
     return float(call.made.elements * (2 * int(call.attributes["size"]) + 2))
 
 
-def _einsum(call: Call) -> float:
+def _einsum(call: OpCall) -> float:
+    """A product over all combinations of indices."""
     shapes = [call.taken(index).shape for index in range(len(call.inputs))]
     return einsum_flop(call.attributes["equation"], shapes)
 
 
-def _attention(call: Call) -> float:
-    """ai.onnx Attention: [batch, heads, steps, size], or [batch, steps, heads * size] with the
-    heads as attributes."""
+def _attention(call: OpCall) -> float:
+    """Attention of ai.onnx: [batch, heads, steps, size], or [batch, steps, heads * size]."""
     query, key, value = (call.taken(index).shape for index in range(3))
     past = call.taken(4).shape[2] if call.has(4) else 0
     if len(query) == 4:
@@ -177,11 +121,10 @@ def _attention(call: Call) -> float:
     return 2.0 * batch * steps * (key[1] + past) * (width + heads * value[2] // value_heads)
 
 
-def _packed_attention(past_index: int) -> Callable[[Call], float]:
-    """com.microsoft Attention: projects [batch, steps, width] by [width, 3 * hidden], then
-    attends."""
+def _packed_attention(past_index: int) -> Formula:
+    """Attention of com.microsoft: a projection by [width, 3 * hidden], then attention."""
 
-    def flop(call: Call) -> float:
+    def flop(call: OpCall) -> float:
         (batch, steps, width), projected = call.taken(0).shape, call.taken(1).shape[1]
         # [2, batch, heads, steps, size].
         past = call.taken(past_index).shape[3] if call.has(past_index) else 0
@@ -194,9 +137,8 @@ def _packed_attention(past_index: int) -> Callable[[Call], float]:
     return flop
 
 
-def _multi_head_attention(call: Call) -> float:
-    """com.microsoft MultiHeadAttention: query [batch, steps, hidden]; key and value alike, by head,
-    or packed in it."""
+def _multi_head_attention(call: OpCall) -> float:
+    """MultiHeadAttention of com.microsoft; the query may hold key and value too."""
     query = call.taken(0).shape
     if len(query) == 5:  # [batch, steps, heads, 3, size]
         return 4.0 * query[0] * query[1] ** 2 * query[2] * query[4]
@@ -206,43 +148,33 @@ def _multi_head_attention(call: Call) -> float:
     return 2.0 * query[0] * query[1] * steps * (query[2] + call.made.shape[-1])
 
 
-def _group_query_attention(call: Call) -> float:
-    """com.microsoft GroupQueryAttention: makes [batch, steps, hidden], whichever way the inputs are
-    packed."""
+def _group_query_attention(call: OpCall) -> float:
+    """GroupQueryAttention of com.microsoft; it makes [batch, steps, hidden]."""
     batch, steps, hidden = call.made.shape
     past = call.taken(3).shape[2] if call.has(3) else 0
     return 4.0 * batch * steps * (steps + past) * hidden
 
 
-_FORMULAS: dict[str, Callable[[Call], float]] = {
-    "matmul": _matmul,
-    "gemm": _matmul,
-    "fusedmatmul": _matmul,
-    "fusedgemm": _matmul,
-    "matmulinteger": _matmul,
-    "matmulintegertofloat": _matmul,
-    "dynamicquantizematmul": _matmul,
-    "qlinearmatmul": _matmul,
-    "qgemm": _matmul,
-    "matmulnbits": _matmul_n_bits,
-    "conv": _conv(1),
-    "fusedconv": _conv(1),
-    "convinteger": _conv(1),
-    "deformconv": _conv(1),
-    "qlinearconv": _conv(3),
-    "convtranspose": _conv_transpose,
-    "lstm": _recurrent,
-    "dynamicquantizelstm": _recurrent,
-    "gru": _recurrent,
-    "rnn": _recurrent,
-    "averagepool": _pool,
-    "lppool": _pool,
-    "maxpool": _pool,
-    "lrn": _lrn,
-    "einsum": _einsum,
-    "attention": _attention,
-    "packedattention": _packed_attention(4),
-    "qattention": _packed_attention(8),
-    "multiheadattention": _multi_head_attention,
-    "groupqueryattention": _group_query_attention,
-}
+_FORMULAS: dict[str, Formula] = by_name(
+    {
+        _matmul: """
+            matmul gemm fusedmatmul fusedgemm matmulinteger matmulintegertofloat
+            dynamicquantizematmul qlinearmatmul qgemm
+        """,
+        _matmul_n_bits: "matmulnbits",
+        _conv(1): "conv fusedconv convinteger deformconv",
+        _conv(3): "qlinearconv",
+        _conv_transpose: "convtranspose",
+        _recurrent: "lstm dynamicquantizelstm gru rnn",
+        _pool: "averagepool lppool maxpool",
+        _lrn: "lrn",
+        _einsum: "einsum",
+        _attention: "attention",
+        _packed_attention(4): "packedattention",
+        _packed_attention(8): "qattention",
+        _multi_head_attention: "multiheadattention",
+        _group_query_attention: "groupqueryattention",
+    }
+)
+
+COSTS = OpCosts(_FORMULAS, _MOVES, _GATHERS, SHAPE_ONLY, _ELEMENTWISE, _PER_INPUT)

@@ -1,9 +1,8 @@
-"""The type and shape of every tensor of an ONNX graph, and the values that follow from the shapes
-alone.
+"""The type and shape of every tensor of an ONNX graph, and the values that follow from shapes.
 
-Node by node, with onnx's own inference function of each op and the values known so far: those of
-small constants and of what is computed from shapes. (Inference over a whole model knows fewer
-values, and copies the weights.)
+Works node by node, with onnx's own inference function of each op and the values known so far: small
+constants, and values computed from shapes. Inference over a whole model knows fewer values and
+copies the weights.
 """
 
 from __future__ import annotations
@@ -19,33 +18,29 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.errors import InputError, UnknownName, UnsupportedOp
 from roost.frontends import _onnx_contrib
-from roost.frontends._onnx_flop import Call
+from roost.frontends.tracing.op_costs import OpCall
 from roost.frontends.tracing.tensors import Declared, Dimension, Shape, Tensor, fixed_shapes
 
 log = logging.getLogger(__name__)
 
-DTYPES = {
-    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 8:
-    "string", 9: "bool",
-    10: "float16", 11: "float64", 12: "uint32", 13: "uint64", 14: "complex64", 15: "complex128", 16:
-    "bfloat16",
-    17: "float8_e4m3fn", 18: "float8_e4m3fnuz", 19: "float8_e5m2", 20: "float8_e5m2fnuz", 21:
-    "uint4", 22: "int4",
-    23: "float4_e2m1", 24: "float8_e8m0", 25: "uint2", 26: "int2", 27: "float6_e2m3", 28:
-    "float6_e3m2",
-}  # fmt: skip
+_DTYPE_NAMES = """
+    float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64
+    complex64 complex128 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz uint4
+    int4 float4_e2m1 float8_e8m0 uint2 int2 float6_e2m3 float6_e3m2
+"""
+DTYPES = dict(enumerate(_DTYPE_NAMES.split(), 1))  # by the number that ONNX gives them
 _CODES = {name: code for code, name in DTYPES.items()}
 
-# Values are followed through whole numbers, and through floats where scales and ranges need them.
+# The types of values that are followed. Scales and ranges need floats.
 _FOLLOWED = frozenset(("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"))
 _MOST_ELEMENTS = 1024
 _CONTROL_FLOW = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 _RANDOM = frozenset(("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
-_STANDARD = ("", "ai.onnx")
+STANDARD = ("", "ai.onnx")
 
 
 class Shapes:
-    """What is known of the tensors of a model after a walk over its nodes."""
+    """The types, shapes and known values of the tensors of a model."""
 
     def __init__(
         self, onnx: Any, model: Any, given: Mapping[str, Sequence[int]], where: str
@@ -57,7 +52,7 @@ class Shapes:
         self.values: dict[str, Array] = {}
         self.versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
         self.opset_imports = list(model.opset_import)
-        # Read by a node, or handed out: the others need no shape.
+        # Tensors that a node reads or the model returns; no other needs a shape.
         self.used = {name for node in self.graph.node for name in node.input} | {
             o.name for o in self.graph.output
         }
@@ -80,10 +75,10 @@ class Shapes:
         for node in self.graph.node:
             self._add_node(node)
 
-    def call(self, node: Any, used: Container[str] = ()) -> Call:
-        """A node with the tensors it takes and those of its outputs that are used."""
+    def call(self, node: Any, used: Container[str] = ()) -> OpCall:
+        """A node with its input tensors and its used outputs."""
         kind = (_domain(node.domain), node.op_type)
-        return Call(
+        return OpCall(
             "packedattention" if kind == ("com.microsoft", "Attention") else node.op_type.lower(),
             self._attributes(node),
             tuple(self.tensors[name] if name else None for name in node.input),
@@ -91,20 +86,19 @@ class Shapes:
         )
 
     def label(self, node: Any) -> str:
-        """A node as errors name it."""
+        """The name of a node in errors."""
         return f"node {node_name(node)!r} ({node.op_type})"
 
     def _attributes(self, node: Any) -> dict[str, Any]:
         plain = ("INT", "INTS", "FLOAT", "FLOATS", "STRING")
         types = self.onnx.AttributeProto.AttributeType
-        found = {}
+        values = {}
         for attribute in node.attribute:
             if types.Name(attribute.type) in plain:
                 value = self.onnx.helper.get_attribute_value(attribute)
-                found[attribute.name] = (
-                    value.decode(errors="replace") if isinstance(value, bytes) else value
-                )
-        return found
+                is_text = isinstance(value, bytes)
+                values[attribute.name] = value.decode(errors="replace") if is_text else value
+        return values
 
     def _add_initializers(self) -> None:
         for tensor in self.graph.initializer:
@@ -125,9 +119,8 @@ class Shapes:
         return DTYPES[code]
 
     def _keep(self, name: str, tensor: Any) -> None:
-        """Note the value of a small tensor; one whose data lies in another file is never read."""
-        about = self.tensors[name]
-        if tensor.data_location == self.onnx.TensorProto.EXTERNAL or not _is_small(about):
+        """Note the value of a small tensor, unless its data lies in another file."""
+        if self._is_external(tensor) or not _is_small(self.tensors[name]):
             return
         try:
             self.values[name] = self.onnx.numpy_helper.to_array(tensor)
@@ -135,6 +128,9 @@ class Shapes:
             raise InputError(
                 f"{self.where}: tensor {name!r} is damaged ({error}); save the model again"
             ) from None
+
+    def _is_external(self, tensor: Any) -> bool:
+        return bool(tensor.data_location == self.onnx.TensorProto.EXTERNAL)
 
     def _add_inputs(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """Fix the shape of every input; returns the sizes of named dimensions."""
@@ -191,7 +187,7 @@ class Shapes:
             tensor.name
             for tensor in self.graph.initializer
             if tensor.name in node.input
-            and tensor.data_location == self.onnx.TensorProto.EXTERNAL
+            and self._is_external(tensor)
             and self.tensors[tensor.name].dtype == "int64"
         ]
         why = "does not follow from the shapes of the inputs"
@@ -203,46 +199,42 @@ class Shapes:
         )
 
     def _outputs_of(self, node: Any) -> dict[str, Tensor]:
-        """What is known of the outputs: given, else inferred, else by our own rules, else as the
-        file declares."""
-        found = self._inferred(node)
-        missing = [name for name in node.output if name and name not in found]
-        if missing:
-            try:
-                ours = _onnx_contrib.outputs_of(self.call(node))
-            except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"{self.where}: {self.label(node)} does not fit what it takes: {error!r}"
-                ) from error
-            by_rule = {
-                name: t
-                for name, t in zip(node.output, ours, strict=False)
-                if name in missing and t is not None
-            }
-            found.update(by_rule)
+        """The outputs: given, else inferred, else by our own rules, else as declared."""
+        tensors = self._inferred(node)
+        missing = [name for name in node.output if name and name not in tensors]
+        by_rule = self._by_rule(node) if missing else {}
         for name in missing:
-            if name not in found and (tensor := self._as_declared(name)) is not None:
-                found[name] = tensor
+            tensor = by_rule.get(name) or self._as_declared(name)
+            if tensor is not None:
+                tensors[name] = tensor
         for name in node.output:
             if name in self.given:
-                found[name] = self._as_given(node, name, found.get(name))
-        return found
+                tensors[name] = self._as_given(node, name, tensors.get(name))
+        return tensors
 
-    def _as_given(self, node: Any, name: str, found: Tensor | None) -> Tensor:
-        declared = {name: None if found is None else found.shape}
+    def _by_rule(self, node: Any) -> dict[str, Tensor | None]:
+        try:
+            outputs = _onnx_contrib.outputs_of(self.call(node))
+        except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.where}: {self.label(node)} does not fit its inputs: {error!r}"
+            ) from error
+        return dict(zip(node.output, outputs, strict=False))
+
+    def _as_given(self, node: Any, name: str, inferred: Tensor | None) -> Tensor:
+        declared = {name: None if inferred is None else inferred.shape}
         shapes, _ = fixed_shapes(declared, {name: self.given[name]}, self.where)
-        return found or Tensor(self._known_dtype(node, name), shapes[name])
+        return inferred or Tensor(self._known_dtype(node, name), shapes[name])
 
     def _known_dtype(self, node: Any, name: str) -> str:
-        """The type of an output whose shape is given: as inferred, else as declared, else that of
-        the first input."""
+        """The type of an output with a given shape: inferred, declared, or the first input's."""
         code = self._inferred_types(node).get(name, self.declared.get(name))
         if code is not None and code.tensor_type.elem_type:
             return self._dtype(code.tensor_type.elem_type, name)
         return self.tensors[node.input[0]].dtype if node.input and node.input[0] else "float32"
 
     def _inferred(self, node: Any) -> dict[str, Tensor]:
-        found = {}
+        tensors = {}
         for name, inferred in self._inferred_types(node).items():
             if not name:
                 continue
@@ -253,10 +245,9 @@ class Shapes:
                 )
             declared = self._declared(inferred)
             if declared is not None and all(isinstance(dimension, int) for dimension in declared):
-                found[name] = Tensor(
-                    self._dtype(inferred.tensor_type.elem_type, name), _ints(declared)
-                )
-        return found
+                dtype = self._dtype(inferred.tensor_type.elem_type, name)
+                tensors[name] = Tensor(dtype, _ints(declared))
+        return tensors
 
     def _inferred_types(self, node: Any) -> dict[str, Any]:
         schema = self._schema(node)
@@ -281,7 +272,7 @@ class Shapes:
             shapes = ", ".join(f"{n} {list(self.tensors[n].shape)}" for n in names)
             reason = str(error).strip().splitlines()[0]
             raise InputError(
-                f"{self.where}: {self.label(node)} does not fit what it takes ({shapes}): {reason}"
+                f"{self.where}: {self.label(node)} does not fit its inputs ({shapes}): {reason}"
             ) from None
         return inferred
 
@@ -292,7 +283,7 @@ class Shapes:
         try:
             return self.onnx.defs.get_schema(op, self.versions.get(domain, 1), domain)
         except self.onnx.defs.SchemaError:
-            if domain in _STANDARD and not _onnx_contrib.knows(op.lower()):
+            if domain in STANDARD and not _onnx_contrib.knows(op.lower()):
                 raise InputError(
                     f"{self.where}: opset {self.versions.get('', 1)} has no op called {op!r} "
                     f"({self.label(node)}); export the model with another opset_version"
@@ -300,7 +291,7 @@ class Shapes:
         return None
 
     def _as_declared(self, name: str) -> Tensor | None:
-        """What the file says of a tensor, once its named dimensions are known."""
+        """A tensor as the file declares it, if its named dimensions are known."""
         declared = self.declared.get(name)
         if declared is None or declared.WhichOneof("value") != "tensor_type":
             return None
@@ -313,8 +304,7 @@ class Shapes:
         return Tensor(self._dtype(declared.tensor_type.elem_type, name), _ints(shape))
 
     def _follow(self, node: Any) -> None:
-        """Note the values that a node makes, where they are small and follow from shapes and
-        constants."""
+        """Note the values of a node's outputs if they are small and follow from shapes."""
         outputs = [self.tensors[name] for name in node.output if name in self.tensors]
         names = [name for name in node.input if name]
         if (
@@ -324,8 +314,8 @@ class Shapes:
         ):
             return
         if node.op_type == "Shape":
-            about = self._attributes(node)
-            shape = self.tensors[names[0]].shape[about.get("start", 0) : about.get("end")]
+            bounds = self._attributes(node)
+            shape = self.tensors[names[0]].shape[bounds.get("start", 0) : bounds.get("end")]
             self.values[node.output[0]] = np.array(shape, dtype=np.int64)
         elif node.op_type == "Size":
             self.values[node.output[0]] = np.array(self.tensors[names[0]].elements, dtype=np.int64)
@@ -363,38 +353,32 @@ class Shapes:
             log.debug("%s: %s could not be evaluated: %s", self.where, self.label(node), error)
             return
         for name, value in zip(outputs, values, strict=True):
-            # What it makes must be what was inferred: a shape that follows from it would be wrong
-            # otherwise.
-            if (
-                isinstance(value, np.ndarray | np.generic)
-                and np.shape(value) == self.tensors[name].shape
-            ):
+            # A value of another shape than inferred would lead to wrong shapes.
+            is_array = isinstance(value, np.ndarray | np.generic)
+            if is_array and np.shape(value) == self.tensors[name].shape:
                 self.values[name] = np.asarray(value, dtype=np.dtype(self.tensors[name].dtype))
 
 
 def node_name(node: Any) -> str:
-    """The name of a node, or where it has none, of the first tensor that it makes."""
+    """The name of a node, else of its first output."""
     return str(node.name or next(filter(None, node.output), node.op_type))
 
 
 def _domain(domain: str) -> str:
-    return "" if domain in _STANDARD else domain
+    return "" if domain in STANDARD else domain
 
 
 def _fitted(node: Any, schema: Any) -> Any:
-    """The node without the attributes and last inputs that the schema lacks: inference refuses
-    them.
+    """The node without the attributes and last inputs that its schema lacks.
 
-    They change no shape: fused ops are inferred by the schema of the op that they extend.
+    Inference refuses them. They change no shape: a fused op has the schema of the op it extends.
     """
-    known = type(node)()
-    known.CopyFrom(node)
-    del known.attribute[:]
-    known.attribute.extend(
-        attribute for attribute in node.attribute if attribute.name in schema.attributes
-    )
-    del known.input[schema.max_input :]
-    return known
+    fitted = type(node)()
+    fitted.CopyFrom(node)
+    del fitted.attribute[:]
+    fitted.attribute.extend(each for each in node.attribute if each.name in schema.attributes)
+    del fitted.input[schema.max_input :]
+    return fitted
 
 
 def _dimension(dimension: Any) -> Dimension:
@@ -412,8 +396,5 @@ def _is_small(tensor: Tensor) -> bool:
 
 
 def _type_name(declared: Any) -> str:
-    return (
-        str(declared.WhichOneof("value") or "value of no type")
-        .removesuffix("_type")
-        .replace("_", " ")
-    )
+    name = str(declared.WhichOneof("value") or "value of no type")
+    return name.removesuffix("_type").replace("_", " ")

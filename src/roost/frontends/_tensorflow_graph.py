@@ -1,8 +1,8 @@
 """A traced TensorFlow graph to a Graph; it must run in a process that has TensorFlow.
 
-Variables are parameters and reading one is free, unless the step has changed it before. What
-changes a variable is of phase update and in one group with it, as TensorFlow demands; so are ops
-that the model asks to be colocated.
+Variables are parameters. Reading one is free unless the step has changed it before. An op that
+changes a variable has the phase update and shares a group with the variable, as TensorFlow demands.
+Ops that the model colocates share a group too.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ from typing import Any
 
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import GraphError, InputError
-from roost.frontends._tensorflow_flop import SHAPE_ONLY, Call, bytes_of, flop_of
+from roost.frontends._tensorflow_flop import COSTS, SHAPE_ONLY
 from roost.frontends._tensorflow_traced import Inferred, Traced, infer
+from roost.frontends.tracing.op_costs import OpCall
 from roost.frontends.tracing.tensors import BITS, Count, Coverage, Names, Tensor, words
 
-# Whoever reads what they make reads what they take.
+# An op that reads their output reads their input.
 _VIEWS = words(
-    """EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape
-    Snapshot Squeeze
-    StopGradient"""
+    """
+    EnsureShape ExpandDims Identity IdentityN PlaceholderWithDefault PreventGradient Reshape
+    Snapshot Squeeze StopGradient
+    """
 )
 _READS = frozenset(
     ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp")
 )
 # Makes a list of axes from shapes, of a length that TensorFlow does not infer.
-_AXES = frozenset(("BroadcastGradientArgs",))
+_AXES = "BroadcastGradientArgs"
 _CALL_PARTS = ("PartitionedCall", "StatefulPartitionedCall", "gradient_tape")
 _MOST_SETTING_ELEMENTS = 16
 
@@ -37,15 +39,14 @@ Ref = tuple[str, int]  # an op and the index of one of its outputs
 def describe(
     tf: Any, traced: Traced, given: Mapping[str, Sequence[int]], name: str, where: str
 ) -> tuple[Graph, Coverage]:
-    """The graph of what was traced, with the given shapes of inputs, and how well its costs are
-    known."""
-    description = _Description(tf, traced, infer(tf, traced, given, where), where)
-    return description.graph(name), description.count.coverage()
+    """The graph of a traced function with the given shapes of inputs, and its coverage."""
+    writer = _TensorflowWriter(tf, traced, infer(tf, traced, given, where), where)
+    return writer.graph(name), writer.count.coverage()
 
 
 @dataclass
-class _Row:
-    """An op to be added to the graph, once its group is known."""
+class _OpRow:
+    """An op that is added to the graph once its group is known."""
 
     name: str
     kind: str
@@ -53,7 +54,9 @@ class _Row:
     settings: dict[str, Any]
 
 
-class _Description:
+class _TensorflowWriter:
+    """Adds the ops of a traced graph to a Graph one by one."""
+
     def __init__(self, tf: Any, traced: Traced, inferred: Inferred, where: str) -> None:
         self.tf = tf
         self.where = where
@@ -64,13 +67,15 @@ class _Description:
         self.given_names = {**variables, **traced.inputs, **traced.constants}
         self.count = Count()
         self.names = Names()
-        self.rows: dict[str, _Row] = {}
-        self.op_of: dict[Ref, str] = {}  # output -> the op of ours that makes it
-        self.backward: set[str] = set()  # ops of ours
-        self.copies: dict[str, str] = {}  # parameter -> the op that reads it for updates of others
+        self.rows: dict[str, _OpRow] = {}
+        self.op_of: dict[Ref, str] = {}  # output -> our op that makes it
+        self.backward: set[str] = set()  # our ops
+        self.copies: dict[
+            str, str
+        ] = {}  # parameter -> the op that reads it for updates of other parameters
         self.settings: dict[str, bool] = {}  # tensor -> whether it is part of the ops that take it
-        self.group_of = _Union()
-        self.root: dict[Ref, Ref] = {}  # output of a view -> what it looks into
+        self.group_of = _JoinedNames()
+        self.root: dict[Ref, Ref] = {}  # output of a view -> the tensor behind it
         # Read of a variable -> the op that changed it last.
         self.written_before: dict[str, str] = {}
         self._follow_views()
@@ -82,12 +87,7 @@ class _Description:
                 self._add_parameter(op)
             elif op.type == "Placeholder":
                 tensor = self._tensor(op.outputs[0])
-                self._add(
-                    op,
-                    "input",
-                    [],
-                    {"phase": "input", "output_bytes": tensor.bytes, "dtype": tensor.dtype},
-                )
+                self._add(op, "input", [], {"phase": "input", **_size(tensor)})
             elif self._is_update(op):
                 self._add_update(op)
             elif op.name in self.written_before:
@@ -121,8 +121,7 @@ class _Description:
         return self.root.get(ref, ref)
 
     def _is_update(self, op: Any) -> bool:
-        """Whether an op changes a variable: it takes the handle of one, and is none of those that
-        only read."""
+        """Whether an op changes a variable: it takes its handle and does more than read."""
         return op.type not in _READS | _VIEWS and bool(self._targets(op))
 
     def _targets(self, op: Any) -> list[Ref]:
@@ -132,12 +131,11 @@ class _Description:
         """Whether a tensor is the handle of a variable, and not of a table or an iterator."""
         if tensor.dtype != self.tf.resource:
             return False
-        return bool(
-            tensor.graph.get_operation_by_name(self._source(tensor)[0]).type == "VarHandleOp"
-        )
+        maker = tensor.graph.get_operation_by_name(self._source(tensor)[0])
+        return bool(maker.type == "VarHandleOp")
 
     def _needed(self, outputs: Sequence[str] | None) -> set[Ref]:
-        """What the outputs and the changes of variables depend on."""
+        """The tensors that the outputs and the changes of variables depend on."""
         needed = set(self._sinks() if outputs is None else map(self._output, outputs))
         for op in reversed(self.ops):
             made = {(op.name, index) for index in range(len(op.outputs))}
@@ -151,30 +149,24 @@ class _Description:
         return self.root.get(ref, ref)
 
     def _sinks(self) -> list[Ref]:
-        """The outputs of ops that nobody reads anything of."""
-        ends = [
-            op
-            for op in self.ops
-            if op.outputs and not any(tensor.consumers() for tensor in op.outputs)
-        ]
-        return [
-            self._source(tensor) for op in ends if op.type != "Placeholder" for tensor in op.outputs
-        ]
+        """The outputs of ops whose outputs nobody reads."""
+        unread = [op for op in self.ops if not any(tensor.consumers() for tensor in op.outputs)]
+        ends = [op for op in unread if op.type != "Placeholder"]
+        return [self._source(tensor) for op in ends for tensor in op.outputs]
 
     def _reads(self, op: Any) -> list[Ref]:
-        """What must be there for an op to run."""
+        """The tensors that an op reads."""
         if op.type.lower() in SHAPE_ONLY:
             return []
         return [self._source(tensor) for tensor in op.inputs if not self._is_setting(tensor)]
 
     def _is_setting(self, tensor: Any) -> bool:
-        """A few whole numbers or one number that are known beforehand are part of the op that takes
-        them."""
+        """Whether a tensor is part of the op that takes it: a few numbers known beforehand."""
         if tensor.name not in self.settings:
             count = tensor.shape.num_elements()
             few = count is not None and count <= _MOST_SETTING_ELEMENTS and tensor.dtype.is_integer
             known = (few or tensor.shape.rank == 0) and self.tf.get_static_value(tensor) is not None
-            self.settings[tensor.name] = known or tensor.op.type in _AXES
+            self.settings[tensor.name] = known or tensor.op.type == _AXES
         return self.settings[tensor.name]
 
     def _used(self, op: Any) -> bool:
@@ -187,7 +179,7 @@ class _Description:
             shape = maker.get_attr("shape")
             return Tensor(_dtype_name(maker.get_attr("dtype")), tuple(d.size for d in shape.dim))
         if tensor.dtype in (self.tf.resource, self.tf.variant):
-            return Tensor("bool", (0,))  # a table, a generator: not data that is moved
+            return Tensor("bool", (0,))  # a table or a generator has no data to move
         if not tensor.shape.is_fully_defined():
             raise InputError(
                 f"{self.where}: the shape of {tensor.name!r} ({tensor.op.type}) does not follow "
@@ -205,8 +197,7 @@ class _Description:
         if (op.name, 0) not in self.needed:
             return
         tensor = self._tensor(op.outputs[0])
-        settings = {"phase": "parameter", "output_bytes": tensor.bytes, "dtype": tensor.dtype}
-        self._add(op, "parameter", [], settings)
+        self._add(op, "parameter", [], {"phase": "parameter", **_size(tensor)})
 
     def _add_op(self, op: Any) -> None:
         outputs = tuple(
@@ -214,36 +205,35 @@ class _Description:
             for index, tensor in enumerate(op.outputs)
         )
         flop, read, written = self._costs(op, outputs)
-        several = sum(tensor is not None for tensor in outputs) > 1
-        made = [tensor for tensor in outputs if tensor is not None]
+        used = [tensor for tensor in outputs if tensor is not None]
+        several = len(used) > 1
         settings = {
             "flop": flop,
             "bytes_read": read,
             "bytes_written": written,
             "output_bytes": 0 if several else written,
             "workspace_bytes": written if several else 0,
-            "dtype": next((tensor for tensor in made if tensor.is_float), made[0]).dtype,
+            "dtype": next((tensor for tensor in used if tensor.is_float), used[0]).dtype,
         }
-        name = self._add(
-            op, op.type.lower(), [self.op_of[ref] for ref in self._reads(op)], settings
-        )
+        inputs = [self.op_of[ref] for ref in self._reads(op)]
+        name = self._add(op, op.type.lower(), inputs, settings)
         for index, tensor in enumerate(outputs):
             if tensor is not None and several:
-                about = {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
-                self._add(op, "output", [name], about, index)
+                self._add(op, "output", [name], _size(tensor), index)
             elif tensor is not None:
                 self.op_of[op.name, index] = name
 
     def _costs(self, op: Any, outputs: tuple[Tensor | None, ...]) -> tuple[float, int, int]:
-        call = Call(op.type, _attributes(op.node_def), tuple(map(self._taken, op.inputs)), outputs)
+        kind, inputs = op.type.lower(), tuple(map(self._taken, op.inputs))
+        call = OpCall(kind, _attributes(op.node_def), inputs, outputs)
         try:
-            flop, source = flop_of(call)
-            read, written = bytes_of(call)
+            flop, source = COSTS.flop(call)
+            read, written = COSTS.bytes(call)
         except (ArithmeticError, LookupError, StopIteration, TypeError, ValueError) as error:
             raise InputError(
                 f"{self.where}: op {op.name!r} ({op.type}) has odd inputs: {error!r}"
             ) from error
-        self.count.add(op.type.lower(), flop, read + written, source)
+        self.count.add(kind, flop, read + written, source)
         return flop, read, written
 
     def _add_update(self, op: Any) -> None:
@@ -266,33 +256,29 @@ class _Description:
             self.group_of.join(name, variable)
 
     def _as_data(self, source: str) -> str:
-        """An op of phase update changes every parameter it reads: one that it must not change is
-        read for it."""
+        """The op whose output an update may read without changing a parameter.
+
+        An op of the phase update changes every parameter it reads. So another op reads for it the
+        parameters that it must not change.
+        """
         row = self.rows[source]
         if row.settings.get("phase") != "parameter":
             return source
         if source not in self.copies:
-            size = row.settings["output_bytes"]
-            settings = {
-                "output_bytes": size,
-                "dtype": row.settings["dtype"],
-                "module": row.settings["module"],
-            }
+            settings = {key: row.settings[key] for key in ("output_bytes", "dtype", "module")}
             name = self.names.unused(f"{source}/read")
-            self.rows[name] = _Row(name, "readvariableop", [source], settings)
+            self.rows[name] = _OpRow(name, "readvariableop", [source], settings)
             self.copies[source] = name
         return self.copies[source]
 
     def _add_read(self, op: Any) -> None:
-        """The new value of a variable: it is there once the op that changes it has run, where the
-        variable lives."""
+        """Add the read of a changed variable: after the op that changes it, at the variable."""
         if not self._used(op):
             return
         tensor = self._tensor(op.outputs[0])
         variable = self.op_of[self._source(op.inputs[0])]
         writer = self.op_of[self.written_before[op.name], 0]
-        settings = {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
-        name = self._add(op, "readvariableop", [variable, writer], settings)
+        name = self._add(op, "readvariableop", [variable, writer], _size(tensor))
         self.group_of.join(name, variable)
 
     def _add(
@@ -303,12 +289,12 @@ class _Description:
         settings: dict[str, Any],
         output: int | None = None,
     ) -> str:
-        """Note an op of ours for one of TensorFlow's, or with `output` for one of its outputs."""
+        """Add one of our ops for an op of TensorFlow, or with `output` for one of its outputs."""
         given = self.given_names.get(op.name, op.name)
         name = self.names.unused(given if output is None else f"{given}/{output}")
         settings.setdefault("phase", self._phase(op, name, inputs))
         settings["module"] = _module_path(given)
-        self.rows[name] = _Row(name, kind, list(dict.fromkeys(inputs)), settings)
+        self.rows[name] = _OpRow(name, kind, list(dict.fromkeys(inputs)), settings)
         self.op_of[op.name, output or 0] = name
         if output is not None:
             self.group_of.join(name, inputs[0])
@@ -317,8 +303,7 @@ class _Description:
         return name
 
     def _phase(self, op: Any, name: str, inputs: list[str]) -> str:
-        """Backward: what the tape or tf.gradients made, and what depends on it, as the optimizer's
-        arithmetic does."""
+        """Backward for ops of the tape or tf.gradients, and for ops that depend on them."""
         made_by_tape = "gradient_tape/" in op.name or op.name.startswith("gradients/")
         if made_by_tape or any(source in self.backward for source in inputs):
             self.backward.add(name)
@@ -328,7 +313,7 @@ class _Description:
     def _freeze(self, name: str) -> Graph:
         builder = GraphBuilder(name)
         for target in sorted({target for targets in self.colocated.values() for target in targets}):
-            # What is with a view is with what it looks into.
+            # An op colocated with a view is colocated with the tensor behind it.
             ref = self.root.get((target, 0), (target, 0))
             if ref in self.op_of:
                 self.group_of.join(f"loc:@{target}", self.op_of[ref])
@@ -338,8 +323,8 @@ class _Description:
         return builder.freeze()
 
 
-class _Union:
-    """Names that belong together, joined two by two."""
+class _JoinedNames:
+    """Names that share a group, joined two by two."""
 
     def __init__(self) -> None:
         self._above: dict[str, str] = {}
@@ -348,8 +333,7 @@ class _Union:
         self._above[self._top(name)] = self._top(other)
 
     def shared(self, names: Iterable[str]) -> dict[str, str]:
-        """The group of every name that is in one with another; a group is called after its first
-        name."""
+        """The group of every name that shares one; a group is named after its first name."""
         members: dict[str, list[str]] = {}
         for name in names:
             members.setdefault(self._top(name), []).append(name)
@@ -363,22 +347,26 @@ class _Union:
         return name
 
 
+def _size(tensor: Tensor) -> dict[str, Any]:
+    return {"output_bytes": tensor.bytes, "dtype": tensor.dtype}
+
+
 def _attributes(node: Any) -> dict[str, Any]:
     """The plain attributes of a node."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in node.attr.items():
         which = value.WhichOneof("value")
         if which in ("i", "f", "b"):
-            found[name] = getattr(value, which)
+            values[name] = getattr(value, which)
         elif which == "s":
-            found[name] = value.s.decode(errors="replace")
+            values[name] = value.s.decode(errors="replace")
         elif which == "list" and value.list.i:
-            found[name] = list(value.list.i)
-    return found
+            values[name] = list(value.list.i)
+    return values
 
 
 def _dtype_name(dtype: Any) -> str:
-    """qint8 is int8, half is float16, a reference is to what it refers to."""
+    """The name of a type: int8 for qint8, float16 for half, the type behind a reference."""
     name = str(dtype.base_dtype.name)
     name = name.removeprefix("q") if name.startswith(("qint", "quint")) else name
     if name not in BITS:
@@ -387,6 +375,6 @@ def _dtype_name(dtype: Any) -> str:
 
 
 def _module_path(name: str) -> str:
-    """`gradient_tape/net/conv1/Conv2DBackpropInput` is in net.conv1."""
+    """The module of an op: net.conv1 for `gradient_tape/net/conv1/Conv2DBackpropInput`."""
     parts = name.split("/")[:-1]
     return ".".join(part for part in parts if part.rstrip("_0123456789") not in _CALL_PARTS)

@@ -1,5 +1,4 @@
-"""TensorFlow functions put in place of the calls to them, on GraphDefs: nothing is run, pruned or
-folded.
+"""Inlining of TensorFlow functions in a GraphDef; nothing is run, pruned or folded.
 
 Nodes come out in the order in which they would run, so their control inputs are left out.
 """
@@ -13,24 +12,12 @@ from importlib import import_module
 from typing import Any
 
 from roost.errors import GraphError, UnsupportedOp
+from roost.frontends.tracing.tensors import words
 
 _CALLS = frozenset(("PartitionedCall", "StatefulPartitionedCall"))
-_LOOPS = frozenset(
-    ("While", "StatelessWhile", "For", "Enter", "RefEnter", "NextIteration", "Exit", "LoopCond")
-)
-_CHOICES = frozenset(
-    (
-        "If",
-        "StatelessIf",
-        "Case",
-        "StatelessCase",
-        "Switch",
-        "RefSwitch",
-        "Merge",
-        "SymbolicGradient",
-        "RemoteCall",
-    )
-)
+_LOOPS = words("While StatelessWhile For Enter RefEnter NextIteration Exit LoopCond")
+_BRANCHES = words("If StatelessIf Case StatelessCase Switch RefSwitch Merge")
+_OTHER_CONTROL_FLOW = words("SymbolicGradient RemoteCall")
 
 
 @dataclass
@@ -43,7 +30,7 @@ class Inlined:
 
 
 @dataclass(frozen=True)
-class _Body:
+class _FunctionBody:
     """A function as a graph: its nodes, the placeholders of its arguments, and its results."""
 
     nodes: list[Any]
@@ -52,22 +39,21 @@ class _Body:
 
 
 def inline(graph_def: Any, where: str) -> tuple[Inlined, Callable[[str], str]]:
-    """A graph with all calls replaced by what they call, and the way from a tensor, "op:index", to
-    where it is now."""
+    """A graph with its calls inlined, and a map from old tensors, "op:index", to new ones."""
     out = Inlined()
-    placed = _expand(list(graph_def.node), "", {}, _Bodies(graph_def.library), out, where)
+    placed = _expand(list(graph_def.node), "", {}, _FunctionBodies(graph_def.library), out, where)
     return out, placed
 
 
-class _Bodies:
-    """Functions as graphs, each made once."""
+class _FunctionBodies:
+    """The functions of a graph as graphs, each made once."""
 
     def __init__(self, library: Any) -> None:
         self._definitions = {function.signature.name: function for function in library.function}
-        self._made: dict[str, _Body] = {}
+        self._made: dict[str, _FunctionBody] = {}
 
-    def called(self, node: Any) -> _Body | None:
-        """The body that a node calls; None where it is an op."""
+    def called(self, node: Any) -> _FunctionBody | None:
+        """The body that a node calls; None for an op."""
         name = node.attr["f"].func.name if node.op in _CALLS else node.op
         if name not in self._definitions:
             return None
@@ -75,26 +61,25 @@ class _Bodies:
             self._made[name] = self._body(self._definitions[name])
         return self._made[name]
 
-    def _body(self, definition: Any) -> _Body:
-        # Not public, but what saved_model.load itself reads functions with.
+    def _body(self, definition: Any) -> _FunctionBody:
+        # Not public, but saved_model.load itself reads functions with it.
         module = import_module("tensorflow.python.framework.function_def_to_graph")
         graph_def, flat = module.function_def_to_graph_def(definition)
         arguments = [argument.name for argument in definition.signature.input_arg]
         results = [flat[definition.ret[result.name]] for result in definition.signature.output_arg]
-        return _Body(list(graph_def.node), arguments, results)
+        return _FunctionBody(list(graph_def.node), arguments, results)
 
 
 def _expand(
     nodes: list[Any],
     path: str,
     arguments: Mapping[str, str],
-    bodies: _Bodies,
+    bodies: _FunctionBodies,
     out: Inlined,
     where: str,
 ) -> Callable[[str], str]:
-    """Add the nodes of a body to `out`; returns the way from its tensors, "op:index", to where they
-    are now."""
-    for node in nodes:  # before they are put in order: loops of old are cycles
+    """Add the nodes of a body to `out`; return a map from its tensors to those in `out`."""
+    for node in nodes:  # before they are sorted: loops of TensorFlow 1 are cycles
         if bodies.called(node) is None:
             _refuse_control_flow(node, where)
     names = {
@@ -130,8 +115,7 @@ def _expand(
 
 
 def _unused(name: str, path: str, out: Inlined) -> str:
-    """The name as it is where it is free, so that people find their layers again; else with the
-    call it is in."""
+    """The name itself if it is free, so that people find their layers; else with its call."""
     unused, number = name, 0
     while unused in out.names:
         unused = f"{path}{name}" + (f"_{number}" if number else "")
@@ -164,7 +148,7 @@ def _refuse_control_flow(node: Any, where: str) -> None:
             "unroll it: build recurrent layers with unroll=True, and write other loops over a "
             "Python range"
         )
-    if node.op in _CHOICES or node.op in _CALLS:
+    if node.op in _BRANCHES | _OTHER_CONTROL_FLOW | _CALLS:
         raise UnsupportedOp(
             f"{where}: op {node.name!r} ({node.op}) is control flow, which a placement cannot "
             "follow; decide in Python, while the model is traced"
@@ -172,7 +156,7 @@ def _refuse_control_flow(node: Any, where: str) -> None:
 
 
 def in_order(nodes: list[Any]) -> list[Any]:
-    """Nodes after those they need, and otherwise in the order given."""
+    """Sort nodes so that each follows its inputs, and otherwise keep their order."""
     index = {node.name: i for i, node in enumerate(nodes)}
     consumers: list[list[int]] = [[] for _ in nodes]
     waiting = [0] * len(nodes)

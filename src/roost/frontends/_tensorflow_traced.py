@@ -1,5 +1,4 @@
-"""What TensorFlow traced, made ready to be described: calls inlined, variables in place, all shapes
-known."""
+"""A traced TensorFlow graph with its calls inlined and all shapes inferred."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from roost.frontends.tracing.tensors import fixed_shapes
 
 @dataclass(frozen=True)
 class Variable:
-    """What is kept between steps."""
+    """A tensor that is kept between steps."""
 
     name: str
     dtype: int  # TensorFlow's number for it
@@ -23,13 +22,13 @@ class Variable:
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph with its calls, and what its placeholders stand for."""
+    """A graph with its calls, and the meaning of its placeholders."""
 
     graph_def: Any
     inputs: Mapping[str, str]  # placeholder -> name of the input
-    outputs: Sequence[str] | None  # "op:index"; None: whatever nobody reads
+    outputs: Sequence[str] | None  # "op:index"; None for all tensors that nobody reads
     variables: Mapping[str, Variable] = field(default_factory=dict)  # placeholder -> variable
-    # Placeholder -> name of a tensor that is no variable.
+    # Placeholder -> name of a tensor that is not a variable.
     constants: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -39,7 +38,7 @@ class Inferred:
 
     ops: Sequence[Any]
     colocated: Mapping[str, Sequence[str]]  # op -> ops that it must share a device with
-    outputs: Sequence[str] | None  # "op:index"; None: whatever nobody reads
+    outputs: Sequence[str] | None  # "op:index"; None for all tensors that nobody reads
 
 
 def infer(tf: Any, traced: Traced, given: Mapping[str, Sequence[int]], where: str) -> Inferred:
@@ -79,8 +78,7 @@ def _set_shape(node: Any, shape: tuple[int, ...]) -> None:
 
 
 def _make_variables(inlined: Inlined, variables: Mapping[str, Variable]) -> None:
-    """Turn the placeholders of variables into variables: inference then knows the shape of what is
-    read from them."""
+    """Turn the placeholders of variables into variables, so that reads of them have a shape."""
     for node in inlined.nodes:
         if node.name in variables:
             variable = variables[node.name]

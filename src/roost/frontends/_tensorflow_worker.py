@@ -1,8 +1,7 @@
-"""Reads TensorFlow models in a process of its own: `python -m roost.frontends._tensorflow_worker
-SOURCE OPTIONS OUT`.
+"""A process that reads a TensorFlow model.
 
-OPTIONS is a JSON object. The graph goes to OUT, and one JSON object to standard output: the
-coverage, or what is wrong.
+`python -m roost.frontends._tensorflow_worker SOURCE OPTIONS OUT`: OPTIONS is a JSON object. The
+graph goes to OUT. Standard output gets one JSON object: the coverage, or the error.
 """
 
 from __future__ import annotations
@@ -54,9 +53,9 @@ def _signature(tf: Any, path: Path, signature: str) -> Any:
     signatures = getattr(loaded, "signatures", {})
     if signature not in signatures:
         raise UnknownName(f"signature of {path}", signature, signatures)
-    found = signatures[signature]
-    found._roost_keeps = loaded  # its variables live only as long as what was loaded
-    return found
+    function = signatures[signature]
+    function._roost_keeps = loaded  # its variables live only as long as the loaded model
+    return function
 
 
 def _frozen(tf: Any, path: Path) -> Traced:
@@ -87,21 +86,21 @@ def _frozen(tf: Any, path: Path) -> Traced:
 
 
 def traced_function(function: Any, where: str) -> Traced:
-    """What a concrete function computes."""
+    """The traced graph of a concrete function."""
     handles = {id(variable.handle): variable for variable in function.graph.variables}
     captured = {internal.op.name: external for external, internal in function.graph.captures}
     variables, constants = {}, {}
     for placeholder, external in captured.items():
-        found = _variable(placeholder, external, handles.get(id(external)))
-        if found is None:
+        variable = _variable(placeholder, external, handles.get(id(external)))
+        if variable is None:
             constants[placeholder] = placeholder
             continue
-        if any(size < 0 for size in found.shape):
+        if any(size < 0 for size in variable.shape):
             raise InputError(
-                f"{where}: variable {found.name!r} has shape {found.shape}; build it with a fixed "
-                "shape"
+                f"{where}: variable {variable.name!r} has shape {variable.shape}; build it with a "
+                "fixed shape"
             )
-        variables[placeholder] = found
+        variables[placeholder] = variable
     own = [tensor.op for tensor in function.inputs if tensor.op.name not in captured]
     inputs = {
         op.name: _input_name(op)
@@ -113,10 +112,10 @@ def traced_function(function: Any, where: str) -> Traced:
 
 
 def _variable(placeholder: str, external: Any, variable: Any | None) -> Variable | None:
-    """The variable that a captured tensor is the handle of; None where it is a constant or a table.
+    """The variable behind a captured handle; None for a constant or a table.
 
-    Fused optimizers take handles of variables that the function does not list: their handles know
-    type and shape.
+    Fused optimizers take variables that the function does not list. Their handles have type and
+    shape.
     """
     if variable is not None and variable.shape.rank is not None:
         shape = tuple(-1 if size is None else size for size in variable.shape.as_list())

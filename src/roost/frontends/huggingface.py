@@ -1,5 +1,4 @@
-"""Hugging Face: a model's `config.json`, built with random weights that take no memory, to a
-Graph."""
+"""Hugging Face: a model's `config.json` to a Graph; its random weights take no memory."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ from roost.errors import InputError, MissingExtra, UnsupportedOp
 
 @dataclass(frozen=True)
 class Huggingface:
-    """Reads a `config.json`, or a folder that holds one. Weights, tokenizers and remote code are
-    never touched."""
+    """Reads a `config.json`, or a folder that holds one, and no other file."""
 
     suffixes = ("config.json",)
 
@@ -30,8 +28,7 @@ class Huggingface:
         length: int = 512,
         name: str | None = None,
     ) -> Graph:
-        """The graph of the language model that a config describes, on `batch` texts of `length`
-        tokens."""
+        """The graph of a config's language model on `batch` texts of `length` tokens."""
         try:
             import transformers
         except ImportError:
@@ -44,11 +41,9 @@ class Huggingface:
         path = path / "config.json" if path.is_dir() else path
         config = self._config(path, transformers)
         config.use_cache = False
-        if (
-            getattr(config, "is_encoder_decoder", False)
-            and getattr(config, "decoder_start_token_id", None) is None
-        ):
-            config.decoder_start_token_id = 0  # which token it is makes no difference to the graph
+        has_encoder = getattr(config, "is_encoder_decoder", False)
+        if has_encoder and getattr(config, "decoder_start_token_id", None) is None:
+            config.decoder_start_token_id = 0  # any token gives the same graph
         if batch < 1 or length < 1:
             raise InputError(f"batch {batch} and length {length} must be at least 1")
         try:
@@ -59,14 +54,13 @@ class Huggingface:
             raise UnsupportedOp(f"{path}: {error}") from None
         except Exception as error:
             raise InputError(f"{path}: transformers cannot build this model: {error}") from error
-        inputs: dict[str, Any] = (
-            {"input_ids": tokens, "labels": tokens} if train else {"input_ids": tokens}
-        )
-        if getattr(config, "is_encoder_decoder", False) and not train:
+        inputs = {"input_ids": tokens}
+        if train:
+            inputs["labels"] = tokens
+        elif has_encoder:
             inputs["decoder_input_ids"] = tokens
-        return capture(
-            model, inputs, train=train, optimizer=optimizer, name=name or config.model_type
-        )
+        name = name or config.model_type
+        return capture(model, inputs, train=train, optimizer=optimizer, name=name)
 
     def _config(self, path: Path, transformers: Any) -> Any:
         try:
@@ -77,22 +71,16 @@ class Huggingface:
         if not isinstance(kind, str):
             raise InputError(f"{path}: model_type is missing; a Hugging Face config has one")
         try:
-            settings = {
-                key: value
-                for key, value in content.items()
-                if key not in ("model_type", "auto_map")
-            }
+            skipped = ("model_type", "auto_map")
+            settings = {key: value for key, value in content.items() if key not in skipped}
             return transformers.AutoConfig.for_model(kind, **settings)
         except Exception as error:
             raise InputError(f"{path}: model_type {kind!r}: {str(error)[:200]}") from error
 
     def _model(self, transformers: Any, config: Any) -> Any:
-        named = [
-            getattr(transformers, name, None)
-            for name in getattr(config, "architectures", None) or []
-        ]
-        for architecture in named:
-            if architecture is not None and hasattr(architecture, "_from_config"):
+        for name in getattr(config, "architectures", None) or []:
+            architecture: Any = getattr(transformers, name, None)
+            if hasattr(architecture, "_from_config"):
                 return architecture._from_config(config)
         families = [transformers.AutoModelForMaskedLM, transformers.AutoModelForCausalLM]
         if getattr(config, "is_encoder_decoder", False):

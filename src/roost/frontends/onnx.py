@@ -1,9 +1,9 @@
 """ONNX: a `.onnx` file to a Graph.
 
-Only shapes and types are looked at: weights that lie in other files are never opened. Initializers
-and constants are parameters. Views are no ops: whoever reads a view reads the tensor it looks into.
-An op with several outputs is one op, and a free op for each output that is used, in one group with
-it, so that each goes where it is needed. Nodes that no output of the model depends on are left out.
+Only shapes and types are read: weights in other files are never opened. Initializers and constants
+become parameters. Views are not ops: an op that reads a view reads the tensor behind it. A node
+with several outputs becomes one op, plus a free op for each output that is used. They share a
+group, so each output can go where it is needed. Nodes that no output depends on are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from typing import Any
 from roost.core import files
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError, MissingExtra
-from roost.frontends._onnx_flop import QUANTISED, SHAPE_ONLY, Call, bytes_of, flop_of
-from roost.frontends._onnx_shapes import DTYPES, Shapes, node_name
+from roost.frontends._onnx_flop import COSTS, QUANTISED, SHAPE_ONLY
+from roost.frontends._onnx_shapes import DTYPES, STANDARD, Shapes, node_name
+from roost.frontends.tracing.op_costs import OpCall
 from roost.frontends.tracing.tensors import Count, Coverage, Names, Tensor
 
 log = logging.getLogger(__name__)
 
 _VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
-_SCOPES = "pkg.torch.onnx.name_scopes"  # where PyTorch's exporter notes the modules of a node
+_SCOPES = "pkg.torch.onnx.name_scopes"  # PyTorch's exporter notes the modules of a node here
 _MOST_SETTING_ELEMENTS = 16
 
 
@@ -34,10 +35,9 @@ _MOST_SETTING_ELEMENTS = 16
 class Onnx:
     """Reads ONNX models.
 
-    With `fold`, a few whole numbers or one number that follow from constants and shapes (the axes
-    of a slice, the shape that something is expanded to) are part of the op that takes them, as if
-    they were attributes, and what computed them is left out. Without it they are ops and small
-    parameters like any other.
+    With `fold`, a few numbers that follow from constants and shapes (the axes of a slice, the shape
+    of an expand) are part of the op that takes them, like attributes. The nodes that compute them
+    are left out. Without `fold` they are ops and small parameters like any other.
     """
 
     fold: bool = True
@@ -51,17 +51,16 @@ class Onnx:
         inputs: Mapping[str, Sequence[int]] | None = None,
         name: str | None = None,
     ) -> Graph:
-        """The graph of a model; `inputs` gives the shapes of those inputs that the file leaves
-        open."""
-        return self._describe(Path(source), inputs, name)[0]
+        """The graph of a model; `inputs` gives the shapes that the file leaves open."""
+        return self._read(Path(source), inputs, name)[0]
 
     def coverage(
         self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None
     ) -> Coverage:
-        """How well the costs of a model's ops are known."""
-        return self._describe(Path(source), inputs, None)[1]
+        """The shares of a model's costs that come from formulas."""
+        return self._read(Path(source), inputs, None)[1]
 
-    def _describe(
+    def _read(
         self, path: Path, inputs: Mapping[str, Sequence[int]] | None, name: str | None
     ) -> tuple[Graph, Coverage]:
         try:
@@ -69,18 +68,17 @@ class Onnx:
         except ImportError as error:
             raise MissingExtra("onnx", "onnx") from error
         model = _load(onnx, path)
-        description = _Description(
-            Shapes(onnx, model, inputs or {}, str(path)), name or path.stem, self.fold
-        )
-        description.add_all()
-        coverage = description.count.coverage()
+        shapes = Shapes(onnx, model, inputs or {}, str(path))
+        writer = _OnnxWriter(shapes, name or path.stem, self.fold)
+        writer.add_all()
+        coverage = writer.count.coverage()
         if coverage.unknown_kinds:
             log.info("%s: costs are guessed for %s", path, ", ".join(coverage.unknown_kinds))
-        return description.builder.freeze(), coverage
+        return writer.builder.freeze(), coverage
 
 
 def _load(onnx: Any, path: Path) -> Any:
-    """The model in a file, with its functions inlined; data in other files is left alone."""
+    """The model in a file, with its functions inlined; data in other files stays unread."""
     data = files.read_bytes(path)
     if data.startswith(b"version https://git-lfs"):
         raise InputError(f"{path}: is a Git LFS pointer and not the model itself; run git lfs pull")
@@ -97,7 +95,7 @@ def _load(onnx: Any, path: Path) -> Any:
         )
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
-        if entry.domain in ("", "ai.onnx") and not 1 <= entry.version <= newest:
+        if entry.domain in STANDARD and not 1 <= entry.version <= newest:
             raise InputError(
                 f"{path}: is written in opset {entry.version}; the onnx installed here reads 1 to "
                 f"{newest}: update it (pip install -U onnx), or export the model with an older "
@@ -114,7 +112,7 @@ def _load(onnx: Any, path: Path) -> Any:
     return model
 
 
-class _Description:
+class _OnnxWriter:
     """Adds the nodes of a model to a graph one by one."""
 
     def __init__(self, shapes: Shapes, name: str, fold: bool) -> None:
@@ -122,7 +120,7 @@ class _Description:
         self.fold = fold
         self.graph = shapes.graph
         self.builder = GraphBuilder(name)
-        self.op_of: dict[str, str] = {}  # tensor -> the op whose output it is, or looks into
+        self.op_of: dict[str, str] = {}  # tensor -> the op of it, or of the tensor it views
         self.names = Names()
         self.count = Count()
         self.needed = self._needed()
@@ -133,11 +131,8 @@ class _Description:
         sparse = {entry.values.name: entry for entry in self.graph.sparse_initializer}
         for name in (*(tensor.name for tensor in self.graph.initializer), *sparse):
             if name in self.needed:
-                size = (
-                    _sparse_bytes(sparse[name])
-                    if name in sparse
-                    else self.shapes.tensors[name].bytes
-                )
+                dense_bytes = self.shapes.tensors[name].bytes
+                size = _sparse_bytes(sparse[name]) if name in sparse else dense_bytes
                 self._add_parameter(name, size)
         for node in self.graph.node:
             if self.needed.isdisjoint(node.output):
@@ -158,7 +153,7 @@ class _Description:
         return needed
 
     def _read_by(self, node: Any) -> list[str]:
-        """The tensors that must be there for a node to run, each once."""
+        """The tensors that a node reads, each once."""
         if self._is_view(node):
             return [node.input[0]]
         if node.op_type.lower() in SHAPE_ONLY:
@@ -172,9 +167,9 @@ class _Description:
         return name in self.shapes.values and (few or tensor.shape == ())
 
     def _is_view(self, node: Any) -> bool:
-        if node.domain not in ("", "ai.onnx"):
+        if node.domain not in STANDARD:
             return False
-        if node.op_type == "Dropout":  # outside training it hands its input on
+        if node.op_type == "Dropout":  # outside training its output is its input
             mask_used = len(node.output) > 1 and node.output[1] in self.shapes.used
             training = node.input[2] if len(node.input) > 2 else ""
             return not mask_used and (not training or not self.shapes.values.get(training, True))
@@ -188,31 +183,21 @@ class _Description:
         )
 
     def _add_parameter(self, name: str, size: int) -> None:
-        op = self.names.unused(name)
-        self.op_of[name] = self.builder.parameter(
-            op, size, dtype=self.shapes.tensors[name].dtype, module=_module_path(name)
-        )
+        traits = {"dtype": self.shapes.tensors[name].dtype, "module": _module_path(name)}
+        self.op_of[name] = self.builder.parameter(self.names.unused(name), size, **traits)
 
     def _add_node(self, node: Any) -> None:
         call = self.shapes.call(node, self.needed)
-        kind = (
-            node.op_type.lower()
-            if node.domain in ("", "ai.onnx")
-            else f"{node.domain}.{node.op_type}".lower()
-        )
-        flop, read, written, source = self._costs(node, call)
-        self.count.add(kind, flop, read + written, source)
+        kind = node.op_type.lower()
+        if node.domain not in STANDARD:
+            kind = f"{node.domain.lower()}.{kind}"
+        flop, read, written = self._costs(node, call, kind)
         op = self.names.unused(node_name(node))
-        used = {
-            name: tensor
-            for name, tensor in zip(node.output, call.outputs, strict=True)
-            if tensor is not None
-        }
+        outputs = zip(node.output, call.outputs, strict=True)
+        used = {name: tensor for name, tensor in outputs if tensor is not None}
         several = len(used) > 1
-        about: dict[str, Any] = {
-            "module": _scope(node) or _module_path(node.name),
-            "group": op if several else None,
-        }
+        module = _scope(node) or _module_path(node.name)
+        group = op if several else None
         self.builder.add(
             op,
             kind,
@@ -222,51 +207,54 @@ class _Description:
             bytes_written=written,
             output_bytes=0 if several else written,
             workspace_bytes=written if several else 0,
-            dtype="int8" if call.op in QUANTISED else _dtype(used.values()),
-            **about,
+            dtype="int8" if call.op in QUANTISED else _dtype(list(used.values())),
+            module=module,
+            group=group,
         )
         for number, name in enumerate(node.output):
-            if name in used:
-                self.op_of[name] = op
-                if several:
-                    self.op_of[name] = self._add_output(f"{op}/{number}", op, used[name], about)
+            if name not in used:
+                continue
+            self.op_of[name] = op
+            if several:
+                self.op_of[name] = self.builder.add(
+                    self.names.unused(f"{op}/{number}"),
+                    "output",
+                    [op],
+                    output_bytes=used[name].bytes,
+                    dtype=used[name].dtype,
+                    module=module,
+                    group=group,
+                )
 
-    def _add_output(self, name: str, op: str, tensor: Tensor, about: dict[str, Any]) -> str:
-        unused = self.names.unused(name)
-        return self.builder.add(
-            unused, "output", [op], output_bytes=tensor.bytes, dtype=tensor.dtype, **about
-        )
-
-    def _costs(self, node: Any, call: Call) -> tuple[float, int, int, str]:
+    def _costs(self, node: Any, call: OpCall, kind: str) -> tuple[float, int, int]:
         try:
-            flop, source = flop_of(call)
-            return flop, *bytes_of(call), source
+            flop, source = COSTS.flop(call)
+            read, written = COSTS.bytes(call)
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
             label = self.shapes.label(node)
             raise InputError(
-                f"{self.shapes.where}: {label} does not fit what it takes: {error!r}"
+                f"{self.shapes.where}: {label} does not fit its inputs: {error!r}"
             ) from error
+        self.count.add(kind, flop, read + written, source)
+        return flop, read, written
 
 
 def _sparse_bytes(sparse: Any) -> int:
-    """A sparse tensor is its values and their indices."""
+    """Bytes of a sparse tensor: its values and their indices."""
     parts = (sparse.values, sparse.indices)
     return sum(Tensor(DTYPES[part.data_type], tuple(part.dims)).bytes for part in parts)
 
 
-def _dtype(tensors: Any) -> str:
-    """What an op computes in: the type of the first float that it makes, else of the first
-    tensor."""
-    made = list(tensors)
-    return str(next((tensor for tensor in made if tensor.is_float), made[0]).dtype)
+def _dtype(outputs: list[Tensor]) -> str:
+    """The type an op computes in: that of its first float output, else of its first output."""
+    return next((tensor for tensor in outputs if tensor.is_float), outputs[0]).dtype
 
 
 def _scope(node: Any) -> str:
-    """The module of a node that PyTorch exported, which notes "['', 'layer1', 'layer1.0',
-    'conv2d']"."""
-    noted = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
+    """The module of a node, from PyTorch's note "['', 'layer1', 'layer1.0', 'conv2d']"."""
+    note = next((entry.value for entry in node.metadata_props if entry.key == _SCOPES), "")
     try:
-        scopes = ast.literal_eval(noted) if noted else []
+        scopes = ast.literal_eval(note) if note else []
     except (SyntaxError, ValueError):
         return ""
     scope = str(scopes[-2]) if isinstance(scopes, list) and len(scopes) > 1 else ""
@@ -274,7 +262,7 @@ def _scope(node: Any) -> str:
 
 
 def _module_path(name: str) -> str:
-    """`/layer1/conv1/Conv` is in layer1.conv1, and so is `layer1.conv1.weight`."""
+    """The module of a name: layer1.conv1 for `/layer1/conv1/Conv` or `layer1.conv1.weight`."""
     if "/" in name:
         return ".".join(name.strip("/").split("/")[:-1])
     return name.rpartition(".")[0]

@@ -1,8 +1,8 @@
 """TensorFlow: a SavedModel folder, a frozen GraphDef, or a tf.function, to a Graph.
 
-Files are read in a process of their own (`_tensorflow_worker.py`), because PyTorch and TensorFlow
-do not live well in one. Variables are parameters; functions are inlined; loops and other control
-flow are refused.
+A process of its own (`_tensorflow_worker.py`) reads files, because PyTorch and TensorFlow disturb
+each other in one process. Variables are parameters, functions are inlined, and loops and other
+control flow are refused.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Tensorflow:
         signature: str = "serving_default",
         inputs: Mapping[str, Sequence[int]] | None = None,
     ) -> Coverage:
-        """How well the costs of a model's ops are known."""
+        """The shares of a model's costs that come from formulas."""
         return _read(source, signature, inputs, None)[1]
 
 
@@ -65,8 +65,8 @@ def capture_function(
     """The graph of one call of a tf.function, or of a Python function that TensorFlow can trace.
 
     The examples are tensors, arrays or `tf.TensorSpec`s; only shapes and types matter. A training
-    step is a function that takes a batch, computes gradients with a tape and applies them. To be
-    called where TensorFlow is in use: this runs in the caller's process.
+    step is a function that takes a batch, computes gradients with a tape and applies them. This
+    runs in the caller's process, which uses TensorFlow already.
     """
     from roost.frontends import _tensorflow_graph, _tensorflow_worker
 
@@ -90,11 +90,7 @@ def _read(
     path = _model_path(Path(source))
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingExtra("tensorflow", "tf")
-    shapes = {
-        key: list(shape) if isinstance(shape, tuple) else shape
-        for key, shape in (inputs or {}).items()
-    }
-    options = json.dumps({"signature": signature, "inputs": shapes, "name": name})
+    options = json.dumps({"signature": signature, "inputs": dict(inputs or {}), "name": name})
     with tempfile.TemporaryDirectory(prefix="roost-") as folder:
         out = Path(folder) / "graph.json"
         answer = _ask_worker(str(path), options, str(out))
@@ -121,7 +117,7 @@ def _model_path(path: Path) -> Path:
 
 
 def _ask_worker(source: str, options: str, out: str) -> dict[str, Any]:
-    """Run the worker to its end; returns the coverage, or raises what it found to be wrong."""
+    """Run the worker; return the coverage, or raise the error it reports."""
     # No GPU is needed to read a model, and none is taken.
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-m", "roost.frontends._tensorflow_worker", source, options, out]

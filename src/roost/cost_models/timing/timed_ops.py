@@ -1,7 +1,7 @@
-"""What there is to time in a captured step: each op as a call, known by its signature.
+"""The ops of a captured step as calls to time, each known by its signature.
 
 The signature is the op with the shapes, strides and types of its tensors and all its other
-arguments. Tensors are made anew from it: nothing of the model is needed, and ops that are alike are
+arguments. New tensors are made from it, so timing needs nothing of the model, and equal ops are
 timed once.
 """
 
@@ -26,13 +26,13 @@ from roost.frontends.tracing.flop import tensors_in
 from roost.frontends.tracing.program import is_getitem
 
 aten = torch.ops.aten
-_INPUTS, _MOST_INPUTS = 128 * 2**20, 64  # bytes of inputs that are taken in turn, and how many
+_INPUTS, _MOST_INPUTS = 128 * 2**20, 64  # bytes and number of inputs taken in turn
 _BLOCK = 2**20  # numbers drawn at random; longer tensors repeat them
 
 
 @dataclass(frozen=True)
-class Like:
-    """A tensor to be made: its layout, and for indices what they must stay below."""
+class TensorSpec:
+    """The layout of a tensor to make; `below` limits the values of indices."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -40,7 +40,7 @@ class Like:
     below: int = 0
 
     @classmethod
-    def of(cls, tensor: Tensor, below: int = 0) -> Like:
+    def of(cls, tensor: Tensor, below: int = 0) -> TensorSpec:
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, below)
 
     def __repr__(self) -> str:
@@ -52,7 +52,7 @@ class Like:
 
     @property
     def extent(self) -> int:
-        """How many elements of memory it looks into."""
+        """Elements from the first to the last in memory."""
         if 0 in self.shape:
             return 0
         return 1 + sum(
@@ -73,14 +73,14 @@ class Like:
 
 
 @dataclass(frozen=True)
-class Work:
+class TimedCall:
     """A call with arguments to be made."""
 
     signature: str
     call: Callable[..., Any] = field(repr=False)
-    args: Any  # of (args, kwargs): Like for tensors
-    num_bytes: int  # of its tensors
-    made_bytes: int  # of what it returns
+    args: Any  # of (args, kwargs): TensorSpec for tensors
+    num_bytes: int  # of its input tensors
+    made_bytes: int  # of its output
     weight_bytes: int = 0  # of the largest parameter that it reads
 
     def calls(self, device: torch.device, copies: int) -> list[Callable[[], Any]]:
@@ -96,63 +96,61 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a device does for one op: the op itself, and the views that it is the first to look
-    through."""
+class TimedOp:
+    """The calls of a device for one op: the op itself, and the views that it needs first."""
 
     op: int
-    work: Work
-    views: tuple[Work, ...]
+    call: TimedCall
+    views: tuple[TimedCall, ...]
 
 
-def tasks(step: CapturedStep) -> Iterator[Task]:
-    """Of each op that takes time. Inputs, parameters, and the outputs of ops with several of them
-    take none."""
+def timed_ops(step: CapturedStep) -> Iterator[TimedOp]:
+    """The ops that take time: all but inputs, parameters, and ops for one of several outputs."""
     seen: set[fx.Node] = set()
-    known: dict[fx.Node, Work] = {}
+    known: dict[fx.Node, TimedCall] = {}
     over = reused(step)
     for op, name in enumerate(step.graph.op_names):
         if name in step.updates:
             update = step.updates[name]
             values = [update.value]
-            work = _update(step, update, step.graph.kinds[op])
+            call = _update_call(step, update, step.graph.kinds[op])
         else:
             node = step.maker.get(name)
             if node is None or node.op != "call_function" or is_getitem(node):
                 continue
             values = node.all_input_nodes
-            work = _op(step, node, *over.get(node, ()))
+            call = _op_call(step, node, *over.get(node, ()))
         views = [view for value in values for view in _views(step, value, seen)]
-        yield Task(op, work, tuple(known.setdefault(view, _op(step, view)) for view in views))
+        calls = (known.setdefault(view, _op_call(step, view)) for view in views)
+        yield TimedOp(op, call, tuple(calls))
 
 
-def inputs(step: CapturedStep) -> Iterator[Task]:
-    """What the caller gives comes from memory of the host: to a GPU that takes time."""
+def timed_inputs(step: CapturedStep) -> Iterator[TimedOp]:
+    """The inputs of a step: they come from memory of the host, which takes time to a GPU."""
     for op in np.flatnonzero(step.graph.phase == INPUT).tolist():
-        like = Like.of(step.maker[step.graph.op_names[op]].meta["val"])
-        args: Any = ((like,), {})
-        yield Task(
-            op, Work(f"input{_said(args)}", _given, args, like.num_bytes, like.num_bytes), ()
-        )
+        spec = TensorSpec.of(step.maker[step.graph.op_names[op]].meta["val"])
+        args: Any = ((spec,), {})
+        signature = f"input{_arguments_text(args)}"
+        call = TimedCall(signature, _send_input, args, spec.num_bytes, spec.num_bytes)
+        yield TimedOp(op, call, ())
 
 
-def _given(there: Tensor) -> Tensor:
-    """As the runtime has it, through locked memory, and out of no cache."""
-    here = next(_on_host(tuple(there.shape), there.dtype))
-    return torch.empty_like(here, pin_memory=True).copy_(here).to(there.device, non_blocking=True)
+def _send_input(on_device: Tensor) -> Tensor:
+    """Send a tensor through locked memory, like the runtime; it comes from no cache."""
+    on_host = next(_on_host(tuple(on_device.shape), on_device.dtype))
+    pinned = torch.empty_like(on_host, pin_memory=True).copy_(on_host)
+    return pinned.to(on_device.device, non_blocking=True)
 
 
 @lru_cache(4)
 def _on_host(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Tensor]:
     first = torch.zeros(shape, dtype=dtype)
-    return cycle(
-        [first, *(first.clone() for _ in range(min(_MOST_INPUTS, _INPUTS // max(first.nbytes, 1))))]
-    )
+    copies = min(_MOST_INPUTS, _INPUTS // max(first.nbytes, 1))
+    return cycle([first, *(first.clone() for _ in range(copies))])
 
 
 def _views(step: CapturedStep, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx.Node]:
-    """Views on the way to a value, as the runtime has them: once, but those of parameters for every
-    reader."""
+    """Views before a value: the runtime makes one once, but that of a parameter for each reader."""
     owner = step.op_of.get(node)
     if owner is None or step.maker[owner] is node or node in seen:
         return
@@ -164,85 +162,87 @@ def _views(step: CapturedStep, node: fx.Node, seen: set[fx.Node]) -> Iterator[fx
         seen.add(node)
 
 
-def _op(step: CapturedStep, node: fx.Node, in_place: Any = None, operand: int = 0) -> Work:
-    """The call of a node; in place, the operand that is written over comes first."""
+def _op_call(
+    step: CapturedStep, node: fx.Node, in_place: Any = None, operand: int = 0
+) -> TimedCall:
+    """The call of a node; in place, the operand that it overwrites comes first."""
     target: Any = node.target
     if target in (aten.view.default, aten._unsafe_view.default):
-        target = aten.reshape.default  # as the runtime calls it
+        target = aten.reshape.default  # the runtime calls this one
     fakes = fx.map_arg((node.args, dict(node.kwargs)), lambda other: _value(step, other))
     below = _limits(target, fakes[0])
-    args = _alike(fakes, below)
+    args = _specified(fakes, below)
     if in_place is not None:
         given = list(args[0])
         given[0], given[operand] = given[operand], given[0]
         target, args = in_place, (tuple(given), args[1])
-    weights = [
-        _bytes(_value(step, source)) for source in node.all_input_nodes if _resident(step, source)
-    ]
+    weights = [source for source in node.all_input_nodes if _is_parameter(step, source)]
     if step.maker[step.op_of[node]] is not node:
         weights = []  # a view reads nothing
-    return Work(
-        f"{target}{_said(args)}",
+    return TimedCall(
+        f"{target}{_arguments_text(args)}",
         target,
         args,
-        sum(like.num_bytes for like in _likes(args)),
-        sum(map(_bytes, tensors_in(node.meta.get("val")))),
-        max(weights, default=0),
+        num_bytes=sum(spec.num_bytes for spec in _specs(args)),
+        made_bytes=sum(map(_bytes, tensors_in(node.meta.get("val")))),
+        weight_bytes=max((_bytes(_value(step, weight)) for weight in weights), default=0),
     )
 
 
-def _update(step: CapturedStep, update: ResidentUpdate, kind: str) -> Work:
-    resident = Like.of(_value(step, step.maker[update.resident]))
-    value = Like.of(_value(step, update.value))
+def _update_call(step: CapturedStep, update: ResidentUpdate, kind: str) -> TimedCall:
+    resident = TensorSpec.of(_value(step, step.maker[update.resident]))
+    value = TensorSpec.of(_value(step, update.value))
     args: Any = ((resident, value, *[resident] * len(update.states)), {})
-    size = sum(like.num_bytes for like in args[0])
-    return Work(f"update.{kind}{_said(args)}", UPDATES[kind], args, size, 0, resident.num_bytes)
+    size = sum(spec.num_bytes for spec in args[0])
+    signature = f"update.{kind}{_arguments_text(args)}"
+    return TimedCall(signature, UPDATES[kind], args, size, 0, resident.num_bytes)
 
 
 def _value(step: CapturedStep, node: fx.Node) -> Any:
-    """The fake tensor of a node, or the real one where it is a constant."""
+    """The fake tensor of a node; the real one of a constant."""
     if node.op == "get_attr":
         return getattr(step.program.module, str(node.target))
     return node.meta.get("val")
 
 
-def _resident(step: CapturedStep, node: fx.Node) -> bool:
+def _is_parameter(step: CapturedStep, node: fx.Node) -> bool:
     owner = step.op_of.get(node)
     return owner is not None and bool(step.graph.is_parameter[step.graph.index_of(owner)])
 
 
 def _bytes(value: Any) -> int:
-    return Like.of(value).num_bytes if isinstance(value, Tensor) else 0
+    return TensorSpec.of(value).num_bytes if isinstance(value, Tensor) else 0
+
+
+# Ops with their indices as third argument, or as a list for the first dimensions.
+_INDEXED_BY_ARGUMENT = (
+    aten.gather,
+    aten.index_select,
+    aten.scatter,
+    aten.scatter_add,
+    aten.index_add,
+    aten.scatter_reduce,
+)
+_INDEXED_BY_LIST = (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put)
 
 
 def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
-    """By the id of a tensor of indices: what they must stay below. Zeros do for those that are not
-    here."""
+    """The limit of each tensor of indices, by its id. An op that is not here gets zeros."""
     packet = getattr(target, "overloadpacket", target)
     try:
         if packet is aten.embedding:
             return {id(args[1]): args[0].shape[0]}
         if packet is aten.embedding_dense_backward:
             return {id(args[1]): args[2]}
-        if packet in (
-            aten.gather,
-            aten.index_select,
-            aten.scatter,
-            aten.scatter_add,
-            aten.index_add,
-            aten.scatter_reduce,
-        ):
+        if packet in _INDEXED_BY_ARGUMENT:
             return {id(args[2]): args[0].shape[args[1]]}
-        if packet in (aten.index, aten._unsafe_index, aten.index_put, aten._unsafe_index_put):
-            return {
-                id(each): args[0].shape[place]
-                for place, each in enumerate(args[1])
-                if each is not None
-            }
+        if packet in _INDEXED_BY_LIST:
+            pairs = zip(args[1], args[0].shape, strict=False)
+            return {id(indices): size for indices, size in pairs if indices is not None}
         if packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
-            return {id(args[1]): args[0].shape[min(1, args[0].dim() - 1)]}
+            return {id(args[1]): _num_classes(args[0])}
         if packet in (aten.nll_loss_backward, aten.nll_loss2d_backward):
-            return {id(args[2]): args[1].shape[min(1, args[1].dim() - 1)]}
+            return {id(args[2]): _num_classes(args[1])}
         if packet is aten.max_pool2d_with_indices_backward:
             return {id(args[-1]): math.prod(args[1].shape[-2:])}
     except (IndexError, AttributeError, TypeError):
@@ -250,9 +250,13 @@ def _limits(target: Any, args: tuple[Any, ...]) -> dict[int, int]:
     return {}
 
 
+def _num_classes(logits: Tensor) -> int:
+    return logits.shape[min(1, logits.dim() - 1)]
+
+
 def index_limits(step: CapturedStep) -> dict[str, int]:
-    """Inputs of a step that are indices: what they must stay below, by the op of the input."""
-    found: dict[str, int] = {}
+    """The limits of the inputs of a step that are indices, by the op of the input."""
+    limits: dict[str, int] = {}
     for node in step.program.module.graph.nodes:
         if node.op != "call_function":
             continue
@@ -260,42 +264,49 @@ def index_limits(step: CapturedStep) -> dict[str, int]:
         for source in node.all_input_nodes:
             limit, owner = below.get(id(_value(step, source))), step.op_of.get(source)
             if limit is not None and owner is not None:
-                found[owner] = min(limit, found.get(owner, limit))
-    return found
+                limits[owner] = min(limit, limits.get(owner, limit))
+    return limits
 
 
-def _alike(value: Any, below: Mapping[int, int]) -> Any:
-    if isinstance(value, Tensor):
-        return Like.of(value, 0 if value.is_floating_point() else below.get(id(value), 0))
-    if isinstance(value, tuple | list):
-        return type(value)(_alike(each, below) for each in value)
-    if isinstance(value, dict):
-        return {key: _alike(each, below) for key, each in value.items()}
-    return value
+def _specified(value: Any, below: Mapping[int, int]) -> Any:
+    """Arguments with specs for tensors."""
+
+    def spec(tensor: Tensor) -> TensorSpec:
+        limit = 0 if tensor.is_floating_point() else below.get(id(tensor), 0)
+        return TensorSpec.of(tensor, limit)
+
+    return _replaced(value, Tensor, spec)
 
 
 def _made(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Like):
-        return value.tensor(device)
+    """Arguments with new tensors on a device for specs, and the device for any other."""
+    made = _replaced(value, TensorSpec, lambda spec: spec.tensor(device))
+    return _replaced(made, torch.device, lambda _: device)
+
+
+def _replaced(value: Any, kind: type[Any], replace: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return replace(value)
     if isinstance(value, tuple | list):
-        return type(value)(_made(each, device) for each in value)
+        return type(value)(_replaced(each, kind, replace) for each in value)
     if isinstance(value, dict):
-        return {key: _made(each, device) for key, each in value.items()}
-    return device if isinstance(value, torch.device) else value
+        return {key: _replaced(each, kind, replace) for key, each in value.items()}
+    return value
 
 
-def _likes(value: Any) -> Iterator[Like]:
-    if isinstance(value, Like):
+def _specs(value: Any) -> Iterator[TensorSpec]:
+    if isinstance(value, TensorSpec):
         yield value
     elif isinstance(value, tuple | list | dict):
         for each in value.values() if isinstance(value, dict) else value:
-            yield from _likes(each)
+            yield from _specs(each)
 
 
-def _said(args: Any) -> str:
-    """Arguments as text; the device is no part of it."""
-    given, named = args
-    parts = [*map(_text, given), *(f"{key}={_text(value)}" for key, value in sorted(named.items()))]
+def _arguments_text(args: Any) -> str:
+    """Arguments as text, without the device."""
+    positional, named = args
+    named_parts = (f"{key}={_text(value)}" for key, value in sorted(named.items()))
+    parts = [*map(_text, positional), *named_parts]
     return f"({', '.join(parts)})"
 
 
@@ -310,20 +321,18 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def forget() -> None:
-    """Give back what tensors are filled with."""
+    """Free the memory that tensors are filled from."""
     _block.cache_clear()
     _on_host.cache_clear()
 
 
 @lru_cache(maxsize=16)
 def _block(dtype: torch.dtype, below: int, device: torch.device) -> Tensor:
-    """To fill tensors with: numbers from 0 to 1, which are chances too, indices in their range,
-    masks of ones."""
+    """Values to fill tensors with: numbers from 0 to 1, indices in their range, masks of ones."""
     generator = torch.Generator().manual_seed(0)
     if dtype == torch.bool:
         return torch.ones(_BLOCK, dtype=dtype, device=device)
     if not (dtype.is_floating_point or dtype.is_complex):
-        return torch.randint(max(1, below), (_BLOCK,), generator=generator, dtype=torch.int64).to(
-            device, dtype
-        )
+        indices = torch.randint(max(1, below), (_BLOCK,), generator=generator, dtype=torch.int64)
+        return indices.to(device, dtype)
     return torch.rand(_BLOCK, generator=generator).to(device, dtype)

@@ -1,4 +1,4 @@
-"""Times a work on a device of this machine, as the runtime would have it there."""
+"""Timers of a call on a device of this machine, under the conditions of the runtime."""
 
 from __future__ import annotations
 
@@ -13,47 +13,51 @@ import torch
 
 from roost.core.cluster import Cluster
 from roost.core.units import show_bytes
-from roost.cost_models.timing.timed_ops import Work, forget
+from roost.cost_models.timing.timed_ops import TimedCall, forget
 from roost.errors import InputError
 from roost.presets import machine
 from roost.presets.clock import cuda_time, host_time
 
-# Inputs are rotated through as much memory as no cache holds, or an op would find in a cache what
-# in a step it must fetch from memory. Not beyond so many copies: what is small is in a cache in a
-# step too, it was made just before.
+# Calls take their inputs in turn from more memory than a cache holds: a step fetches them from
+# memory too. Small inputs have at most so many copies: in a step they are in a cache, just made.
 _CPU_ROTATION, _GPU_ROTATION = 64 * 2**20, 256 * 10**6  # bytes
 _MOST_COPIES = 32
 _PINNED, _CHUNK = 512 * 2**20, 64 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
-class Lane:
-    """How a device runs: on a GPU, or with some threads, and cores of its own where the CPU is
-    several devices."""
+class TimedDevice:
+    """A device of this machine to time calls on."""
 
     device: torch.device
-    hardware: str  # devices that have this alike take alike
+    hardware: str  # devices with the same text have the same times
     threads: int = 0
-    cores: frozenset[int] | None = None
+    cores: frozenset[int] | None = None  # of its own, if the CPU is several devices
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it is a CPU, and not a GPU."""
+        return self.device.type == "cpu"
 
 
-def lanes(cluster: Cluster) -> list[Lane]:
-    """Of each device; raises InputError where one is not on this machine."""
+def timed_devices(cluster: Cluster) -> list[TimedDevice]:
+    """The devices of a cluster; raises InputError for one that is not on this machine."""
     kinds = [device.kind for device in cluster.devices]
     parts = machine.parts(kinds) if len(kinds) > 1 else [set[int]()]
     gpus = {f"cuda:{number}" for number in range(machine.num_gpus())}
-    found = []
+    timed = []
     for device, cores in zip(cluster.devices, parts, strict=True):
         if device.kind == "cpu":
             threads = len(cores) or torch.get_num_threads()
             if kinds.count("cpu") == 1:
-                # As whoever runs this has asked for.
+                # PyTorch's setting limits a single CPU.
                 threads = min(threads, torch.get_num_threads())
             kept = frozenset(cores) if cores else None
-            found.append(Lane(torch.device("cpu"), f"cpu*{threads}", threads, kept))
+            timed.append(TimedDevice(torch.device("cpu"), f"cpu*{threads}", threads, kept))
         elif device.kind == "cuda" and device.name in gpus:
-            there = torch.device(device.name)
-            found.append(Lane(there, torch.cuda.get_device_name(there), cores=frozenset(cores)))
+            gpu = torch.device(device.name)
+            hardware = torch.cuda.get_device_name(gpu)
+            timed.append(TimedDevice(gpu, hardware, cores=frozenset(cores)))
         else:
             known = ", ".join(["cpu", *sorted(gpus)])
             raise InputError(
@@ -61,25 +65,27 @@ def lanes(cluster: Cluster) -> list[Lane]:
                 f"which has {known}; ops are timed where they run: take roost.probe(), or --on "
                 "here"
             )
-    return found
+    return timed
 
 
 class Timer:
-    """Times works on one device: (seconds of the device, seconds of the host alone)."""
+    """Times calls on one device: seconds of the device, and seconds of the host alone."""
 
-    def __init__(self, lane: Lane, seconds: float, share: float = 0.25) -> None:
-        """`share` of the calls took no longer than what counts, on a CPU."""
-        self.lane, self.seconds, self.share = lane, seconds, share
+    def __init__(self, timed: TimedDevice, seconds: float, share: float = 0.25) -> None:
+        """On a CPU the time that counts is the one that `share` of the calls do not exceed."""
+        self.timed, self.seconds, self.share = timed, seconds, share
         self._thread: machine.OwnThread | None = None
-        self._host: machine.OwnThread | None = None  # that launches, where it has a core of its own
+        self._host: machine.OwnThread | None = None  # launches, if it has a core of its own
 
     def __enter__(self) -> Self:
-        if self.lane.device.type == "cuda" and self.lane.cores:
-            self._host = machine.OwnThread(1, set(self.lane.cores))
-        if self.lane.device.type == "cpu":
-            self._thread = machine.OwnThread(self.lane.threads, set(self.lane.cores or ()) or None)
-            # What is multiplied in place again and again gets so small that a CPU is slow with it;
-            # in a step it is not.
+        if self.timed.cores and not self.timed.is_cpu:
+            self._host = machine.OwnThread(1, set(self.timed.cores))
+        if self.timed.is_cpu:
+            self._thread = machine.OwnThread(
+                self.timed.threads, set(self.timed.cores or ()) or None
+            )
+            # Numbers multiplied in place again and again become denormal, which slows a CPU. In a
+            # step they do not.
             self._thread(lambda: torch.set_flush_denormal(True))
         return self
 
@@ -96,24 +102,23 @@ class Timer:
         if self._thread is None and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def time(self, work: Work) -> tuple[float, float]:
-        """Raises whatever the op raises, and MemoryError where there is no room to try it."""
+    def time(self, call: TimedCall) -> tuple[float, float]:
+        """Time a call; raises the error of the call, or MemoryError if it has no room."""
         if self._thread is not None:
-            return self._thread(lambda: (self._on_cpu(work), 0.0))  # type: ignore[no-any-return]
+            return self._thread(lambda: (self._on_cpu(call), 0.0))  # type: ignore[no-any-return]
         with torch.no_grad():
-            return self._on_gpu(work)
+            return self._on_gpu(call)
 
     def alone(self, call: Callable[[], Any]) -> Any:
-        """Call it as ops are called here: in a thread of its own on a CPU, and for a GPU where it
-        has a core."""
+        """Call in the thread that times ops here."""
         if (thread := self._thread or self._host) is not None:
             return thread(call)
         with torch.no_grad():
             return call()
 
-    def in_a_row(self, works: Sequence[Work]) -> float:
-        """Seconds of the host for works one after the other, once each."""
-        calls = [work.calls(self.lane.device, 1)[0] for work in works]
+    def in_a_row(self, timed_calls: Sequence[TimedCall]) -> float:
+        """Seconds of the host for calls one after the other, once each."""
+        calls = [call.calls(self.timed.device, 1)[0] for call in timed_calls]
 
         def row() -> None:
             for call in calls:
@@ -122,94 +127,92 @@ class Timer:
         if self._thread is not None:
             return float(self._thread(lambda: host_time([row], self.seconds)))
         with torch.no_grad():
-            return cuda_time([row], self.lane.device.index, self.seconds)[1]
+            return cuda_time([row], self.timed.device.index, self.seconds)[1]
 
-    def _on_cpu(self, work: Work) -> float:
+    def _on_cpu(self, call: TimedCall) -> float:
         rotation = max(_CPU_ROTATION, 2 * machine.cache_bytes())
-        calls = work.calls(
-            self.lane.device, _num_copies(work, rotation, machine.available_memory() // 2)
-        )
+        copies = _num_copies(call, rotation, machine.available_memory() // 2)
+        calls = call.calls(self.timed.device, copies)
         return host_time(calls, self.seconds, share=self.share)
 
-    def _on_gpu(self, work: Work) -> tuple[float, float]:
-        number = self.lane.device.index
+    def _on_gpu(self, call: TimedCall) -> tuple[float, float]:
+        number = self.timed.device.index
         free = torch.cuda.mem_get_info(number)[0]
         free += torch.cuda.memory_reserved(number) - torch.cuda.memory_allocated(number)
-        calls = work.calls(self.lane.device, _num_copies(work, _GPU_ROTATION, int(free * 0.9)))
+        copies = _num_copies(call, _GPU_ROTATION, int(free * 0.9))
+        calls = call.calls(self.timed.device, copies)
         return cuda_time(calls, number, self.seconds)
 
 
-def _num_copies(work: Work, rotation: int, room: int) -> int:
-    room -= work.made_bytes
-    if work.num_bytes > room:
+def _num_copies(call: TimedCall, rotation: int, room: int) -> int:
+    room -= call.made_bytes
+    if call.num_bytes > room:
         raise MemoryError(
-            f"needs {show_bytes(work.num_bytes)}, and {show_bytes(max(room, 0))} are free"
+            f"needs {show_bytes(call.num_bytes)}, and {show_bytes(max(room, 0))} are free"
         )
-    size = max(work.num_bytes, 1)
+    size = max(call.num_bytes, 1)
     return max(1, min(_MOST_COPIES, math.ceil(rotation / size), room // size))
 
 
 class CopiesBeside:
-    """Pinned memory is copied to a GPU as long as this is open, by a thread that does little but
-    wait.
+    """Copies pinned memory to a GPU while it is open, in a thread that mostly waits.
 
-    `both_ways`: and other memory from it.
+    With `both_ways` it copies other memory from the GPU as well.
     """
 
     def __init__(self, device: torch.device, both_ways: bool = False) -> None:
         self.device, self.both_ways = device, both_ways
-        self._begun, self._ending = threading.Event(), threading.Event()
+        self._started, self._stop = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._begun.wait()
+        self._started.wait()
         if self._error is not None:
             raise self._error
         return self
 
     def __exit__(self, *details: object) -> None:
-        self._ending.set()
+        self._stop.set()
         self._thread.join()
 
     def _run(self) -> None:
         try:
+            size = min(_PINNED, machine.available_memory() // 8 // _CHUNK * _CHUNK)
             with torch.cuda.device(self.device):
-                self._copy(
-                    min(_PINNED, machine.available_memory() // 8 // _CHUNK * _CHUNK) or _CHUNK
-                )
+                self._copy(size or _CHUNK)
         except BaseException as error:
             self._error = error
         finally:
-            self._begun.set()
+            self._started.set()
 
     def _copy(self, size: int) -> None:
-        cuda: Any = torch.cuda  # which has no types for these
-        host = torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
-        there = [torch.empty(_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
-        back = (
-            torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)
-            if self.both_ways
-            else None
-        )
-        from_there = torch.empty(_CHUNK, dtype=torch.uint8, device=self.device)
-        # It falls behind by no more than a copy or two: both ways are as fast, or nearly.
+        cuda: Any = torch.cuda  # it has no types for streams and events
+        source = _pinned(size)
+        targets = [torch.empty(_CHUNK, dtype=torch.uint8, device=self.device) for _ in range(2)]
+        returned = _pinned(size) if self.both_ways else None
+        on_gpu = torch.empty(_CHUNK, dtype=torch.uint8, device=self.device)
+        # Both ways are about equally fast, so this stream falls behind by a copy or two at most.
         returning = cuda.Stream(self.device)
-        # Blocking: to wait is to sleep, and takes no core from those who are timed.
+        # A blocking event sleeps while it waits, and leaves the cores to the timed calls.
         done = [cuda.Event(blocking=True) for _ in range(2)]
         with cuda.stream(cuda.Stream(self.device)):
             number = 0
-            while not self._ending.is_set():
+            while not self._stop.is_set():
                 turn = number % 2
                 if number >= 2:
                     done[turn].synchronize()
-                    self._begun.set()
-                there[turn].copy_(host[number % len(host)], non_blocking=True)
-                if back is not None:
+                    self._started.set()
+                targets[turn].copy_(source[number % len(source)], non_blocking=True)
+                if returned is not None:
                     with cuda.stream(returning):
-                        back[number % len(back)].copy_(from_there, non_blocking=True)
+                        returned[number % len(returned)].copy_(on_gpu, non_blocking=True)
                     cuda.current_stream(self.device).wait_event(returning.record_event())
                 done[turn].record()
                 number += 1
         torch.cuda.synchronize(self.device)
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, pin_memory=True).view(-1, _CHUNK)

@@ -1,7 +1,7 @@
-"""The arithmetic of one step of each optimizer for one parameter, to be timed.
+"""The arithmetic of one step of each optimizer for one parameter, for timing.
 
-Op for op that of `runtime/step/optimizers.py`, which comes later on the line; a test holds the two
-together.
+It equals that of `runtime/step/optimizers.py` op for op, and a test checks that. This folder may
+not import the runtime.
 """
 
 from __future__ import annotations

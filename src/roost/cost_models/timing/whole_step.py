@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from roost.cost_models.timing.overwrites import reused
-from roost.cost_models.timing.timed_ops import Like, index_limits
+from roost.cost_models.timing.timed_ops import TensorSpec, index_limits
 from roost.cost_models.timing.updates import UPDATES
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.frontends.tracing.program import is_getitem
@@ -83,10 +83,12 @@ class _Writer:
         below = index_limits(step)
         for node in step.program.placeholders:
             self._give(
-                node, step.op_of[node], Like.of(node.meta["val"], below.get(step.op_of[node], 0))
+                node,
+                step.op_of[node],
+                TensorSpec.of(node.meta["val"], below.get(step.op_of[node], 0)),
             )
         for update in step.updates.values():
-            like = Like.of(step.maker[update.resident].meta["val"]) if update.states else None
+            like = TensorSpec.of(step.maker[update.resident].meta["val"]) if update.states else None
             for state in update.states:
                 assert like is not None
                 self._give(None, state, like)
@@ -97,7 +99,7 @@ class _Writer:
             self.lines.append((f"stamps[{number + 1}] = clock()", set()))
         return self._function(kept)
 
-    def _give(self, node: fx.Node | None, op: str, like: Like) -> None:
+    def _give(self, node: fx.Node | None, op: str, like: TensorSpec) -> None:
         name = f"p{len(self.takes)}"
         self.takes.append(name)
         value = like.tensor(self.device)

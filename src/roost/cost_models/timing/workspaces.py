@@ -1,9 +1,8 @@
-"""What each op holds on a GPU while it runs, beyond what it is given and what it returns:
-workspaces of libraries.
+"""Workspaces: the memory that libraries hold on a GPU while an op runs, beside inputs and outputs.
 
-They are in no graph: how a library computes is its own choice, by shape and hardware. A convolution
-of 16 images took up to 110 MiB on an H200, where 98 MiB came of it. Each unique op is called twice,
-and what was found is kept.
+They are in no graph: a library chooses its algorithm by shape and hardware. A convolution of 16
+images took up to 110 MiB on an H200 for an output of 98 MiB. Each unique op is called twice, and
+the result is kept for this hardware.
 """
 
 from __future__ import annotations
@@ -19,61 +18,54 @@ from roost.presets import machine, measurement_cache
 if TYPE_CHECKING:
     import torch
 
-    from roost.cost_models.timing.timed_ops import Work
+    from roost.cost_models.timing.timed_ops import TimedCall
     from roost.frontends.tracing.captured_step import CapturedStep
 
 _log = logging.getLogger(__name__)
 
-_METHOD = 1  # another number where they are measured in another way
+_METHOD = 1  # another number for another way of measuring
 
 
 def spaces(step: CapturedStep, device: torch.device, cache: bool = True) -> Array:  # [ops] bytes
-    """Of each op of a step; none of those that cannot be run by themselves here."""
-    from roost.cost_models.timing.timed_ops import forget, tasks
+    """The workspace of each op of a step; 0 for an op that cannot run by itself here."""
+    from roost.cost_models.timing.timed_ops import forget, timed_ops
 
-    key = {name: value for name, value in machine.hardware().items() if name != "threads"} | {
-        "method": _METHOD
-    }
-    known = (
-        {
-            name: size
-            for name, size in measurement_cache.read("spaces", key).items()
-            if _is_size(size)
-        }
-        if cache
-        else {}
-    )
-    found = np.zeros(step.graph.num_ops, dtype=np.int64)
-    # Another time they may do, with more room: that is not kept.
-    before, failed = len(known), set[str]()
+    key = {name: value for name, value in machine.hardware().items() if name != "threads"}
+    key |= {"method": _METHOD}
+    kept = measurement_cache.read("spaces", key) if cache else {}
+    known = {name: size for name, size in kept.items() if _is_size(size)}
+    op_spaces = np.zeros(step.graph.num_ops, dtype=np.int64)
+    before, failed = len(known), set[str]()  # a failure is not kept: next time there may be room
     try:
-        for task in tasks(step):
-            name = task.work.signature
+        for op in timed_ops(step):
+            name = op.call.signature
             if name not in known and name not in failed:
-                size = _tried(task.work, device)
+                size = _held_or_none(op.call, device)
                 failed.add(name) if size is None else known.update({name: size})
-            found[task.op] = known.get(name, 0)
+            op_spaces[op.op] = known.get(name, 0)
     finally:
         forget()
         if cache and len(known) > before:
             measurement_cache.write("spaces", key, known)
-    return found
+    return op_spaces
 
 
-def _tried(work: Work, device: torch.device) -> int | None:
+def _held_or_none(call: TimedCall, device: torch.device) -> int | None:
     try:
-        return held(work, device)
-    except Exception as error:  # of any op: no room for it, no such kernel
-        _log.debug("what %s holds is not known: %s", work.signature, error)
+        return held(call, device)
+    except Exception as error:  # any op may fail: no room for it, no such kernel
+        _log.debug("the workspace of %s is unknown: %s", call.signature, error)
         return None
 
 
-def held(work: Work, device: torch.device) -> int:
-    """Bytes that a call holds for itself on a GPU, at most. In the first, libraries take what they
-    keep for good."""
+def held(timed: TimedCall, device: torch.device) -> int:
+    """The most bytes that a call holds for itself on a GPU.
+
+    In a first call libraries take the memory that they keep for good.
+    """
     import torch
 
-    call = work.calls(device, 1)[0]
+    call = timed.calls(device, 1)[0]
     with torch.no_grad(), torch.cuda.device(device):
         call()
         torch.cuda.synchronize(device)

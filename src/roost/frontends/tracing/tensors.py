@@ -6,24 +6,38 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from roost.errors import InputError, UnknownName
 
-# A dimension as a file declares it: its size, the name of a size to be given, or nothing at all.
+V = TypeVar("V")
+
+# A dimension in a file: its size, the name of its size, or None.
 Dimension = int | str | None
 Declared = tuple[Dimension, ...] | None  # None: not even the rank is declared
 Shape = tuple[int, ...]
 
-BITS = {
-    "bool": 8, "uint2": 2, "int2": 2, "uint4": 4, "int4": 4, "uint8": 8, "int8": 8, "uint16": 16,
-    "int16": 16,
-    "uint32": 32, "int32": 32, "uint64": 64, "int64": 64, "float4_e2m1": 4, "float6_e2m3": 6,
-    "float6_e3m2": 6,
-    "float8_e4m3fn": 8, "float8_e4m3fnuz": 8, "float8_e4m3b11fnuz": 8, "float8_e5m2": 8,
-    "float8_e5m2fnuz": 8,
-    "float8_e8m0": 8, "float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex64": 64,
-    "complex128": 128, "string": 64,
-}  # fmt: skip
+
+def by_name(names_of: Mapping[V, str]) -> dict[str, V]:
+    """Each name, in lower case, with the value it is listed under."""
+    return {name.lower(): value for value, names in names_of.items() for name in names.split()}
+
+
+BITS = by_name(
+    {
+        2: "uint2 int2",
+        4: "uint4 int4 float4_e2m1",
+        6: "float6_e2m3 float6_e3m2",
+        8: """
+            bool uint8 int8 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2
+            float8_e5m2fnuz float8_e8m0
+        """,
+        16: "uint16 int16 float16 bfloat16",
+        32: "uint32 int32 float32",
+        64: "uint64 int64 float64 complex64 string",
+        128: "complex128",
+    }
+)
 
 
 @dataclass(frozen=True)
