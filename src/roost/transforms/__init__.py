@@ -9,14 +9,14 @@ from roost.transforms._transformed import Transformed as Transformed
 
 
 class Transform(Protocol):
-    """What a transform is."""
+    """A transform: it makes a graph from another."""
 
     def apply(self, graph: Graph) -> Transformed: ...
 
 
 def apply(graph: Graph, *transforms: Transform) -> Transformed:
     """The graph after these transforms, one after the other."""
-    done = Transformed.unchanged(graph)
+    transformed = Transformed.unchanged(graph)
     for transform in transforms:
-        done = done.then(transform)
-    return done
+        transformed = transformed.then(transform)
+    return transformed

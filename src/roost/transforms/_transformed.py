@@ -1,4 +1,4 @@
-"""What a transform made of a graph, and the way back."""
+"""A transformed graph, and the way back for placements."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Transformed:
-    """A graph made from another: each op of the original is stood for by one op of the new graph.
+    """A graph made from another, in which one new op stands for each op of the original.
 
-    That op decides the device of all it stands for, and its time is theirs added up. An op that a
-    transform has dropped is stood for too, by an op that may be anywhere the dropped one may be.
+    The new op decides the device of the ops it stands for, and its time is their sum. A dropped op
+    has a new op too, one that may run wherever the dropped op may.
     """
 
     original: Graph
     graph: Graph
     new_op: Array  # [original ops] index in `graph` of the op that stands for it
-    counts: Mapping[str, int] = field(default_factory=dict)  # what was done, as "prune.folded": 12
+    counts: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of changes, such as "prune.folded": 12
 
     def __post_init__(self) -> None:
         new_op = frozen(self.new_op, np.int32, (self.original.num_ops,), "new_op")
-        found = np.unique(new_op)
-        assert np.array_equal(found, np.arange(self.graph.num_ops)), (
-            "every new op stands for some op"
-        )
+        every = np.array_equal(np.unique(new_op), np.arange(self.graph.num_ops))
+        assert every, "every new op stands for some op"
         object.__setattr__(self, "new_op", new_op)
 
     @classmethod
     def unchanged(cls, graph: Graph) -> Transformed:
-        """The graph as it is."""
+        """The graph itself as a transformed graph."""
         return cls(graph, graph, np.arange(graph.num_ops))
 
     def then(self, transform: Transform | Transformed) -> Transformed:
-        """This, and one more transform after it, or what one has made of this graph."""
+        """The result of one more transform, which is given itself or by its result."""
         after = transform if isinstance(transform, Transformed) else transform.apply(self.graph)
         if after.original != self.graph:
             raise InputError(f"{after!r} does not begin with {self.graph!r}")
@@ -57,13 +57,12 @@ class Transformed:
         return Transformed(self.original, after.graph, after.new_op[self.new_op], counts)
 
     def expand(self, placement: Placement, keep_order: bool = True) -> Placement:
-        """The placement of the original graph that a placement of the new graph stands for.
+        """The placement of the original graph for a placement of the new graph.
 
-        What one new op stands for is dispatched together, in the new graph's program order, as
-        priorities where that is not the original's program order anyway; with `keep_order` false
-        the original's is taken. The orders `rank` and `fifo` are carried over by name. A window for
-        fetched parameters is at least what one new op needs, so that what it fetches once is
-        fetched once.
+        Ops of one new op are dispatched together, in the new graph's program order. If that differs
+        from the original's program order, it becomes priorities; with `keep_order` false, the
+        original's program order is used. The orders `rank` and `fifo` are kept by name. A window
+        holds at least the parameters of one new op, so that each of them is fetched once.
         """
         if placement.num_ops != self.graph.num_ops:
             raise InputError(
@@ -88,48 +87,42 @@ class Transformed:
 
     @cached_property
     def _keeps_order(self) -> bool:
-        """Whether the original's program order is that of the new graph."""
+        """Whether both graphs have the same program order."""
         return bool((np.diff(self.new_op[~self.original.is_parameter]) >= 0).all())
 
     def _window(self, placement: Placement) -> Array | int:
-        """The window of each device: as given, or the most that a new op fetches there."""
+        """The window of each device: as given, or the most bytes that a new op fetches there."""
         graph, device = self.graph, placement.device
         given = placement.prefetch_bytes
         if graph.num_ops == self.original.num_ops:
             return given
-        fetched = graph.is_parameter[graph.input_op] & (
-            device[graph.input_op] != device[graph.edge_target]
-        )
+        crosses = device[graph.input_op] != device[graph.edge_target]
+        fetched = crosses & graph.is_parameter[graph.input_op]
         needs = np.zeros(graph.num_ops, dtype=np.int64)
         np.add.at(needs, graph.edge_target[fetched], graph.output_bytes[graph.input_op[fetched]])
-        if np.ndim(given) == 0 and not placement.devices:  # nobody says how many devices there are
+        if np.ndim(given) == 0 and not placement.devices:  # the number of devices is unknown
             return max(int(given), int(needs.max()))
         window = np.zeros(len(placement.devices) or len(np.asarray(given)), dtype=np.int64)
         np.maximum.at(window, device, needs)
         return np.maximum(window, given)
 
     def sum_costs(self, op_time: Array) -> Array:  # [new ops, devices] seconds
-        """The time of each new op, from op_time [original ops, devices]: the sum over the ops it
-        stands for."""
+        """The time of each new op: the sum of op_time [original ops, devices] over its ops."""
         times = np.asarray(op_time, dtype=np.float64)
         if times.ndim != 2 or len(times) != self.original.num_ops:
             raise InputError(
                 f"op_time is {list(times.shape)}; it must be [{self.original.num_ops}, devices]"
             )
-        columns = [
-            np.bincount(self.new_op, column, minlength=self.graph.num_ops) for column in times.T
-        ]
-        return np.stack(columns, axis=1) if columns else np.zeros((self.graph.num_ops, 0))
+        sums = np.zeros((self.graph.num_ops, times.shape[1]))
+        np.add.at(sums, self.new_op, times)
+        return sums
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem of placing the new graph: the same cluster, the costs added up."""
+        """The problem of placing the new graph on the same cluster, with summed costs."""
         if problem.graph != self.original:
             raise InputError(f"the problem is about {problem.graph!r}, not about {self.original!r}")
-        return Problem(
-            self.graph,
-            problem.cluster,
-            Costs(self.sum_costs(problem.op_time), problem.costs.source),
-        )
+        costs = Costs(self.sum_costs(problem.op_time), problem.costs.source)
+        return Problem(self.graph, problem.cluster, costs)
 
     def members_of(self, op: int) -> Array:
         """The original ops that a new op stands for, in program order."""

@@ -1,18 +1,17 @@
-"""Puts ops that belong together into groups: the co-location rules of Mirhoseini et al. 2017, and a
-few more.
+"""Groups of ops that belong together: the co-location rules of Mirhoseini et al. 2017, and more.
 
-Rules only ever join groups, and are applied in turn until none joins any more, so applying twice
-equals applying once. Groups of the graph are kept. Two groups whose ops allow no common device kind
-are never joined.
+Rules only ever join groups, in turn until none joins any more. So applying twice equals applying
+once. Groups of the graph are kept. Two groups whose ops allow no common device kind never join.
 
-Differs in: `single_consumer` leaves parameters alone, which have rules of their own, so that a
-weight may still live on one device and be used on another.
+Differs in: `single_consumer` leaves parameters alone, which have rules of their own. So a weight
+may still live on one device and be used on another.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,19 +27,19 @@ from roost.transforms.merging.unions import Kinds, Unions, units_of
 class Colocate:
     """Sets the groups of a graph; its ops stay as they are."""
 
-    # Ops of one phase, forward or backward, share a group where their module path has the same
-    # first part: so many names of it, or all up to the end of what a regular expression finds.
-    # r"Mixed_[^.]*\.[^.]*" is one conv each.
+    # Forward ops share a group if their module paths begin alike, and so do backward ops. Give the
+    # number of names to compare, or regular expressions whose match ends the part to compare:
+    # r"Mixed_[^.]*\.[^.]*" gives one group for each conv.
     units: int | str | tuple[str, ...] = ()
     # Backward ops join the forward ops of their unit, or of their module.
     gradients_with_forward: bool = False
     # An update joins every parameter and optimizer state that it reads.
     updates_with_parameter: bool = True
-    # An update joins those that only updates read, so that weights stay free.
+    # An update joins the parameters that only updates read, so that weights stay free.
     updates_with_state: bool = True
-    # X joins Y where Y alone consumes it; groups count as ops (the paper's second rule).
+    # X joins Y if only Y consumes it; groups count as ops (the paper's second rule).
     single_consumer: bool = False
-    # A parameter joins its forward and backward consumers, where they are one.
+    # A parameter joins its forward and backward consumers if they are one group.
     parameters_with_consumer: bool = True
 
     def __post_init__(self) -> None:
@@ -56,23 +55,23 @@ class Colocate:
             ) from None
 
     def apply(self, graph: Graph) -> Transformed:
-        work = _Work(graph, self._unit_names(graph))
+        """The graph with larger groups."""
+        groups = _GrowingGroups(graph, self._unit_names(graph))
         rules: dict[str, Callable[[], int]] = {
-            "units": work.join_units,
-            "gradients_with_forward": work.join_gradients,
-            "updates_with_parameter": work.join_updates,
-            "updates_with_state": work.join_states,
-            "single_consumer": work.join_single_consumers,
-            "parameters_with_consumer": work.join_parameters,
+            "units": groups.join_units,
+            "gradients_with_forward": groups.join_gradients,
+            "updates_with_parameter": groups.join_updates,
+            "updates_with_state": groups.join_states,
+            "single_consumer": groups.join_single_consumers,
+            "parameters_with_consumer": groups.join_parameters,
         }
         joined = {name: 0 for name in rules if getattr(self, name)}
         while True:
-            before = sum(joined.values())
-            for name in joined:
-                joined[name] += rules[name]()
-            if sum(joined.values()) == before:
+            more = {name: rules[name]() for name in joined}
+            if not any(more.values()):
                 break
-        group, names = work.groups()
+            joined = {name: count + more[name] for name, count in joined.items()}
+        group, names = groups.numbered()
         counts = {f"colocate.{name}": count for name, count in joined.items()}
         changed = replace(graph, group=group, group_names=names)
         return Transformed(graph, changed, np.arange(graph.num_ops), counts)
@@ -80,23 +79,24 @@ class Colocate:
     def _patterns(self) -> list[re.Pattern[str]]:
         if isinstance(self.units, int):
             return []
-        return [
-            re.compile(p) for p in ([self.units] if isinstance(self.units, str) else self.units)
-        ]
+        return list(map(re.compile, [self.units] if isinstance(self.units, str) else self.units))
 
-    def _unit_names(self, graph: Graph) -> list[str]:  # [ops] "" where an op is in none
-        found = dict.fromkeys(graph.modules, "")
+    def _unit_names(self, graph: Graph) -> list[str]:  # [ops] "" for no unit
         patterns = self._patterns()
-        for module in found:
+
+        def unit_name(module: str) -> str:
             if isinstance(self.units, int):
-                found[module] = ".".join(module.split(".")[: self.units])
-            elif matches := [match for pattern in patterns if (match := pattern.search(module))]:
-                found[module] = module[: matches[0].end()]
-        return [found[module] for module in graph.modules]
+                return ".".join(module.split(".")[: self.units])
+            matches = (pattern.search(module) for pattern in patterns)
+            ends = (match.end() for match in matches if match is not None)
+            return module[: next(ends, 0)]
+
+        names = {module: unit_name(module) for module in dict.fromkeys(graph.modules)}
+        return [names[module] for module in graph.modules]
 
 
-class _Work:
-    """The groups of one graph while they grow. Each rule says how many joins it has made."""
+class _GrowingGroups:
+    """The groups of one graph while they grow; each rule returns the number of its joins."""
 
     def __init__(self, graph: Graph, unit_names: list[str]) -> None:
         self.graph = graph
@@ -106,38 +106,39 @@ class _Work:
         kinds = Kinds(graph)
         self.sets = Unions(kinds.masks(graph).tolist())
         leader: dict[int, int] = {}
-        units_of(graph, kinds)  # raises where a group can go nowhere
+        units_of(graph, kinds)  # raises if a group can go nowhere
         for op, group in enumerate(graph.group.tolist()):
             if group >= 0:
                 self.sets.join(leader.setdefault(group, op), op)
 
     def join_units(self) -> int:
-        """Ops of one unit and phase."""
-        return sum(self._join_all(ops) for (name, _), ops in self._by_name(self.unit_names) if name)
+        """Join ops of one unit and phase."""
+        rows = self._by_name_and_phase(self.unit_names)
+        return sum(self._join_all(ops) for (name, _), ops in rows.items() if name)
 
     def join_gradients(self) -> int:
-        """Backward ops with the forward ops of their unit, or of their module, where these are in
-        one group."""
-        names = [
-            unit or module for unit, module in zip(self.unit_names, self.graph.modules, strict=True)
-        ]
-        rows = dict(self._by_name(names))
+        """Join backward ops with the forward ops of their unit or module, if they are one group."""
+        pairs = zip(self.unit_names, self.graph.modules, strict=True)
+        rows = self._by_name_and_phase([unit or module for unit, module in pairs])
         joined = 0
         for (name, phase), backward in rows.items():
             forward = rows.get((name, FORWARD), [])
-            if phase == BACKWARD and name and len({self.sets.find(op) for op in forward}) == 1:
+            if phase == BACKWARD and name and self._are_one(forward):
                 joined += sum(self.sets.join(forward[0], op) for op in backward)
         return joined
 
-    def _by_name(self, names: list[str]) -> Iterator[tuple[tuple[str, int], list[int]]]:
-        rows: dict[tuple[str, int], list[int]] = {}
+    def _by_name_and_phase(self, names: list[str]) -> dict[tuple[str, int], list[int]]:
+        rows: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
         for op, (name, phase) in enumerate(zip(names, self.phase, strict=True)):
             if phase in (FORWARD, BACKWARD):
-                rows.setdefault((name, phase), []).append(op)
-        yield from rows.items()
+                rows[name, phase].append(op)
+        return dict(rows)
+
+    def _are_one(self, ops: list[int]) -> bool:
+        return len({self.sets.find(op) for op in ops}) == 1
 
     def _join_all(self, ops: list[int]) -> int:
-        """Join each op to the first of those before it that it may share a device with."""
+        """Join each op to the first earlier op that it may share a device with."""
         joined, heads = 0, ops[:1]
         for op in ops[1:]:
             head = next((head for head in heads if self.sets.may_join(head, op)), None)
@@ -148,14 +149,16 @@ class _Work:
         return joined
 
     def join_updates(self) -> int:
-        """Updates with all the parameters they read."""
+        """Join updates with all the parameters they read."""
         return self._join_updates(lambda parameter: True)
 
     def join_states(self) -> int:
-        """Updates with the parameters that nothing but updates reads."""
-        return self._join_updates(
-            lambda p: all(self.phase[reader] == UPDATE for reader in self.consumers[p])
-        )
+        """Join updates with the parameters that only updates read."""
+
+        def is_state(parameter: int) -> bool:
+            return all(self.phase[reader] == UPDATE for reader in self.consumers[parameter])
+
+        return self._join_updates(is_state)
 
     def _join_updates(self, wanted: Callable[[int], bool]) -> int:
         joined = 0
@@ -166,25 +169,24 @@ class _Work:
         return joined
 
     def join_parameters(self) -> int:
-        """Parameters with their forward and backward consumers, where these are in one group."""
+        """Join parameters with their forward and backward consumers, if those are one group."""
         joined = 0
         for op in np.flatnonzero(self.graph.is_parameter).tolist():
             readers = [
-                reader for reader in self.consumers[op] if self.phase[reader] in (FORWARD, BACKWARD)
+                each for each in self.consumers[op] if self.phase[each] in (FORWARD, BACKWARD)
             ]
-            if len({self.sets.find(reader) for reader in readers}) == 1:
+            if self._are_one(readers):
                 joined += self.sets.join(op, readers[0])
         return joined
 
     def join_single_consumers(self) -> int:
-        """Groups with the one other group that consumes what they make, again and again."""
+        """Join groups with their only consumer, again and again."""
         sets, graph = self.sets, self.graph
         root = sets.roots()
         consumers: dict[int, set[int]] = {int(item): set() for item in np.unique(root)}
         producers: dict[int, set[int]] = {item: set() for item in consumers}
-        for source, target in zip(
-            root[graph.input_op].tolist(), root[graph.edge_target].tolist(), strict=True
-        ):
+        edges = root[graph.input_op].tolist(), root[graph.edge_target].tolist()
+        for source, target in zip(*edges, strict=True):
             if source != target:
                 consumers[source].add(target)
                 producers[target].add(source)
@@ -199,27 +201,25 @@ class _Work:
             if not sets.join(item, other):
                 continue
             joined += 1
-            # The set with fewer neighbours is renamed, so that no neighbour is renamed often.
-            few, many = sorted(
-                (item, other), key=lambda i: (len(consumers[i]) + len(producers[i]), i)
-            )
-            changed = _rename(few, many, consumers, producers)
+            # The set with fewer neighbours moves, so that no neighbour changes often.
+            neighbours = {
+                each: len(consumers[each]) + len(producers[each]) for each in (item, other)
+            }
+            few, many = sorted((item, other), key=lambda each: (neighbours[each], each))
+            changed = _merge_neighbours(few, many, consumers, producers)
             computes.add(many)
             waiting.extend(sorted(changed & computes, reverse=True))
         return joined
 
-    def groups(self) -> tuple[Array, tuple[str, ...]]:
-        """The group of each op, and their names; an op alone is in none, unless it came with
-        one."""
+    def numbered(self) -> tuple[Array, tuple[str, ...]]:
+        """The group of each op, and the names; a single op has no group unless it came with one."""
         root = self.sets.roots()
         size = np.bincount(root, minlength=self.graph.num_ops)
-        given: dict[int, int] = {}
-        for op, group in enumerate(self.graph.group.tolist()):
+        given: dict[int, int] = {}  # root -> the first group of the graph in its set
+        for item, group in zip(root.tolist(), self.graph.group.tolist(), strict=True):
             if group >= 0:
-                given[int(root[op])] = min(group, given.get(int(root[op]), group))
-        names: dict[int, str] = {
-            item: self.graph.group_names[group] for item, group in given.items()
-        }
+                given[item] = min(group, given.get(item, group))
+        names = {item: self.graph.group_names[group] for item, group in given.items()}
         taken = set(names.values())
         for item in np.flatnonzero(size > 1).tolist():
             if item not in names:
@@ -231,10 +231,10 @@ class _Work:
         return number[root], tuple(names[item] for item in order)
 
 
-def _rename(
+def _merge_neighbours(
     few: int, many: int, consumers: dict[int, set[int]], producers: dict[int, set[int]]
 ) -> set[int]:
-    """Make one set into a part of another; those whose consumers have changed."""
+    """Move the neighbours of one set to another; return the sets whose consumers have changed."""
     changed = {many} | producers[few]
     for ahead, behind in ((consumers, producers), (producers, consumers)):
         for neighbour in ahead.pop(few):
@@ -247,8 +247,7 @@ def _rename(
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    number = 2
-    found = name
-    while found in taken:
-        found, number = f"{name}#{number}", number + 1
-    return found
+    unique, number = name, 2
+    while unique in taken:
+        unique, number = f"{name}#{number}", number + 1
+    return unique

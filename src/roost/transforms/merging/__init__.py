@@ -1,1 +1,1 @@
-"""Ops that merge: sets that grow without closing a cycle, and the graph made of them."""
+"""Merging of ops: sets that grow without closing a cycle, and the graph made of them."""

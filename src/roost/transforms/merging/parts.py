@@ -1,13 +1,12 @@
-"""Parts of a graph that merge, two at a time, and never close a cycle.
+"""Parts of a graph that merge two at a time and never close a cycle.
 
-Ops are kept in stages, which keep phases apart and are themselves in order, so that a cycle could
-only close within a stage. All parts stand in one topological order. Two of a stage may merge where
-no path of two edges or more leads from one to the other (the rule behind Herrmann et al. 2019,
-"Multilevel algorithms for acyclic partitioning of directed acyclic graphs"); two that are next to
-each other in the order always may.
+Stages keep phases apart and are in order, so a cycle could only close within a stage. All parts
+stand in one topological order. Two parts of a stage may merge if no path of two edges or more leads
+from one to the other (the rule behind Herrmann et al. 2019, "Multilevel algorithms for acyclic
+partitioning of directed acyclic graphs"). Two neighbours in the order always may.
 
-Differs in: the other path is searched for, within bounds, instead of being excluded by levels; and
-pairs merge one after the other, not in matchings.
+Differs in: a bounded search looks for the other path, instead of levels that exclude it; and pairs
+merge one after the other, not in matchings.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.graph import PHASES, Graph
 
-# Looked at in the search for another path; where there are more, the pair is left alone.
-_MOST_EDGES = 64
+_MOST_EDGES = 64  # in the search for another path; a pair with more does not merge
 _MOST_BETWEEN = 128  # parts that may have to change places in the order
 
 
 def stages(graph: Graph) -> Array:  # [ops]
-    """The stage of each op: not before those of its inputs, and `stage % 5` is its phase.
+    """The stage of each op: no earlier than the stages of its inputs; `stage % 5` is its phase.
 
     A plain training step has one stage for each phase. A forward op after a backward op begins
-    another five.
+    five more.
     """
     phase, inputs = graph.phase.tolist(), graph.input_lists()
     stage = [0] * graph.num_ops
@@ -39,7 +37,7 @@ def stages(graph: Graph) -> Array:  # [ops]
 
 
 class Parts:
-    """Parts of the ops that compute; at first each op is one. A part is known by one of its ops."""
+    """Parts of the ops that compute, first one for each op. One of its ops is a part's number."""
 
     def __init__(self, graph: Graph) -> None:
         count = graph.num_ops
@@ -49,14 +47,13 @@ class Parts:
         place = np.full(count, -1)
         place[order] = np.arange(len(order))
         self.alive: dict[int, None] = dict.fromkeys(order.tolist())
-        # Of each part; the end of the order is in no stage.
-        self.stage: list[int] = [*stage.tolist(), -1]
-        self._place: list[int] = place.tolist()  # in the order
+        self.stage: list[int] = [*stage.tolist(), -1]  # [parts] and the end of the order
+        self._place: list[int] = place.tolist()  # [parts] in the order
         self._part = list(range(count))
         self._after, self._before = [count] * (count + 1), [count] * (count + 1)
         for one, other in pairwise([count, *order.tolist(), count]):
             self._after[one], self._before[other] = other, one
-        # Bytes from other parts of the stage.
+        # [parts] other part of the stage -> bytes from it, or to it.
         self.inputs: list[dict[int, int]] = [{} for _ in range(count)]
         self.consumers: list[dict[int, int]] = [{} for _ in range(count)]
         source, target = graph.input_op, graph.edge_target
@@ -70,25 +67,23 @@ class Parts:
         return len(self.alive)
 
     def part_of(self, op: int) -> int:
+        """The part that an op is in now."""
         part = self._part
         while part[op] != op:
             part[op] = op = part[part[op]]
         return op
 
     def beside(self, part: int) -> list[int]:
-        """The parts next to it in the order, of the same stage."""
-        return [
-            other
-            for other in (self._before[part], self._after[part])
-            if self.stage[other] == self.stage[part]
-        ]
+        """The neighbours of a part in the order, of the same stage."""
+        neighbours = (self._before[part], self._after[part])
+        return [other for other in neighbours if self.stage[other] == self.stage[part]]
 
     def bytes_between(self, part: int, other: int) -> int:
+        """Bytes that two parts exchange."""
         return self.consumers[part].get(other, 0) + self.inputs[part].get(other, 0)
 
     def merge(self, part: int, other: int) -> int:
-        """The part that both have become; -1 where that would close a cycle, or cannot be told
-        cheaply."""
+        """Merge two parts into one, and return it; -1 if that may close a cycle."""
         first, last = (part, other) if self._place[part] < self._place[other] else (other, part)
         joined = int(last in self.consumers[first])
         if self._after[first] == last or len(self.consumers[first]) == joined:
@@ -99,9 +94,8 @@ class Parts:
             at = self._make_room(first, last)
             if at < 0:
                 return -1
-        few, many = sorted(
-            (first, last), key=lambda p: (len(self.consumers[p]) + len(self.inputs[p]), p)
-        )
+        num_edges = {p: len(self.consumers[p]) + len(self.inputs[p]) for p in (first, last)}
+        few, many = sorted((first, last), key=lambda p: (num_edges[p], p))
         self._take_place(few, many, at)
         self._take_edges(few, many)
         self._part[few] = many
@@ -109,8 +103,7 @@ class Parts:
         return many
 
     def _make_room(self, first: int, last: int) -> int:
-        """Which of the two places serves both; parts between them change places if need be. -1
-        where neither does."""
+        """The place for both, after moving parts between them if needed; -1 if there is none."""
         ahead = len(self.consumers[first]) <= len(self.inputs[last])
         if ahead:
             bound = self._search(first, last, self.consumers, after=False)
@@ -123,8 +116,7 @@ class Parts:
         between = self._between(first, last)
         if between is None:
             return -1
-        # What comes after the first goes behind the two, or what comes before the last goes in
-        # front of them.
+        # Consumers of the first go behind the two, or inputs of the last in front of them.
         moved, rest = [p for p in between if p in bound], [p for p in between if p not in bound]
         self._reorder([first, *rest, last, *moved] if ahead else [*moved, first, *rest, last])
         return last if ahead else first
@@ -132,9 +124,11 @@ class Parts:
     def _search(
         self, start: int, goal: int, edges: list[dict[int, int]], after: bool
     ) -> set[int] | None:
-        """All between the two that `start` leads to; None where that is the goal, or too much to
-        look at."""
-        found: set[int] = set()
+        """The parts between the two that `start` leads to.
+
+        None if they lead to the goal, or have too many edges.
+        """
+        reached: set[int] = set()
         stack, left, limit, place = [start], _MOST_EDGES, self._place[goal], self._place
         while stack:
             part = stack.pop()
@@ -145,23 +139,24 @@ class Parts:
                 if other == goal:
                     if part != start:
                         return None
-                elif other not in found and (place[other] > limit) == after:
-                    found.add(other)
+                elif other not in reached and (place[other] > limit) == after:
+                    reached.add(other)
                     stack.append(other)
-        return found
+        return reached
 
     def _between(self, first: int, last: int) -> list[int] | None:
-        found: list[int] = []
+        """The parts between two in the order; None if there are too many."""
+        between: list[int] = []
         part = self._after[first]
         while part != last:
-            found.append(part)
-            if len(found) > _MOST_BETWEEN:
+            between.append(part)
+            if len(between) > _MOST_BETWEEN:
                 return None
             part = self._after[part]
-        return found
+        return between
 
     def _reorder(self, parts: list[int]) -> None:
-        """Put parts that stand next to each other into this order."""
+        """Put adjacent parts into this order."""
         inside = set(parts)
         before = next(p for p in (self._before[part] for part in parts) if p not in inside)
         after = next(p for p in (self._after[part] for part in parts) if p not in inside)
@@ -173,7 +168,7 @@ class Parts:
 
     def _take_place(self, few: int, many: int, at: int) -> None:
         """Leave `many` in the order, at the place of one of the two."""
-        # Or first take `many` out, then put it where `few` stands.
+        # At the place of `few`: take `many` out, then put it in for `few`.
         gone = few if at == many else many
         self._after[self._before[gone]] = self._after[gone]
         self._before[self._after[gone]] = self._before[gone]

@@ -1,4 +1,4 @@
-"""Ops that will share a device: sets that grow, and the device kinds that each may still use."""
+"""Sets of ops that share a device, and the device kinds that each set may still use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ _MOST_KINDS = 62  # a set of kinds is an int64
 
 
 class Kinds:
-    """Sets of device kinds as bits. One bit more stands for every kind that the graph does not
-    name."""
+    """Sets of device kinds as bits; one more bit is for all kinds that the graph does not name."""
 
     def __init__(self, graph: Graph) -> None:
         choices = dict.fromkeys(graph.allowed)
@@ -31,25 +30,25 @@ class Kinds:
         self._choice = {mask: choice for choice, mask in reversed(self._mask.items())}
 
     def masks(self, graph: Graph) -> Array:  # [ops]
+        """The device kinds of each op."""
         return np.array([self._mask[choice] for choice in graph.allowed], dtype=np.int64)
 
     def allowed(self, mask: int) -> tuple[str, ...]:
         """The set as a graph writes it."""
         if mask in self._choice:
             return self._choice[mask]
-        return (
-            ()
-            if mask == self.any
-            else tuple(k for number, k in enumerate(self.names) if mask >> number & 1)
-        )
+        names = (name for number, name in enumerate(self.names) if mask >> number & 1)
+        return () if mask == self.any else tuple(names)
 
 
 class Unions:
-    """Disjoint sets of items, each with the kinds that all its items allow; two that share no kind
-    never join."""
+    """Disjoint sets of items with the kinds that all items of a set allow.
+
+    Two sets without a common kind never join.
+    """
 
     def __init__(self, masks: list[int]) -> None:
-        self.mask = masks  # of each root
+        self.mask = masks  # [items] valid for roots
         self._parent = list(range(len(masks)))
 
     def find(self, item: int) -> int:
@@ -60,11 +59,11 @@ class Unions:
         return item
 
     def may_join(self, one: int, other: int) -> bool:
-        """Whether they are in one set already, or allow a common kind."""
+        """Whether two items are in one set, or allow a common kind."""
         return bool(self.mask[self.find(one)] & self.mask[self.find(other)])
 
     def join(self, one: int, other: int) -> bool:
-        """Whether two sets have become one."""
+        """Join the sets of two items; return false if they are one already, or may not join."""
         one, other = self.find(one), self.find(other)
         both = self.mask[one] & self.mask[other]
         if one == other or not both:
@@ -75,19 +74,18 @@ class Unions:
         return True
 
     def roots(self) -> Array:  # [items]
+        """The smallest item in the set of each item."""
         return np.array([self.find(item) for item in range(len(self._parent))], dtype=np.int64)
 
 
 def units_of(graph: Graph, kinds: Kinds) -> tuple[Array, Unions]:
-    """What a placement decides on: each group, and each op without one. The unit of each op, and
-    their unions.
+    """The unit of each op, and the sets of units.
 
-    Groups come first, in their order, then the ops without a group, each numbered `num_groups +
-    op`.
+    A group is a unit, and so is an op without a group. Groups come first, in their order; then an
+    op without a group has the number `num_groups + op`.
     """
-    unit = np.where(
-        graph.group >= 0, graph.group, graph.num_groups + np.arange(graph.num_ops)
-    ).astype(np.int64)
+    alone = graph.num_groups + np.arange(graph.num_ops)
+    unit = np.where(graph.group >= 0, graph.group, alone).astype(np.int64)
     masks = np.full(graph.num_groups + graph.num_ops, kinds.any, dtype=np.int64)
     np.bitwise_and.at(masks, unit, kinds.masks(graph))
     empty = np.flatnonzero(masks[: graph.num_groups] == 0)

@@ -1,8 +1,9 @@
-"""The graph whose ops are sets of another graph's ops."""
+"""The graph whose ops are sets of another graph's ops; `coarsen` calls it."""
 
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 import numpy as np
 
@@ -11,18 +12,16 @@ from roost.core.graph import Graph
 from roost.transforms._transformed import Transformed
 from roost.transforms.merging.unions import Kinds, Unions
 
-MERGED = "merged"  # kind of an op that stands for ops of several kinds
+MERGED = "merged"  # the kind of an op that stands for ops of several kinds
 
 
-def merged(
+def merged_graph(
     graph: Graph, part: Array, unit: list[int], units: Unions, counts: dict[str, int]
 ) -> Transformed:
-    """The graph with one op for each part [ops]: sums of what its ops do, and of what leaves the
-    part.
+    """The graph with one op for each part [ops]: the sums of its ops, and the bytes that leave it.
 
-    Ops of a part share a phase and a unit; what the units allow, and which groups have become one,
-    is in `units`. Its workspace is what the part holds inside when it is run by itself, beyond the
-    output.
+    Ops of a part share a phase and a unit; `units` has the device kinds and the joined groups. The
+    workspace of a new op is the memory that its part holds while it runs alone, beyond the output.
     """
     _, first, new_op = np.unique(part, return_index=True, return_inverse=True)
     order = _program_order(graph, new_op)
@@ -62,10 +61,10 @@ def _sums(values: Array, new_op: Array) -> Array:
 
 
 def _program_order(graph: Graph, new_op: Array) -> Array:
-    """Parts in a topological order close to the graph's: of those that are ready, the one whose
-    last op comes first.
+    """Parts in a topological order close to the graph's.
 
-    Parameters stand just before their first consumer.
+    Of the parts that are ready, the one whose last op comes first is next. Parameters stand just
+    before their first consumer.
     """
     count = int(new_op.max()) + 1
     last = np.zeros(count, dtype=np.int64)
@@ -77,16 +76,13 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
     wanted = (source != target) & ~is_parameter[source]
     source, target = source[wanted], target[wanted]
     start = np.searchsorted(source, np.arange(count + 1)).tolist()
-    targets, waiting, keys = (
-        target.tolist(),
-        np.bincount(target, minlength=count).tolist(),
-        last.tolist(),
-    )
-    ready = [
-        (keys[part], part) for part in range(count) if waiting[part] == 0 and not is_parameter[part]
-    ]
+    targets, keys = target.tolist(), last.tolist()
+    num_inputs = np.bincount(target, minlength=count)
+    waiting = num_inputs.tolist()
+    first_ready = np.flatnonzero((num_inputs == 0) & ~is_parameter).tolist()
+    ready = [(keys[part], part) for part in first_ready]
     heapify(ready)
-    place = np.full(count, -1, dtype=np.int64)  # parameters that nobody reads come first
+    place = np.full(count, -1, dtype=np.int64)  # parameters without readers come first
     done = 0
     while ready:
         _, part = heappop(ready)
@@ -105,7 +101,7 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
 
 
 def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
-    """Inputs of each new op, without repeats, in the order its ops take them."""
+    """Inputs of each new op, each once, in the order its ops take them."""
     count = int(new_op.max()) + 1
     source, target = new_op[graph.input_op], new_op[graph.edge_target]
     outside = source != target
@@ -117,23 +113,22 @@ def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
 
 
 def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
-    """Bytes that leave each new op, and bytes that it holds besides while its ops run one after the
-    other."""
+    """Bytes that leave each new op, and bytes it holds besides while its ops run in turn."""
     count, num_ops = int(new_op.max()) + 1, graph.num_ops
     source, target = graph.input_op, graph.edge_target
     outside = new_op[source] != new_op[target]
-    leaves = graph.is_parameter.copy()  # a parameter is resident, whether or not it is read
+    leaves = graph.is_parameter.copy()  # a parameter is resident even if nobody reads it
     leaves[source[outside]] = True
     leaving = _sums(np.where(leaves, graph.output_bytes, 0), new_op)
     place = np.empty(num_ops, dtype=np.int64)
     order = np.argsort(new_op, kind="stable")
     place[order] = np.arange(num_ops)
-    last = place.copy()  # where the last consumer inside stands
+    last = place.copy()  # place of the last consumer inside
     np.maximum.at(last, source[~outside], place[target[~outside]])
     freed = np.zeros(num_ops, dtype=np.int64)
     np.add.at(freed, last[~leaves], graph.output_bytes[~leaves])
-    # All that a part does not let out it has given back at its end, so what is left over is what
-    # earlier parts let out.
+    # At its end a part has freed all that does not leave it. So the bytes left over have left
+    # earlier parts.
     held = np.cumsum(graph.output_bytes[order]) - np.concatenate([[0], np.cumsum(freed)[:-1]])
     held += graph.workspace_bytes[order]
     starts = np.searchsorted(new_op[order], np.arange(count))
@@ -142,15 +137,14 @@ def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
     parameter = np.zeros(count, dtype=bool)
     parameter[new_op[graph.is_parameter]] = True
     alone = np.bincount(new_op, minlength=count) == 1
-    # An op by itself keeps the output it had, even where nobody reads it.
+    # A single op keeps its output, even if nobody reads it.
     output = np.where(alone, _sums(graph.output_bytes, new_op), leaving)
-    return output, np.where(
-        parameter, _sums(graph.workspace_bytes, new_op), np.maximum(0, peak - output)
-    )
+    own = _sums(graph.workspace_bytes, new_op)
+    return output, np.where(parameter, own, np.maximum(0, peak - output))
 
 
 def _groups(graph: Graph, root: Array) -> tuple[Array, tuple[str, ...]]:
-    """Groups are kept by name; of those that have become one, the first."""
+    """The group of each op and the names of groups; joined groups keep the first name."""
     kept = np.unique(root[root < graph.num_groups])
     number = np.full(graph.num_groups + graph.num_ops, -1)
     number[kept] = np.arange(len(kept))
@@ -158,7 +152,7 @@ def _groups(graph: Graph, root: Array) -> tuple[Array, tuple[str, ...]]:
 
 
 def _names(graph: Graph, new_op: Array, first: Array) -> tuple[str, ...]:
-    """The name of its first op, and how many more there are."""
+    """The name of the first op of each part, with the number of its other ops."""
     more = np.bincount(new_op) - 1
     taken = {graph.op_names[op] for op in first[more == 0].tolist()}
     names = []
@@ -172,39 +166,30 @@ def _names(graph: Graph, new_op: Array, first: Array) -> tuple[str, ...]:
 
 
 def _common(texts: tuple[str, ...], new_op: Array, first: Array) -> tuple[str, ...]:
-    """What all its ops have in common, or that there is no such thing."""
+    """The text that all ops of a part have in common, else `MERGED`."""
     number = {text: i for i, text in enumerate(dict.fromkeys(texts))}
     values = np.array([number[text] for text in texts])
     mixed = np.zeros(len(first), dtype=bool)
     mixed[new_op[values != values[first][new_op]]] = True
-    return tuple(
-        MERGED if mix else texts[op] for mix, op in zip(mixed.tolist(), first.tolist(), strict=True)
-    )
+    pairs = zip(mixed.tolist(), first.tolist(), strict=True)
+    return tuple(MERGED if mix else texts[op] for mix, op in pairs)
 
 
 def _dtypes(graph: Graph, new_op: Array) -> tuple[str, ...]:
-    """What the op with the most FLOP computes in."""
+    """The dtype of the op with the most FLOP in each part."""
     order = np.lexsort((-graph.flop, new_op))
     starts = np.searchsorted(new_op[order], np.arange(int(new_op.max()) + 1))
     return tuple(graph.dtypes[op] for op in order[starts].tolist())
 
 
 def _modules(graph: Graph, new_op: Array, count: int) -> tuple[str, ...]:
-    """The path that all its ops have in common."""
-    found: list[str | None] = [None] * count
+    """The module path that all ops of a part have in common."""
+    paths: list[set[str]] = [set() for _ in range(count)]
     for part, module in zip(new_op.tolist(), graph.modules, strict=True):
-        before = found[part]
-        if before is None:
-            found[part] = module
-        elif before != module:
-            found[part] = _common_path(before, module)
-    return tuple(path or "" for path in found)
+        paths[part].add(module)
+    return tuple(map(_common_path, paths))
 
 
-def _common_path(one: str, other: str) -> str:
-    names = []
-    for mine, theirs in zip(one.split("."), other.split("."), strict=False):
-        if mine != theirs:
-            break
-        names.append(mine)
-    return ".".join(names)
+def _common_path(paths: set[str]) -> str:
+    columns = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, columns))

@@ -1,5 +1,4 @@
-"""Which parts of a graph merge: the lightest first, with the neighbour it exchanges the most bytes
-with."""
+"""Merging of parts of a graph: the lightest first, with a neighbour that exchanges many bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +14,26 @@ from roost.transforms.merging.parts import Parts
 from roost.transforms.merging.unions import Kinds, units_of
 
 _MOST_WEIGHT = 3.0  # of a part, in means
-# Weight of any op, in means, so that parts of many free ops are not taken for light.
-_FOR_BEING_THERE = 0.01
-_HEAVY = 1.1  # an op heavier than a part may be can still take so much more with it
+_LEAST_WEIGHT = 0.01  # of any op, in means, so that parts of many free ops are not light
+_HEAVY = 1.1  # an op heavier than a part may be can still merge up to so many times its weight
 _MOST_TRIED = 5  # neighbours that a part tries to merge with, best first
-_LEAST_PROGRESS = 0.02  # parts that a round must merge for another to be worth its while
+_LEAST_PROGRESS = 0.02  # share of the parts that a round must merge for another round to follow
 
 
-class Lightest:
-    """The parts of a graph, and the units that they will share a device with."""
+class LightestFirst:
+    """The parts of a graph while they merge, and the units that share a device."""
 
     def __init__(self, graph: Graph, weight: Array, num_groups: int, count_parts: bool) -> None:
         self.graph = graph
         self.parts = Parts(graph)
         unit, self.units = units_of(graph, Kinds(graph))
         self.unit: list[int] = unit.tolist()  # [ops]
-        weight = weight + _FOR_BEING_THERE * (
-            weight[~graph.is_parameter].mean() if len(self.parts) else 0.0
-        )
+        mean = weight[~graph.is_parameter].mean() if len(self.parts) else 0.0
+        weight = weight + _LEAST_WEIGHT * mean
         weight = np.where(graph.is_parameter, 0.0, weight if weight.any() else 1.0)
         by_unit = np.bincount(unit, weight, minlength=graph.num_groups + graph.num_ops)
-        self.weight: list[float] = weight.tolist()  # of each part
-        self.heaviest: list[float] = weight.tolist()  # op of each part
+        self.weight: list[float] = weight.tolist()  # [parts]
+        self.heaviest: list[float] = weight.tolist()  # [parts] heaviest op
         self.unit_weight: list[float] = by_unit.tolist()
         self.unit_heaviest: list[float] = by_unit.tolist()
         self.num_members = [1] * graph.num_ops
@@ -47,18 +44,17 @@ class Lightest:
         self._steps = self._merge()
 
     def _parts_per_unit(self) -> float:
-        """How many parts a unit has at least, on average: one for each stage it is in."""
+        """The fewest parts of a unit, on average: one for each stage it is in."""
         pairs = {(self.unit[op], self.parts.stage[op]) for op in self.parts.alive}
         return len(pairs) / max(1, len({unit for unit, _ in pairs}))
 
     def merge_to(self, num_parts: int) -> bool:
-        """Merge parts until so many are left; false where there is nothing left to merge."""
+        """Merge parts until so many are left; return false if nothing is left to merge."""
         return len(self.parts) <= num_parts or any(left <= num_parts for left in self._steps)
 
     def merge_updates(self, most: int) -> None:
-        """Merge updates whose parameters are first read by the same part, at most so often: they
-        belong where it is."""
-        open_part: dict[tuple[int, int], int] = {}  # the part that takes more
+        """Merge updates whose parameters the same part reads first, at most so many times."""
+        open_part: dict[tuple[int, int], int] = {}  # the last part that may take more updates
         fewest = len(self.parts) - most
         for op in self._updates:
             if op not in self.parts.alive or len(self.parts) <= fewest:
@@ -74,8 +70,7 @@ class Lightest:
                     open_part[key] = new
 
     def _leaders(self) -> dict[int, int]:
-        """The op that reads a parameter of each update first, or else that makes what the update
-        takes; -1: none."""
+        """Update -> the op that reads a parameter of it first, else the op before it, else -1."""
         inputs, consumers = self.graph.input_lists(), self.graph.consumer_lists()
         phase: list[int] = self.graph.phase.tolist()
         leader: dict[int, int] = {}
@@ -87,17 +82,16 @@ class Lightest:
                 leader[op] = leader.get(consumers[op][0], -1)
         for op in self._updates:
             if leader[op] < 0:
-                made = [source for source in inputs[op] if phase[source] not in (PARAMETER, UPDATE)]
-                leader[op] = made[0] if made else -1
+                made = (each for each in inputs[op] if phase[each] not in (PARAMETER, UPDATE))
+                leader[op] = next(made, -1)
         return leader
 
     def _merge(self) -> Iterator[int]:
-        """Merge parts for as long as anyone asks; the number left after each."""
+        """Merge parts one by one; yield the number left after each."""
         for most in (self.most, 2 * self.most):
             for join_groups in (False, True) if self.graph.num_groups > 1 else (False,):
-                yield from self._rounds(
-                    partial(self._along_edges, most=most, join_groups=join_groups)
-                )
+                near = partial(self._along_edges, most=most, join_groups=join_groups)
+                yield from self._rounds(near)
         yield from self._rounds(self._along_order, least_progress=0)
 
     def _rounds(
@@ -128,14 +122,15 @@ class Lightest:
         self.join(new, gone)
 
     def may_join(self, op: int, other: int) -> bool:
+        """Whether two ops may share a device."""
         return self.units.may_join(self.unit[op], self.unit[other])
 
     def join(self, op: int, other: int) -> None:
-        """Make one unit of theirs."""
+        """Make one unit of the units of two ops."""
         one, two = self.units.find(self.unit[op]), self.units.find(self.unit[other])
         if one != two:
             joined = self.units.join(one, two)
-            assert joined, "only what may share a device merges"
+            assert joined, "only parts that may share a device merge"
             root = min(one, two)
             self.unit_weight[root] = self.unit_weight[one] + self.unit_weight[two]
             self.unit_heaviest[root] = max(self.unit_heaviest[one], self.unit_heaviest[two])
@@ -159,9 +154,13 @@ class Lightest:
         both = self.weight[part] + self.weight[other]
         return both * both / (1.0 + self.parts.bytes_between(part, other))
 
+    @staticmethod
+    def _too_heavy(weight: float, most: float, heaviest: float) -> bool:
+        return weight > most and weight > _HEAVY * heaviest
+
     def _may_merge(self, part: int, other: int, most: float, join_groups: bool) -> bool:
         weight = self.weight[part] + self.weight[other]
-        if weight > most and weight > _HEAVY * max(self.heaviest[part], self.heaviest[other]):
+        if self._too_heavy(weight, most, max(self.heaviest[part], self.heaviest[other])):
             return False
         one, two = self.units.find(self.unit[part]), self.units.find(self.unit[other])
         if one == two:
@@ -171,6 +170,5 @@ class Lightest:
             return False
         weight = self.unit_weight[one] + self.unit_weight[two]
         heaviest = max(self.unit_heaviest[one], self.unit_heaviest[two])
-        if weight > most * self.parts_per_unit and weight > _HEAVY * heaviest:
-            return False
-        return self.units.may_join(one, two)
+        too_heavy = self._too_heavy(weight, most * self.parts_per_unit, heaviest)
+        return not too_heavy and self.units.may_join(one, two)
