@@ -233,11 +233,11 @@ def test_gpus_are_found_and_measured():
 
 
 @pytest.fixture
-def _nothing_said(monkeypatch):
-    monkeypatch.setattr(measurement_cache, "_said", set())
+def _nothing_warned(monkeypatch):
+    monkeypatch.setattr(measurement_cache, "_warned", set())
 
 
-@pytest.mark.usefixtures("_nothing_said")
+@pytest.mark.usefixtures("_nothing_warned")
 def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, monkeypatch):
     """And is no reason to stop. Root may write anywhere, so that it may not is said in its
     place."""
@@ -248,18 +248,18 @@ def test_a_folder_that_cannot_be_written_to_is_warned_of_once(caplog, tmp_path, 
 
     for name in ("os.open", "pathlib.Path.mkdir"):
         caplog.clear()
-        measurement_cache._said.clear()
+        measurement_cache._warned.clear()
         with monkeypatch.context() as patch:
             patch.setattr(name, closed)
             for what in ("probe", "profile", "probe"):
                 measurement_cache.write(what, {"a": 1}, {})
         [said] = caplog.messages
-        assert said.startswith("what was measured cannot be kept: ")
+        assert said.startswith("measurements cannot be kept: ")
         assert "Permission denied" in said
         assert said.endswith("; XDG_CACHE_HOME can name another folder")
 
 
-@pytest.mark.usefixtures("_nothing_said")
+@pytest.mark.usefixtures("_nothing_warned")
 def test_what_is_kept_and_cannot_be_read_is_measured_again(caplog, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     measurement_cache.write("probe", {"a": 1}, {"b": 2})
@@ -278,7 +278,7 @@ def test_what_is_kept_and_cannot_be_read_is_measured_again(caplog, tmp_path, mon
         assert "Permission denied" in said
 
 
-@pytest.mark.usefixtures("_nothing_said")
+@pytest.mark.usefixtures("_nothing_warned")
 def test_without_a_home_nothing_is_kept(caplog, monkeypatch):
     """As in a container with a user that it does not know."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

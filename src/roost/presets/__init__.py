@@ -9,7 +9,7 @@ from roost import catalog
 from roost.core.cluster import Cluster
 from roost.errors import UnknownName
 
-HERE = "here"  # the machine we are on
+HERE = "here"  # the name of this machine
 
 
 def names() -> list[str]:
@@ -20,8 +20,8 @@ def names() -> list[str]:
 def cluster(name_or_path: str | Path) -> Cluster:
     """The cluster of a preset, or in a file; raises UnknownName with the nearest preset.
 
-    `here` is the machine we are on. A name wins over a file of that name in the working directory:
-    write `./cpu` for the file.
+    `here` is this machine. A preset wins over a file of its name in the working directory: write
+    `./cpu` for the file.
     """
     if os.fspath(name_or_path) == HERE:
         from roost.presets.probe import probe
@@ -37,9 +37,8 @@ def cluster(name_or_path: str | Path) -> Cluster:
         path = Path(text)
     else:
         raise UnknownName("preset", text, [*known, HERE])
-    found = formats.load_as(Cluster, path)
-    assert isinstance(found, Cluster)
-    return found
+    loaded: Cluster = formats.load_as(Cluster, path)
+    return loaded
 
 
 def _looks_like_a_path(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Measures the figures of this machine's devices and links, in seconds all told."""
+"""Measurements of this machine's devices and links; all of them take some seconds."""
 
 from __future__ import annotations
 
@@ -17,45 +17,51 @@ DTYPES = ("float32", "bfloat16", "float16")
 _SECONDS = 0.1  # for each figure
 _LARGEST = 8192  # rows of a matrix
 _SMALL, _LARGE = 4096, 128 * 2**20  # bytes of the transfers that give latency and bandwidth
-# Bytes of an op of the CPU and of one of a GPU, and how many of these.
-_AROUND, _BUSY, _PASSES = 4 * 2**20, 2**30, 6
-# Bytes of what ops make, and how often each is sent.
-_SENT, _SENDS = (2**20, 4 * 2**20, 16 * 2**20), 15
-# New memory costs more than the copying where there is much of it: as large as what models send.
+_CPU_OP, _GPU_OP, _GPU_OPS = 4 * 2**20, 2**30, 6  # bytes of ops around a transfer; ops on the GPU
+_SENT, _SENDS = (2**20, 4 * 2**20, 16 * 2**20), 15  # bytes of tensors, and times each is sent
+# For large tensors new memory costs more than the copy. So this is as large as models send.
 _ACTIVATION = 16 * 2**20
 
 Clock = Callable[[Callable[[], Any]], float]
 
 
 def of_cpu(threads: int, cores: set[int] | None = None) -> dict[str, Any]:
-    """Figures of a device of the kind `cpu` with so many threads, and cores where given."""
+    """The figures of a device of the kind `cpu` with so many threads, on some cores."""
     cpu = torch.device("cpu")
     size = min(max(_LARGE, 4 * machine.cache_bytes()), machine.available_memory() // 8)
     with machine.OwnThread(threads, cores) as thread:
-        return thread(lambda: _device(cpu, lambda call: host_time([call], _SECONDS), size, 0.02))  # type: ignore[no-any-return]
+        figures: dict[str, Any] = thread(
+            lambda: _device(cpu, lambda call: host_time([call], _SECONDS), size, 0.02)
+        )
+        return figures
 
 
 def of_gpu(number: int) -> dict[str, Any]:
+    """The figures of a GPU."""
     device = torch.device("cuda", number)
     size = min(2**30, machine.gpu_memory(number) // 8)
-    found = _device(device, lambda call: cuda_time([call], number, _SECONDS)[0], size, 0.002)
-    one = torch.ones(1, device=device)
-    found["launch_overhead"] = cuda_time(
-        [lambda: torch.ops.aten.add.Tensor(one, one)], number, _SECONDS
-    )[1]
+    figures = _device(device, lambda call: cuda_time([call], number, _SECONDS)[0], size, 0.002)
+    _, figures["launch_overhead"] = cuda_time([_tiny_op(device)], number, _SECONDS)
     torch.cuda.empty_cache()
-    return found
+    return figures
+
+
+def _tiny_op(device: torch.device) -> Callable[[], Tensor]:
+    one = torch.ones(1, device=device)
+    return lambda: torch.ops.aten.add.Tensor(one, one)
 
 
 def _device(device: torch.device, clock: Clock, size: int, enough: float) -> dict[str, Any]:
-    """A matrix product that takes `enough` seconds is large enough; `size` bytes are copied for the
-    bandwidth."""
-    one = torch.ones(1, device=device)
+    """The figures of a device.
+
+    A matrix product that takes `enough` seconds is large enough. A copy of `size` bytes gives the
+    bandwidth.
+    """
     rates = {dtype: _matmul_rate(getattr(torch, dtype), device, clock, enough) for dtype in DTYPES}
     return {
         "peak": {dtype: rate for dtype, rate in rates.items() if rate > 0},
         "memory_bandwidth": _memory_bandwidth(device, clock, size),
-        "launch_overhead": clock(lambda: torch.ops.aten.add.Tensor(one, one)),
+        "launch_overhead": clock(_tiny_op(device)),
     }
 
 
@@ -66,19 +72,15 @@ def _memory_bandwidth(device: torch.device, clock: Clock, size: int) -> float:
 
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough: float) -> float:
-    """The best FLOP/s of square products, larger and larger; 0 where the device has none for this
-    type."""
+    """The best FLOP/s of larger and larger square products; 0 if the type has no kernel."""
     best, size, long = 0.0, 256, 0
-    # Once is no proof: threads that wait for a core make a small one long.
+    # Two long products are needed: threads that wait for a core make one small product long.
     while size <= _LARGEST and long < 2:
         try:
-            one, other = (
-                torch.full((size, size), 0.5, dtype=dtype, device=device) for _ in range(2)
-            )
-            # Data of one value alone saves power, and is faster.
-            one += torch.rand((1, size), generator=torch.Generator().manual_seed(0)).to(
-                device, dtype
-            )
+            other = torch.full((size, size), 0.5, dtype=dtype, device=device)
+            # Data of a single value saves power and is faster.
+            row = torch.rand((1, size), generator=torch.Generator().manual_seed(0))
+            one = other + row.to(device, dtype)
             seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or out of memory
             break
@@ -88,61 +90,61 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough:
 
 
 def host_to_gpu(number: int, threads: int, cores: set[int] | None = None) -> dict[str, float]:
-    """The threads and cores are those of the CPU's device."""
+    """The figures of the link to a GPU; threads and cores are those of the device `cpu`."""
     return _host_link(number, True, threads, cores)
 
 
 def gpu_to_host(number: int, threads: int, cores: set[int] | None = None) -> dict[str, float]:
+    """The figures of the link from a GPU."""
     return _host_link(number, False, threads, cores)
 
 
 def _host_link(number: int, up: bool, threads: int, cores: set[int] | None) -> dict[str, float]:
-    """A way between the host and a GPU; its latency is that of a small tensor which the next op
-    waits for.
+    """The figures of a link between host and GPU.
 
-    Where one thread has both devices nobody has to be woken; where two have them, that is not
-    counted.
+    Its latency is that of a small tensor that the next op waits for. It is measured in one thread,
+    so it leaves out the time to wake another thread.
     """
     host = torch.zeros(_LARGE, dtype=torch.uint8, pin_memory=True)
-    there = torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
-    source, target = (host, there) if up else (there, host)
+    gpu = torch.device("cuda", number)
+    on_gpu = torch.zeros(_LARGE, dtype=torch.uint8, device=gpu)
+    source, target = (host, on_gpu) if up else (on_gpu, host)
     small, end = source[:_SMALL], torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def cross() -> None:
         locked = torch.empty_like(small, device="cpu", pin_memory=True)
         locked.copy_(small, non_blocking=True)
         if up:
-            locked.to(there.device, non_blocking=True)
+            locked.to(gpu, non_blocking=True)
         end.record()
         end.synchronize()
 
     with torch.cuda.device(number):
-        found = _copies(source, target, lambda: torch.cuda.synchronize(number))
+        figures = _copies(source, target, lambda: torch.cuda.synchronize(number))
         latency = host_time([cross], _SECONDS)
-        found |= {"latency": latency}
-        launching = host_time(
-            [_receiving(there.device) if up else _handing(there.device)], _SECONDS
-        )
+        figures["latency"] = latency
+        launching = host_time([_receiving(gpu) if up else _handing(gpu)], _SECONDS)
     with machine.OwnThread(threads, cores) as thread:
         posting = thread(lambda: host_time([_posting()], _SECONDS)) if up else 0.0
-        waits = thread(lambda: _wait(there.device, up))
-        takes = thread(lambda: [_send(there.device, up, size) - latency for size in _SENT])
-    rates = [size / max(seconds, 1e-9) for size, seconds in zip(_SENT, takes, strict=True)]
-    found |= {"send_bandwidth": min(found["bandwidth"], math.prod(rates) ** (1 / len(rates)))}
-    return found | _ends(up, latency, waits, launching, posting)
+        waits = thread(lambda: _wait(gpu, up))
+        sends = thread(lambda: [_send(gpu, up, size) - latency for size in _SENT])
+    rates = [size / max(seconds, 1e-9) for size, seconds in zip(_SENT, sends, strict=True)]
+    mean_rate = math.prod(rates) ** (1 / len(rates))
+    figures["send_bandwidth"] = min(figures["bandwidth"], mean_rate)
+    return figures | _ends(up, latency, waits, launching, posting)
 
 
 def _ends(
     up: bool, latency: float, waits: float, launching: float, posting: float
 ) -> dict[str, float]:
-    """What of a crossing keeps either end busy, and what is left of it as latency.
+    """The seconds of a transfer that keep either end busy, and the rest as latency.
 
-    To a GPU one thread posts the tensor and the other launches its copy. To the CPU one thread
-    launches the copy, and what is waited for beyond it is a pool of threads that wakes up.
+    To a GPU one thread posts the tensor and another launches its copy. To the CPU one thread
+    launches the copy; any longer wait is the time in which a pool of threads wakes up.
     """
     if up:
-        left = max(latency, waits - posting - launching)
-        return {"send_latency": left, "sender_busy": posting, "receiver_busy": launching}
+        rest = max(latency, waits - posting - launching)
+        return {"send_latency": rest, "sender_busy": posting, "receiver_busy": launching}
     return {
         "send_latency": latency,
         "sender_busy": launching,
@@ -151,8 +153,7 @@ def _ends(
 
 
 def _handing(gpu: torch.device) -> Callable[[], None]:
-    """What the thread of a GPU does to send a small tensor to the host (`Cuda.handed` of the
-    runtime)."""
+    """The work of a GPU's thread to send a small tensor to the host, as the runtime does it."""
     tiny, stream = torch.ones(_SMALL // 4, device=gpu), torch.cuda.current_stream(gpu)
 
     def hand() -> None:
@@ -163,7 +164,7 @@ def _handing(gpu: torch.device) -> Callable[[], None]:
 
 
 def _receiving(gpu: torch.device) -> Callable[[], None]:
-    """What the thread of a GPU does to receive one (`Cuda.received`)."""
+    """The work of a GPU's thread to receive a small tensor, as the runtime does it."""
     locked = torch.ones(_SMALL // 4, pin_memory=True)
 
     def receive() -> None:
@@ -173,7 +174,7 @@ def _receiving(gpu: torch.device) -> Callable[[], None]:
 
 
 def _posting() -> Callable[[], None]:
-    """What the thread of a CPU does to send one to a GPU (`Cuda.posted`)."""
+    """The work of a CPU's thread to send a small tensor to a GPU, as the runtime does it."""
     made = torch.ones(_SMALL // 4)
 
     def post() -> None:
@@ -183,34 +184,33 @@ def _posting() -> Callable[[], None]:
 
 
 def _wait(gpu: torch.device, up: bool) -> float:
-    """Seconds that a small tensor which the other side waits for adds to the ops before and after
-    it.
+    """The seconds that a small transfer adds to the ops before and after it.
 
-    While a GPU computes the threads of a CPU fall asleep, and wake up for the next op; a GPU that
-    waited for the CPU has nothing left to do, and what comes next has to be launched first.
+    While a GPU computes, the threads of a CPU fall asleep, and they wake up for the next op. A GPU
+    that waited for the CPU is idle, and its next op has to be launched first.
     """
-    around = torch.ones(_AROUND // 4)
-    size = min(_BUSY, machine.gpu_memory(gpu.index) // 8)
-    made, busy = torch.empty_like(around), torch.ones(size // 4, device=gpu)
-    tiny = torch.ones(_SMALL // 4, device=gpu)
-    at_home = torch.ones(_SMALL // 4)
+    taken = torch.ones(_CPU_OP // 4)
+    size = min(_GPU_OP, machine.gpu_memory(gpu.index) // 8)
+    made, busy = torch.empty_like(taken), torch.ones(size // 4, device=gpu)
+    small_on_gpu = torch.ones(_SMALL // 4, device=gpu)
+    small_on_cpu = torch.ones(_SMALL // 4)
 
     def on_cpu() -> None:
-        torch.add(around, 1, out=made)
+        torch.add(taken, 1, out=made)
 
     def on_gpu() -> None:
-        for _ in range(_PASSES):
+        for _ in range(_GPU_OPS):
             busy.mul_(1.0)
 
-    def down() -> None:
-        locked = torch.empty_like(tiny, device="cpu", pin_memory=True)
-        locked.copy_(tiny, non_blocking=True)
+    def to_cpu() -> None:
+        locked = torch.empty_like(small_on_gpu, device="cpu", pin_memory=True)
+        locked.copy_(small_on_gpu, non_blocking=True)
         torch.cuda.current_stream(gpu).synchronize()
 
-    def over() -> None:
-        locked = torch.empty_like(at_home, pin_memory=True)
-        locked.copy_(at_home)
-        tiny.add_(locked.to(gpu, non_blocking=True))
+    def to_gpu() -> None:
+        locked = torch.empty_like(small_on_cpu, pin_memory=True)
+        locked.copy_(small_on_cpu)
+        small_on_gpu.add_(locked.to(gpu, non_blocking=True))
 
     def median(*calls: Callable[[], None]) -> float:
         times = []
@@ -229,19 +229,16 @@ def _wait(gpu: torch.device, up: bool) -> float:
 
     alone = median(on_cpu)
     if up:
-        return median(on_cpu, over) - alone
-    return median(on_gpu, down, on_cpu) - median(on_gpu) - alone
+        return median(on_cpu, to_gpu) - alone
+    return median(on_gpu, to_cpu, on_cpu) - median(on_gpu) - alone
 
 
 def _send(gpu: torch.device, up: bool, size: int) -> float:
-    """Seconds until what was just made on one side can be used on the other, with what the host
-    does for it.
+    """Seconds until a tensor just made on one side can be used on the other, with the host's work.
 
-    What all cores of a CPU have just written is in their caches, and was seen to reach a GPU at 9
-    GB/s where the same bytes from memory come at 40; and it has to be copied to locked memory
-    before.
+    A tensor that all cores of a CPU have just written is in their caches. It reached a GPU at 9
+    GB/s, and the same bytes from memory at 40 GB/s. It is also copied to locked memory first.
     """
-    there = gpu if up else torch.device("cpu")
     source = torch.ones(size // 4, device="cpu" if up else gpu)
     made = torch.empty_like(source)
     side = torch.cuda.Stream(gpu)  # type: ignore[no-untyped-call]
@@ -255,13 +252,13 @@ def _send(gpu: torch.device, up: bool, size: int) -> float:
             locked.copy_(made)
         torch.cuda.set_stream(side)
         side.wait_event(ready)
-        found = torch.empty_like(made, device=there) if up else locked
-        found.copy_(locked if up else made, non_blocking=True)
+        received = torch.empty_like(made, device=gpu) if up else locked
+        received.copy_(locked if up else made, non_blocking=True)
         arrived.record(side)
         torch.cuda.set_stream(main)
         main.wait_event(arrived)
         if up:
-            found.record_stream(main)
+            received.record_stream(main)
         arrived.synchronize()
 
     times = []
@@ -275,6 +272,7 @@ def _send(gpu: torch.device, up: bool, size: int) -> float:
 
 
 def gpu_to_gpu(source: int, target: int) -> dict[str, float]:
+    """The figures of the link between two GPUs."""
     one, other = (
         torch.zeros(_LARGE, dtype=torch.uint8, device=torch.device("cuda", number))
         for number in (source, target)
@@ -288,28 +286,24 @@ def gpu_to_gpu(source: int, target: int) -> dict[str, float]:
 
 
 def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[str, float]:
-    """The latency is what one small copy takes from its call to its arrival, as an op that needs it
-    sees it."""
+    """Latency and bandwidth of copies, from the call to the arrival."""
 
     def copy(size: int) -> Callable[[], None]:
-        there, here = target[:size], source[:size]
+        destination, origin = target[:size], source[:size]
 
         def call() -> None:
-            there.copy_(here, non_blocking=True)
+            destination.copy_(origin, non_blocking=True)
             wait()
 
         return call
 
     latency = host_time([copy(_SMALL)], _SECONDS)
-    return {
-        "latency": latency,
-        "bandwidth": _LARGE / max(host_time([copy(_LARGE)], _SECONDS) - latency, 1e-9),
-    }
+    moving = max(host_time([copy(_LARGE)], _SECONDS) - latency, 1e-9)
+    return {"latency": latency, "bandwidth": _LARGE / moving}
 
 
 def between_threads() -> dict[str, float]:
-    """A way between two devices that are threads: a third thread is given a tensor, and hands over
-    a copy of it."""
+    """The figures of the link between two threads: a third thread copies the tensor."""
     small, large = (torch.zeros(size, dtype=torch.uint8) for size in (_SMALL, _ACTIVATION))
     with machine.OwnThread(1) as link:
         latency = host_time([lambda: link(small.clone)], _SECONDS)

@@ -1,4 +1,4 @@
-"""How long a call takes: in the thread that calls, or on a GPU."""
+"""Times of a call: in the thread that calls, or on a GPU."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ _CYCLES = 2e9  # per second, of any GPU, roughly
 def host_time(
     calls: Sequence[Call], seconds: float, most: int = _MOST, share: float = 0.25
 ) -> float:
-    """This share of the calls took no longer: in turn, after one that is not counted, until they
-    took so many seconds.
+    """The seconds that `share` of the calls do not exceed; they run in turn for so many seconds.
 
-    Not the median, as a rule: whatever else the machine does makes calls longer, never shorter. The
-    output is given back within the time: whoever runs it pays for that too.
+    The first call is not counted. The share is below a half because other work of the machine makes
+    calls longer, never shorter. The time includes freeing the output, as in a run.
     """
     calls[0]()
     times: list[float] = []
@@ -61,11 +60,10 @@ def cuda_time(calls: Sequence[Call], device: int, seconds: float) -> tuple[float
 
 
 def _batch(calls: Sequence[Call], count: int, launching: float) -> float:
-    """Seconds of each of so many calls. The GPU is held back until they are launched, or it would
-    wait for the host."""
+    """GPU seconds of each of so many calls; the GPU waits until all are launched."""
     import torch
 
-    cuda: Any = torch.cuda  # which has no types for these
+    cuda: Any = torch.cuda  # it has no types for these
     start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
     cuda._sleep(int(min(_LONGEST_HOLD, 1.5 * launching + 1e-4) * _CYCLES))
     start.record()

@@ -1,4 +1,4 @@
-"""The machine we are on: its processors, its memory, and threads that keep to some of its cores."""
+"""This machine: its processors, its memory, and threads on some of its cores."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-_SOME_CACHE = 32 * 2**20  # bytes of last-level cache, where the machine does not tell
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # as the C library numbers them
+_SOME_CACHE = 32 * 2**20  # bytes of last-level cache, if the machine does not say
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # the C library's numbers for them
 
 
 def hardware() -> dict[str, Any]:
-    """What measurements depend on: they are kept under this."""
+    """The facts that measurements depend on, which are the key of the measurement cache."""
     import torch
 
     return {
@@ -35,8 +36,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _precision() -> list[Any]:
-    """How PyTorch was asked to compute in single precision. It warns of, or refuses, a mix of its
-    old and new ways."""
+    """PyTorch's settings for single precision; empty if old and new settings are mixed."""
     import torch
 
     with warnings.catch_warnings():
@@ -48,6 +48,7 @@ def _precision() -> list[Any]:
 
 
 def num_gpus() -> int:
+    """The number of GPUs that PyTorch can use."""
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -61,53 +62,52 @@ def own_cores() -> list[int]:
 
 
 def shares(count: int, cores: Sequence[int] | None = None) -> list[set[int]]:
-    """Cores, by default those of this process, split evenly over so many devices, at least one for
-    each."""
+    """Cores split evenly over so many devices, by default the cores of this process."""
     own = own_cores() if cores is None else cores
     if count >= len(own):
         return [{own[number % len(own)]} for number in range(count)]
-    return [
-        set(own[number * len(own) // count : (number + 1) * len(own) // count])
-        for number in range(count)
-    ]
+    bounds = [number * len(own) // count for number in range(count + 1)]
+    return [set(own[first:end]) for first, end in pairwise(bounds)]
 
 
 def parts(kinds: Sequence[str]) -> list[set[int]]:
-    """Cores of each device of a cluster, by their kinds.
+    """The cores of each device of a cluster, by device kind.
 
-    Those of the kind `cpu` share them evenly. Where there are enough, the threads that tell GPUs
-    what to do have one each to themselves, and those that copy one together: beside an op that is
-    split over all cores they would hold up the op, and the op would hold up the GPU.
+    Devices of the kind `cpu` share the cores evenly. If there are enough, each launcher of a GPU
+    has a core of its own, and the threads that copy share one. On a core of a CPU op a launcher
+    would hold up the op, and the op would hold up the GPU.
     """
-    own, hosts = own_cores(), [kind == "cpu" for kind in kinds]
-    if not any(hosts):
+    own, is_cpu = own_cores(), [kind == "cpu" for kind in kinds]
+    if not any(is_cpu):
         return [set() for _ in kinds]
-    gpus = len(kinds) - sum(hosts)
-    aside = min(gpus + 1, len(own) // 4) if gpus else 0
-    rest, spare = own[: len(own) - aside], set(own[len(own) - aside :])
-    shared = iter(shares(sum(hosts), rest))
-    return [next(shared) if host else spare for host in hosts]
+    gpus = len(kinds) - sum(is_cpu)
+    launchers = min(gpus + 1, len(own) // 4) if gpus else 0
+    computing = own[: len(own) - launchers]
+    spare = set(own) - set(computing)
+    shared = iter(shares(sum(is_cpu), computing))
+    return [next(shared) if cpu else spare for cpu in is_cpu]
 
 
 def cpu_model() -> str:
-    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    """The name of the CPU."""
+    name = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.M)
+    return name[1].strip() if name else platform.processor() or platform.machine()
 
 
 def cache_bytes() -> int:
-    """Of the last-level cache."""
-    found = re.fullmatch(
-        r"(\d+)([KM])", _text("/sys/devices/system/cpu/cpu0/cache/index3/size").strip()
-    )
-    return int(found[1]) * {"K": 2**10, "M": 2**20}[found[2]] if found else _SOME_CACHE
+    """Bytes of the last-level cache."""
+    text = _text("/sys/devices/system/cpu/cpu0/cache/index3/size").strip()
+    size = re.fullmatch(r"(\d+)([KM])", text)
+    return int(size[1]) * {"K": 2**10, "M": 2**20}[size[2]] if size else _SOME_CACHE
 
 
 def available_memory() -> int:
     """Bytes that programs may still take, within what a container allows."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
-    free = (
-        int(found[1]) * 1024 if found else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    )
+    kibibytes = re.search(r"^MemAvailable:\s*(\d+) kB$", _text("/proc/meminfo"), re.M)
+    if kibibytes:
+        free = int(kibibytes[1]) * 1024
+    else:
+        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
     most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
     if most.isdecimal() and used.isdecimal():
@@ -117,8 +117,7 @@ def available_memory() -> int:
 
 
 def gpu_memory(number: int) -> int:
-    """Bytes that this process may have on a GPU: what is free, and what it holds already. Makes a
-    CUDA context."""
+    """Bytes that this process may have on a GPU, free or held already. It makes a CUDA context."""
     import torch
 
     free, _ = torch.cuda.mem_get_info(number)
@@ -126,8 +125,8 @@ def gpu_memory(number: int) -> int:
 
 
 def _driver() -> str:
-    found = re.search(r"\d+\.\d+(\.\d+)*", _text("/proc/driver/nvidia/version"))
-    return found[0] if found else ""
+    version = re.search(r"\d+\.\d+(\.\d+)*", _text("/proc/driver/nvidia/version"))
+    return version[0] if version else ""
 
 
 def _text(path: str | Path) -> str:
@@ -138,28 +137,25 @@ def _text(path: str | Path) -> str:
 
 
 def keep_memory() -> None:
-    """Have the C library keep what is given back, for the tensors to come: of this process, from
-    now on.
+    """Make the C library keep freed memory for later tensors, in this process from now on.
 
-    Otherwise large ones are taken from the system page by page, and given back, in every step:
-    5,000 to 30,000 page faults a step on models of 50 ms to a second, a twentieth of its time on
-    one core and more on many.
+    Otherwise every step takes large tensors from the system page by page and gives them back. That
+    was 5,000 to 30,000 page faults a step for models of 50 ms to a second: a twentieth of the time
+    on one core, and more on many.
     """
-    with suppress(OSError, AttributeError):  # another library has other ways
+    with suppress(OSError, AttributeError):  # another C library has no such settings
         library = ctypes.CDLL("libc.so.6")
         # Older versions refuse more than 32 MiB. The other settings alone would make it worse: with
-        # any of them set, what counts as large starts at 128 KiB, and no longer grows with what is
-        # given back.
+        # any of them set, a block is large from 128 KiB on, and this limit no longer grows.
         if any(library.mallopt(_MMAP_THRESHOLD, most) for most in (2**30, 2**25)):
             library.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
             library.mallopt(_TOP_PAD, 64 * 2**20)
 
 
 class OwnThread:
-    """A thread with some threads of PyTorch's, and cores where given, that does what it is asked,
-    one by one.
+    """A thread with PyTorch threads and cores of its own, which runs calls one by one.
 
-    It is how the runtime has a device of the kind `cpu`, so it is how one is measured.
+    The runtime runs a device of the kind `cpu` in one, so devices are measured in one.
     """
 
     def __init__(self, threads: int, cores: set[int] | None = None) -> None:
@@ -167,15 +163,15 @@ class OwnThread:
 
         keep_memory()
         self._before = torch.get_num_threads()
-        self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._found: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._results: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(threads, cores), daemon=True)
         self._thread.start()
 
-    def __call__(self, work: Callable[[], Any]) -> Any:
-        """What it returns or raises, in that thread."""
-        self._work.put(work)
-        value, error = self._found.get()
+    def __call__(self, call: Callable[[], Any]) -> Any:
+        """Call in the thread; return its result or raise its error here."""
+        self._calls.put(call)
+        value, error = self._results.get()
         if error is not None:
             raise error
         return value
@@ -184,20 +180,20 @@ class OwnThread:
         import torch
 
         if cores and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, cores)  # of this thread, and of those that it makes
-        # A thread that has never asked would take over at its first op what another has set.
+            os.sched_setaffinity(0, cores)  # for this thread and the threads that it makes
+        # Without this call the thread's first op would take over the setting of another thread.
         torch.get_num_threads()
         torch.set_num_threads(threads)
         with torch.no_grad():
-            while (work := self._work.get()) is not None:
+            while (call := self._calls.get()) is not None:
                 value: Any = None
                 failed: BaseException | None = None
                 try:
-                    value = work()
+                    value = call()
                 except BaseException as error:
                     failed = error
-                del work  # what it holds may be large
-                self._found.put((value, failed))
+                del call  # it may hold large tensors
+                self._results.put((value, failed))
                 del value, failed
 
     def __enter__(self) -> Self:
@@ -211,8 +207,8 @@ class OwnThread:
     ) -> None:
         import torch
 
-        self._work.put(None)
-        # With Ctrl-C nobody waits for what it is at.
+        self._calls.put(None)
+        # After Ctrl-C nobody waits for the current call.
         if error is None or isinstance(error, Exception):
             self._thread.join()
-        torch.set_num_threads(self._before)  # what one thread sets is what new threads begin with
+        torch.set_num_threads(self._before)  # new threads begin with the last setting of any thread

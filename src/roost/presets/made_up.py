@@ -1,28 +1,27 @@
-"""Machines that nobody has: a cluster with other speeds, for learning what holds on more than one
-machine."""
+"""Made-up clusters: a real one with other speeds, for learning that holds on more machines."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from roost.core.cluster import Cluster, Device
 
-# By how much figures change, at least and at most; what is drawn is even in the logarithm.
-_FASTER = (1.0, 30.0)  # all accelerators together: between an old one and one of today
+# The least and the most factor of each figure, drawn evenly in the logarithm.
+_FASTER = (1.0, 30.0)  # all accelerators together: from an old one to one of today
 _SLOWER = (0.25, 1.0)  # some of them, each by itself
 _UNLIKE = 0.5  # share of the accelerators that are slower
 _MEMORY = (0.7, 3.0)
 _OVERHEAD = (0.5, 1.0)
 _BANDWIDTH, _LATENCY = (0.5, 8.0), (0.5, 2.0)  # of all links together
-# Memory and host have become faster too, but not as much as arithmetic has.
+# Memory and hosts became faster too, but less than arithmetic.
 _BYTES_POWER, _HOST_POWER = 0.75, 0.5
 
 
 def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
-    """A machine with as many devices of the same kinds, but of other speeds, and some of them
-    slower than the rest."""
+    """A machine with the same devices at other speeds, some of them slower than the rest."""
 
     def drawn(bounds: tuple[float, float]) -> float:
         return float(np.exp(rng.uniform(*np.log(bounds))))
@@ -36,25 +35,17 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
             speed = faster * (drawn(_SLOWER) if rng.random() < _UNLIKE else 1.0)
             memory = drawn(_MEMORY)
         devices.append(_scaled(device, speed, memory, overhead))
-    links = [
-        replace(
-            link,
-            bandwidth=link.bandwidth * bandwidth,
-            send_bandwidth=link.send_bandwidth * bandwidth,
-            latency=link.latency * latency,
-            send_latency=link.send_latency * latency,
-            sender_busy=link.sender_busy * latency,
-            receiver_busy=link.receiver_busy * latency,
-        )
-        for link in cluster.links
-    ]
-    return replace(
-        cluster,
-        name=f"{cluster.name}_made_up",
-        devices=tuple(devices),
-        links=tuple(links),
-        description="",
-    )
+    factors = dict.fromkeys(("bandwidth", "send_bandwidth"), bandwidth)
+    seconds = ("latency", "send_latency", "sender_busy", "receiver_busy")
+    factors |= dict.fromkeys(seconds, latency)
+    links = []
+    for link in cluster.links:
+        figures: dict[str, Any] = {
+            name: getattr(link, name) * factor for name, factor in factors.items()
+        }
+        links.append(replace(link, **figures))
+    name = f"{cluster.name}_made_up"
+    return replace(cluster, name=name, devices=tuple(devices), links=tuple(links), description="")
 
 
 def _scaled(device: Device, speed: float, memory: float, overhead: float) -> Device:

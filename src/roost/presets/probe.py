@@ -1,5 +1,4 @@
-"""The machine we are on as a cluster: its devices found, their figures and links measured, once for
-its hardware."""
+"""This machine as a cluster; its figures are measured once for its hardware."""
 
 from __future__ import annotations
 
@@ -15,9 +14,8 @@ from roost.presets import machine, measurement_cache
 
 _log = logging.getLogger(__name__)
 
-# Another number where figures are taken in another way: what was kept before is no use then.
-_METHOD = 8
-_ROUND = 64 * 2**20  # bytes: what is free changes a little all the time
+_METHOD = 8  # another number for another way of measuring, which makes kept figures useless
+_ROUND = 64 * 2**20  # bytes; free memory changes a little all the time
 _DEVICE_FIGURES = """
 memory: {memory}
 peak: measured here, square matrix products in each type, with the settings that PyTorch has
@@ -38,13 +36,13 @@ bus: assumed, each direction is separate
 def probe(
     memory: Mapping[str, int | str] | None = None, *, virtual: int = 0, refresh: bool = False
 ) -> Cluster:
-    """The cluster of this machine: `cpu`, and `cuda:0` and so on where there are any.
+    """The cluster of this machine: `cpu`, and `cuda:0` and so on for its GPUs.
 
-    `memory` caps what devices have, as in {"cuda:0": "6GiB"}. With `virtual` the devices are so
-    many threads instead, `cpu:0` and so on, which share the cores and the memory evenly. What is
-    measured, in under a minute, is kept for this hardware, driver and PyTorch; `refresh` measures
-    it anew. Raises UnknownName for a device that is not here, and InputError for a cap above what
-    there is.
+    `memory` caps the memory of devices, as in {"cuda:0": "6GiB"}. With `virtual` the devices are so
+    many threads instead, `cpu:0` and so on, which share cores and memory evenly. Measuring takes
+    less than a minute. The figures are kept for this hardware, driver and PyTorch; `refresh`
+    measures them again. Raises UnknownName for a device that is not here, and InputError for a cap
+    above the memory.
     """
     if not isinstance(virtual, int) or not 0 <= virtual <= MOST_DEVICES:
         raise InputError(
@@ -73,24 +71,22 @@ def probe(
 
 
 def measured(virtual: int) -> dict[str, Any]:
-    """Figures of each device, and those of each link in the order of `_row`."""
+    """The figures of each device, and of each link as `_row` orders them."""
     from roost.presets import _figures
 
     if virtual:
         cores = machine.shares(virtual)
-        found = {
-            len(share): _figures.of_cpu(len(share), share)
-            for share in {len(each): each for each in cores}.values()
-        }
+        by_size = {len(share): share for share in cores}
+        cpus = {size: _figures.of_cpu(size, share) for size, share in by_size.items()}
         link = _figures.between_threads() if virtual > 1 else None
         return {
-            "devices": {f"cpu:{number}": found[len(share)] for number, share in enumerate(cores)},
+            "devices": {f"cpu:{number}": cpus[len(share)] for number, share in enumerate(cores)},
             "links": [_row("*", "*", link, "copied by a thread")] if link else [],
         }
     import torch
 
     own = machine.parts(["cpu", *["cuda"] * machine.num_gpus()])[0]
-    # Threads, and their cores.
+    # Threads and cores of the host.
     host = min(len(own), torch.get_num_threads()), own if machine.num_gpus() else None
     devices = {"cpu": _figures.of_cpu(*host)}
     links: list[list[Any]] = []
@@ -102,19 +98,17 @@ def measured(virtual: int) -> dict[str, Any]:
             _row(name, "cpu", _figures.gpu_to_host(number, *host), "to pinned memory"),
         ]
         for other in range(number):
-            links += [
-                _row(f"cuda:{one}", f"cuda:{two}", _figures.gpu_to_gpu(one, two), "from GPU to GPU")
-                for one, two in ((other, number), (number, other))
-            ]
+            for one, two in ((other, number), (number, other)):
+                figures = _figures.gpu_to_gpu(one, two)
+                links.append(_row(f"cuda:{one}", f"cuda:{two}", figures, "from GPU to GPU"))
     return {"devices": devices, "links": links}
 
 
-def _row(source: str, target: str, found: Mapping[str, float], way: str) -> list[Any]:
-    more = (
-        found.get(name, 0.0)
-        for name in ("send_bandwidth", "send_latency", "sender_busy", "receiver_busy")
-    )
-    return [source, target, found["bandwidth"], found["latency"], way, *more]
+def _row(source: str, target: str, figures: Mapping[str, float], way: str) -> list[Any]:
+    """The arguments of `_link`, as the cache keeps them."""
+    more = ("send_bandwidth", "send_latency", "sender_busy", "receiver_busy")
+    rest = (figures.get(name, 0.0) for name in more)
+    return [source, target, figures["bandwidth"], figures["latency"], way, *rest]
 
 
 def _names(virtual: int) -> list[str]:
@@ -131,8 +125,7 @@ def _caps(memory: Mapping[str, int | str], names: list[str]) -> dict[str, int]:
 
 
 def _memory(name: str, virtual: int) -> int:
-    """What a device can have, rounded down: a program that differs by a page is not another
-    problem."""
+    """The memory that a device may have, rounded down so that small changes make no new problem."""
     if name.startswith("cuda:"):
         room = machine.gpu_memory(int(name.removeprefix("cuda:")))
     else:
@@ -142,13 +135,9 @@ def _memory(name: str, virtual: int) -> int:
 
 def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) -> Device:
     kind = name.partition(":")[0]
-    found = (
-        "as asked for"
-        if capped
-        else "what this process can have"
-        if kind == "cuda"
-        else "what is available"
-    )
+    source = "what this process can have" if kind == "cuda" else "what is available"
+    if capped:
+        source = "as asked for"
     return Device(
         name,
         kind,
@@ -156,7 +145,7 @@ def _device(name: str, figures: Mapping[str, Any], memory: int, capped: bool) ->
         peak=dict(figures["peak"]),
         memory_bandwidth=figures["memory_bandwidth"],
         launch_overhead=figures["launch_overhead"],
-        figures_from=_DEVICE_FIGURES.format(memory=found),
+        figures_from=_DEVICE_FIGURES.format(memory=source),
     )
 
 
@@ -208,29 +197,21 @@ def _description(key: Mapping[str, Any]) -> str:
 
 
 def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
-    """Whether what was kept can be used: it may have been written by anyone."""
+    """Whether kept figures can be used: anyone may have written the file."""
     try:
-        devices = figures["devices"]
-        numbers = [
-            value
-            for name in names
-            for value in (
-                devices[name]["memory_bandwidth"], devices[name]["launch_overhead"],
-                *devices[name]["peak"].values(),
-            )
-        ]  # fmt: skip
-        numbers += [
-            number
-            for _, _, bandwidth, latency, *_ in figures["links"]
-            for number in (bandwidth, latency)
-        ]
-        if not all(
-            isinstance(number, float) and math.isfinite(number) and number > 0 for number in numbers
-        ):
+        numbers = [value for row in figures["links"] for value in row[2:4]]
+        for name in names:
+            device = figures["devices"][name]
+            numbers += [device["memory_bandwidth"], device["launch_overhead"]]
+            numbers += device["peak"].values()
+        if not all(map(_is_positive, numbers)):
             return False
-        made = tuple(_device(name, devices[name], 1, False) for name in names)
-        return all(made_of.peak for made_of in made) and bool(
-            Cluster("here", made, tuple(_link(*row) for row in figures["links"]))
-        )
+        devices = tuple(_device(name, figures["devices"][name], 1, False) for name in names)
+        Cluster("here", devices, tuple(_link(*row) for row in figures["links"]))
+        return all(device.peak for device in devices)
     except (KeyError, TypeError, ValueError, AttributeError):
         return False
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value > 0

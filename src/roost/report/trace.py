@@ -1,20 +1,19 @@
-"""Timeline -> `trace.json.gz`, for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace
-Event format.
+"""Timeline -> `trace.json.gz` in the Trace Event format, for Perfetto and chrome://tracing.
 
-A process `devices` with a thread for each device, a process `links` with a thread for each directed
-pair in use, a process `memory` with a counter for each device, and an arrow from the op that made a
-tensor to its transfer and on to the op that takes it there. Three traps in how Perfetto reads this:
+The process `devices` has a thread for each device. The process `links` has a thread for each
+directed pair in use. The process `memory` has a counter for each device. Arrows lead from the op
+that made a tensor to its transfer, and on to the op that takes it. Perfetto (ui.perfetto.dev) has
+three traps:
 
-- It rounds the start and the duration of a slice to nanoseconds apart from each other, and drops a
-  slice that then overlaps the one before. So both ends are rounded here, and the duration is what
-  lies between them; the exact seconds are in the arguments of the slice.
-- An arrow is bound to whatever slice was last opened on its thread. So it leaves one nanosecond
-  before its slice ends, and events come in the order slices, arrows, which breaks ties.
-- A thread's name goes to the thread with that number, whatever its process. So no two threads share
-  a number.
+- It rounds the start and the duration of a slice separately, and drops a slice that then overlaps
+  the one before. So this file rounds both ends and takes the duration between them. The arguments
+  of the slice have the exact seconds.
+- It binds an arrow to the slice opened last on its thread. So an arrow leaves one nanosecond before
+  its slice ends, and slices come before arrows, which breaks ties.
+- It gives a thread's name to the thread with that number in any process. So no two threads share a
+  number.
 
-What takes no time (parameters, above all) is not drawn: there is nothing to see, and a model has
-thousands.
+Ops that take no time, such as parameters, are not drawn: a model has thousands of them.
 """
 
 from __future__ import annotations
@@ -87,8 +86,8 @@ class _ArrowEnd(msgspec.Struct, tag_field="ph", tag="f", gc=False):
     bp: str = "e"  # bind to the enclosing slice, not to the next one
 
 
-class _Drawn:
-    """What happens on the threads of one process, rounded to nanoseconds."""
+class _Slices:
+    """The slices on the threads of one process, rounded to nanoseconds."""
 
     def __init__(self, pid: int, tid: Array, start: Array, finish: Array) -> None:
         self.pid = pid
@@ -103,12 +102,11 @@ class _Drawn:
 
 
 def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None) -> None:
-    """Write a full timeline as a trace, compressed where the name ends in `.gz`; the same bytes
-    each time.
+    """Write a full timeline as a trace, compressed if the name ends in `.gz`.
 
-    With the graph, slices tell the kind of op and the bytes sent, and an arrow from a transfer
-    (`taken`) ends at the first op that takes the tensor. Without it nobody knows which op that is:
-    the arrow (`arrived`) ends at the first op that starts on that device once the tensor is there.
+    With the graph, slices have the kind of op and the bytes sent, and an arrow from a transfer
+    (`taken`) ends at the first op that takes the tensor. Without it the arrow (`arrived`) ends at
+    the first op that starts on the device after the transfer. The bytes are the same each time.
     Raises InputError unless the timeline is full.
     """
     files.write_bytes(Path(path), encode(timeline, graph))
@@ -117,25 +115,18 @@ def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None
 def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     """The bytes of a trace, an event a line."""
     device, moves, track = timeline.device, timeline.transfers, timeline.memory
-    if (
-        device is None
-        or timeline.start is None
-        or timeline.finish is None
-        or moves is None
-        or track is None
-    ):
+    start, finish = timeline.start, timeline.finish
+    if device is None or start is None or finish is None or moves is None or track is None:
         raise InputError("a trace needs the full timeline: simulate(problem, placement, full=True)")
     if graph is not None and graph.op_names != timeline.op_names:
         raise InputError(f"the timeline is not of graph {graph.name!r}: its ops are others")
     num_devices = len(timeline.device_names)
-    ops = _Drawn(DEVICES, _FIRST_DEVICE + device, timeline.start, timeline.finish)
+    ops = _Slices(DEVICES, _FIRST_DEVICE + device, start, finish)
     link = _FIRST_LINK + moves.source.astype(np.int64) * num_devices + moves.target
-    sent = _Drawn(LINKS, link, moves.start, moves.finish)
+    sent = _Slices(LINKS, link, moves.start, moves.finish)
+    links = sorted({sent.tid[row] for row in np.flatnonzero(sent.shown).tolist()})
     events = [
-        *_labels(
-            timeline.device_names,
-            sorted({sent.tid[row] for row in np.flatnonzero(sent.shown).tolist()}),
-        ),
+        *_labels(timeline.device_names, links),
         *_op_slices(timeline.op_names, ops, graph),
         *_transfer_slices(timeline.op_names, moves, sent, graph),
         *_counters(timeline.device_names, track),
@@ -143,14 +134,9 @@ def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     ]
     encoder = msgspec.json.Encoder()
     lines = b",\n".join(map(encoder.encode, events))
-    about = encoder.encode({"from": f"roost, {timeline.source}", "step_time": timeline.step_time})
-    return (
-        b'{"traceEvents": [\n'
-        + lines
-        + b'\n],\n"displayTimeUnit": "ms",\n"otherData": '
-        + about
-        + b"}\n"
-    )
+    other = encoder.encode({"from": f"roost, {timeline.source}", "step_time": timeline.step_time})
+    middle = b'\n],\n"displayTimeUnit": "ms",\n"otherData": '
+    return b'{"traceEvents": [\n' + lines + middle + other + b"}\n"
 
 
 def _labels(device_names: tuple[str, ...], links: list[int]) -> Iterator[_Label]:
@@ -167,26 +153,24 @@ def _labels(device_names: tuple[str, ...], links: list[int]) -> Iterator[_Label]
         yield _Label("thread_sort_index", pid, tid, {"sort_index": tid})
 
 
-def _op_slices(names: tuple[str, ...], ops: _Drawn, graph: Graph | None) -> Iterator[_Slice]:
+def _op_slices(names: tuple[str, ...], ops: _Slices, graph: Graph | None) -> Iterator[_Slice]:
     for op in np.flatnonzero(ops.shown).tolist():
         arguments = _Arguments(*ops.seconds[op], kind="" if graph is None else graph.kinds[op])
         yield _Slice(names[op], "op", ops.pid, ops.tid[op], ops.ts[op], ops.dur[op], arguments)
 
 
 def _transfer_slices(
-    names: tuple[str, ...], moves: Transfers, sent: _Drawn, graph: Graph | None
+    names: tuple[str, ...], moves: Transfers, sent: _Slices, graph: Graph | None
 ) -> Iterator[_Slice]:
     tensor, kind = moves.tensor.tolist(), moves.kind.tolist()
     size = None if graph is None else graph.output_bytes[moves.tensor].tolist()
     for row in np.flatnonzero(sent.shown).tolist():
-        what = TRANSFER_KINDS[kind[row]]
-        arguments = _Arguments(
-            *sent.seconds[row], kind=what, bytes=None if size is None else size[row]
-        )
-        name = f"{what} {names[tensor[row]]}"
-        yield _Slice(
-            name, "transfer", sent.pid, sent.tid[row], sent.ts[row], sent.dur[row], arguments
-        )
+        transfer_kind = TRANSFER_KINDS[kind[row]]
+        num_bytes = None if size is None else size[row]
+        arguments = _Arguments(*sent.seconds[row], transfer_kind, num_bytes)
+        name = f"{transfer_kind} {names[tensor[row]]}"
+        times = sent.ts[row], sent.dur[row]
+        yield _Slice(name, "transfer", sent.pid, sent.tid[row], *times, arguments)
 
 
 def _counters(device_names: tuple[str, ...], track: MemoryTrack) -> Iterator[_Counter]:
@@ -196,7 +180,7 @@ def _counters(device_names: tuple[str, ...], track: MemoryTrack) -> Iterator[_Co
 
 
 def _arrows(
-    device: Array, moves: Transfers, ops: _Drawn, sent: _Drawn, graph: Graph | None
+    device: Array, moves: Transfers, ops: _Slices, sent: _Slices, graph: Graph | None
 ) -> Iterator[_ArrowStart | _ArrowEnd]:
     makers = _makers(device, moves, ops, graph)
     takers = _arriving(device, moves, ops) if graph is None else _takers(device, moves, ops, graph)
@@ -213,10 +197,8 @@ def _arrows(
             yield _ArrowEnd(arrived, number, ops.pid, ops.tid[op], ops.ts[op])
 
 
-# [transfers] op, or -1.
-def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -> list[int]:
-    """The op that made what is sent: the tensor's own op, or the update that made a parameter's new
-    value."""
+def _makers(device: Array, moves: Transfers, ops: _Slices, graph: Graph | None) -> list[int]:
+    """[transfers] the op that made the tensor: its own, or a parameter's update; -1 for none."""
     made: list[int] = moves.tensor.tolist()
     for row in np.flatnonzero(moves.kind == HOME).tolist():
         made[row] = -1
@@ -228,30 +210,27 @@ def _makers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph | None) -
     return made
 
 
-# [transfers] op, or -1.
-def _takers(device: Array, moves: Transfers, ops: _Drawn, graph: Graph) -> list[int]:
-    """The first drawn op that takes the tensor where it was sent."""
+def _takers(device: Array, moves: Transfers, ops: _Slices, graph: Graph) -> list[int]:
+    """[transfers] the first drawn op that takes the tensor on the target, or -1."""
     on, start, shown = device.tolist(), ops.start.tolist(), ops.shown.tolist()
-    consumer_start, consumer_op = graph.consumer_start.tolist(), graph.consumer_op.tolist()
+    consumers = graph.consumer_lists()
     columns = (moves.tensor, moves.target, moves.kind, moves.finish)
-    found = []
+    first = []
     for tensor, target, kind, finish in zip(*(column.tolist() for column in columns), strict=True):
-        takers = (
-            [] if kind == HOME else consumer_op[consumer_start[tensor] : consumer_start[tensor + 1]]
-        )
-        there = [op for op in takers if on[op] == target and start[op] >= finish and shown[op]]
-        found.append(min(there, key=start.__getitem__, default=-1))
-    return found
+        users = [] if kind == HOME else consumers[tensor]
+        takers = [op for op in users if on[op] == target and start[op] >= finish and shown[op]]
+        first.append(min(takers, key=start.__getitem__, default=-1))
+    return first
 
 
-def _arriving(device: Array, moves: Transfers, ops: _Drawn) -> list[int]:  # [transfers] op, or -1
-    """The first drawn op that starts on a transfer's target once it has finished."""
-    found = np.full(len(moves), -1)
+def _arriving(device: Array, moves: Transfers, ops: _Slices) -> list[int]:
+    """[transfers] the first drawn op that starts on the target after the transfer, or -1."""
+    arriving = np.full(len(moves), -1)
     for target in np.unique(moves.target):
         here = np.flatnonzero(ops.shown & (device == target))
         here = here[np.argsort(ops.start[here], kind="stable")]
         rows = np.flatnonzero((moves.target == target) & (moves.kind != HOME))
         first = np.searchsorted(ops.start[here], moves.finish[rows])
         in_time = first < len(here)
-        found[rows[in_time]] = here[first[in_time]]
-    return found.tolist()
+        arriving[rows[in_time]] = here[first[in_time]]
+    return arriving.tolist()

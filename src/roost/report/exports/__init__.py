@@ -1,7 +1,7 @@
 """Exporters: one file for each tool that can take a placement, found by the name of the file.
 
-An exporter rounds a placement to what its tool can express, and says what the rounding costs. It
-raises InputError, with the reason, for what the tool cannot do. `roost export` calls it.
+An exporter rounds a placement to one that its tool can express, and tells the cost of the rounding.
+It raises InputError with the reason if the tool cannot run the placement. `roost export` calls it.
 """
 
 from roost.report.exports._export import Export

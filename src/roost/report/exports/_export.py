@@ -13,14 +13,16 @@ from roost.core.problem import Problem
 if TYPE_CHECKING:
     from torch import nn
 
+TIME_FACTS = ("agreement", "step_time", "placed_time", "cost")  # of exports with a step time
+
 
 class Export(ABC):
-    """A placement as the file of another tool. Its text (`str`) says what the rounding costs."""
+    """A placement as the file of another tool; `str` tells the cost of the rounding."""
 
     @classmethod
     @abstractmethod
     def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> Self:
-        """The export of a placement. Without the model it covers what the graph knows."""
+        """The export of a placement; without the model it covers the modules of the graph."""
 
     @abstractmethod
     def text(self) -> str:

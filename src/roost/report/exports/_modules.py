@@ -1,22 +1,28 @@
-"""The modules of a graph, and which of them other tools must keep whole.
+"""The modules of a graph, and which of them other tools must keep whole; exporters use it.
 
-Tools that place modules move what a module is called with to the module's device, and nothing else.
-So where the code of a module itself brings together what it was called with and what its parts
-returned (a residual connection), its parts must be on one device with it: it is a *block*. Where it
-brings together what only its parts returned, those parts must share a device: they *meet*.
+Tools that place modules move the inputs of a module to its device, and nothing else. Two things
+follow:
+
+- A module is a *block* if its own code combines its inputs with outputs of its parts, as in a
+  residual connection. All its parts must share its device.
+- Parts *meet* if the code of the module around them combines only their outputs. These parts must
+  share a device.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, FORWARD, INPUT, PARAMETER, Graph
+from roost.core.problem import Problem
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,12 +32,11 @@ _CONSTANT = re.compile(r"(_?tensor_constant|lifted_tensor)_?\d*")
 
 
 class Modules:
-    """The tree of modules of a graph. With the model itself, tied weights, buffers and idle modules
-    are known too."""
+    """The tree of modules of a graph; the model itself adds ties, buffers and idle modules."""
 
     def __init__(self, graph: Graph, model: nn.Module | None = None) -> None:
         self.graph = graph
-        # [ops] without the number of the call.
+        # [ops] module, without the number of the call.
         self.path = [re.sub(r"@\d+", "", module) for module in graph.modules]
         self.tensors: dict[str, list[str]] = {}  # module -> its own parameters and buffers
         self.op_of: dict[str, int] = {}  # tensor, by any of its names -> its op
@@ -74,24 +79,21 @@ class Modules:
         for name, value in named.items():
             if name in parameters:
                 first.setdefault(id(value), name)
-        missing = next(
-            (n for n in parameters if "." in n and n not in named and not _CONSTANT.fullmatch(n)),
-            None,
-        )
+        weights = (n for n in parameters if "." in n and not _CONSTANT.fullmatch(n))
+        missing = [f"tensor {name!r}" for name in weights if name not in named]
         known = set(model_names(model))
-        strange = next((path for path in self.path if path not in known), None)
-        if missing is not None or strange is not None:
-            what = f"tensor {missing!r}" if missing is not None else f"module {strange!r}"
-            raise InputError(f"graph {graph.name!r} is not of this model: the model has no {what}")
+        missing += [f"module {path!r}" for path in self.path if path not in known]
+        if missing:
+            raise InputError(
+                f"graph {graph.name!r} is not of this model: the model has no {missing[0]}"
+            )
         for name, value in named.items():
             self._tensor(name, parameters[first[id(value)]] if id(value) in first else -1)
 
     def _guess_ties(self) -> None:
-        """A module without a tensor of its own that reads another's has it too, by a name that no
-        graph tells."""
-        bare = {module for module, parts in self.children.items() if module and not parts} - set(
-            self.tensors
-        )
+        """Give a leaf module without tensors a name for the other module's tensor that it reads."""
+        leaves = {module for module, parts in self.children.items() if module and not parts}
+        bare = leaves - self.tensors.keys()
         owned = {op: name for name, op in self.op_of.items()}
         for op in self.forward_ops().tolist():
             for source in self.graph.inputs_of(op).tolist() if self.path[op] in bare else []:
@@ -114,57 +116,50 @@ class Modules:
         self.children.setdefault(name, [])
 
     def _own_ops(self) -> Iterator[int]:
-        """Ops that the code of a module with parts runs itself."""
+        """The ops that the code of a module with parts runs itself."""
         for op in range(self.graph.num_ops):
             if self.graph.phase[op] == FORWARD and self.children[self.path[op]]:
                 yield op
 
     def data_inputs(self, op: int, also: int = FORWARD) -> list[int]:
-        """What an op reads of the phases `forward` and `also`; outputs of one op count once."""
-        found: dict[int, None] = {}
+        """The ops of the phases `forward` and `also` that an op reads from, each once."""
+        sources: dict[int, None] = {}
         for source in self.graph.inputs_of(op).tolist():
             if self.graph.kinds[source] == "output":
                 source = int(self.graph.inputs_of(source)[0])
             if self.graph.phase[source] in (FORWARD, also):
-                found[source] = None
-        return list(found)
+                sources[source] = None
+        return list(sources)
 
     @cached_property
     def unit(self) -> list[str | None]:
-        """[ops] the block, or the module without parts, that it runs with; None where it follows
-        from no module."""
-        found: list[str | None] = []
+        """[ops] the block or the leaf module that an op runs with, or None."""
+        units: list[str | None] = []
         for op in range(self.graph.num_ops):
             own = self.unit_of_module(self.path[op])
             if own is None and self.graph.phase[op] == FORWARD:
-                sources = (found[source] for source in self.data_inputs(op))
+                sources = (units[source] for source in self.data_inputs(op))
                 own = next((unit for unit in sources if unit is not None), None)
-            found.append(own if self.graph.phase[op] == FORWARD else None)
-        return found
+            units.append(own if self.graph.phase[op] == FORWARD else None)
+        return units
 
     def unit_of_module(self, module: str) -> str | None:
-        """The outermost block around a module, or itself where it has no parts."""
+        """The outermost block around a module, else the module itself if it has no parts."""
         for path in ancestors(module):
             if self.is_block.get(path):
                 return path
         return module if not self.children.get(module) and module else None
 
     def meetings(self) -> Iterator[tuple[str, str, int]]:
-        """Two units, and the op outside of both that reads from both, or a unit and an op that
-        reads its weight."""
+        """Two units that meet, and the op that reads from both, or that reads a weight of one."""
         unit = self.unit
         for op in self._own_ops():
             if self.unit_of_module(self.path[op]) is not None:
                 continue
-            units = list(
-                dict.fromkeys(
-                    unit[source] for source in self.data_inputs(op) if unit[source] is not None
-                )
-            )
+            sources = dict.fromkeys(unit[source] for source in self.data_inputs(op))
+            units = [source for source in sources if source is not None]
             units += [owner for _, owner in self.foreign(op)]
             for other in units[1:]:
-                assert units[0] is not None
-                assert other is not None
                 yield units[0], other, op
         for op in range(self.graph.num_ops):
             mine = unit[op]
@@ -174,40 +169,61 @@ class Modules:
                         yield mine, owner, op
 
     def foreign(self, op: int) -> list[tuple[int, str]]:
-        """Weights that an op reads although their module is not running, with the units that own
-        them."""
-        found = []
+        """Weights that an op reads while their module is not running, and the units of these."""
+        weights = []
         for source in self.graph.inputs_of(op).tolist():
             names = self.names_of.get(source, ())
             if names and not any(within(self.path[op], name.rpartition(".")[0]) for name in names):
                 owner = self.unit_of_module(names[0].rpartition(".")[0])
                 if owner is not None:
-                    found.append((source, owner))
-        return found
+                    weights.append((source, owner))
+        return weights
 
     @cached_property
     def names_of(self) -> Mapping[int, list[str]]:
         """Op of a tensor -> its names."""
-        found: dict[int, list[str]] = {}
+        names: defaultdict[int, list[str]] = defaultdict(list)
         for name, op in self.op_of.items():
-            found.setdefault(op, []).append(name)
-        return found
+            names[op].append(name)
+        return dict(names)
 
     def forward_ops(self) -> Array:
+        """The ops of the phase `forward`."""
         return np.flatnonzero(self.graph.phase == FORWARD)
 
 
+Seconds = Mapping[int, float]  # device -> seconds of computing
+
+
+def seconds_by_unit(
+    problem: Problem, device: Array, unit: Sequence[str | None]
+) -> dict[str, Seconds]:
+    """The computing of each unit on each device; `unit` has the unit of each op, or None."""
+    seconds: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for op in np.flatnonzero(problem.graph.phase == FORWARD).tolist():
+        name, on = unit[op], int(device[op])
+        if name is not None:
+            seconds[name][on] += float(problem.op_time[op, on]) + 1e-12
+    return dict(seconds)
+
+
+def busiest(seconds: Seconds) -> int:
+    """The device with the most computing, or the first of several."""
+    return max(seconds, key=lambda device: (seconds[device], -device))
+
+
 def model_names(model: nn.Module | None) -> list[str]:
-    return (
-        [] if model is None else [name for name, _ in model.named_modules(remove_duplicate=False)]
-    )
+    """The paths of all modules of a model."""
+    if model is None:
+        return []
+    return [name for name, _ in model.named_modules(remove_duplicate=False)]
 
 
 def within(path: str, module: str) -> bool:
+    """Whether a path is a module's or inside it."""
     return path == module or not module or path.startswith(f"{module}.")
 
 
 def ancestors(module: str) -> Iterable[str]:
-    """From the outermost to the module itself; the model as a whole is none of them."""
-    parts = module.split(".") if module else []
-    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+    """The modules around a module and itself, outermost first, without the whole model."""
+    return accumulate(module.split("."), "{}.{}".format) if module else ()

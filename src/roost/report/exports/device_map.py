@@ -1,15 +1,16 @@
 """A `device_map` of accelerate and transformers.
 
-What accelerate does with one: a module runs on the device of its entry. An entry "cpu" beside GPUs
-means that the weights lie there and are copied to the first GPU before each use, with nothing else
-going on meanwhile; computing on the CPU beside a GPU cannot be said. Buffers stay on the GPU that
-computes with them.
+Under a map, accelerate runs a module on the device of its entry. An entry "cpu" beside GPUs means
+that the weights lie in host memory, and accelerate copies them to the first GPU before each use,
+while nothing else runs. A map cannot ask for computing on the CPU beside a GPU. Buffers stay on the
+GPU that computes with them.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,8 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
 from roost.errors import InputError
-from roost.report.exports._export import Export
-from roost.report.exports._modules import Modules, within
+from roost.report.exports._export import TIME_FACTS, Export
+from roost.report.exports._modules import Modules, Seconds, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
 if TYPE_CHECKING:
@@ -33,13 +34,13 @@ _MINOR = 0.02  # a GPU with a smaller share of the computing than this may be ro
 
 @dataclass(frozen=True)
 class DeviceMap(Export):
-    """The map, and how far it is from the placement that it was made of."""
+    """The map, and its distance from the placement."""
 
     entries: Mapping[str, int | str]  # module, or tensor -> number of the GPU, or "cpu"
-    agreement: float  # share of the ops that run where the placement has them
+    agreement: float  # share of the ops on the placement's device
     step_time: float  # seconds, simulated, under the map
     placed_time: float  # seconds, simulated, under the placement
-    missing_bytes: int  # what does not fit any more, on all devices together
+    missing_bytes: int  # of memory, on all devices together
     placement: Placement  # the map as a placement
 
     @classmethod
@@ -48,33 +49,26 @@ class DeviceMap(Export):
 
     @property
     def cost(self) -> float:
-        """How many times as long a step takes as the placement's."""
+        """The step time as a multiple of the placement's."""
         return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
 
     @property
     def feasible(self) -> bool:
+        """Whether the map fits into memory."""
         return self.missing_bytes == 0
 
     def device_of(self, tensor: str) -> int | str | None:
-        """The entry of a tensor, as accelerate finds it: the longest that it is within; None where
-        it has none."""
+        """The entry of a tensor, as accelerate looks it up: the longest module name around it."""
         matching = [name for name in self.entries if within(tensor, name)]
         return self.entries[max(matching, key=len)] if matching else None
 
     def text(self) -> str:
-        """As JSON, which `json.load` turns into what accelerate takes."""
+        """The map as JSON; `json.load` gives the argument for accelerate."""
         return json.dumps(dict(self.entries), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "device_map": dict(self.entries),
-            "agreement": self.agreement,
-            "step_time": self.step_time,
-            "placed_time": self.placed_time,
-            "cost": self.cost,
-            "feasible": self.feasible,
-            "missing_bytes": self.missing_bytes,
-        }
+        names = (*TIME_FACTS, "feasible", "missing_bytes")
+        return {"device_map": dict(self.entries)} | {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         lacks = "" if self.feasible else f"; does not fit: lacks {show_bytes(self.missing_bytes)}"
@@ -87,45 +81,38 @@ class DeviceMap(Export):
 def device_map(model: nn.Module | None, problem: Problem, placement: Placement) -> DeviceMap:
     """Round a placement of inference to whole modules.
 
-    Without the model only what the graph knows is in the map: no modules and buffers that the step
-    does not use.
+    Without the model the map lacks modules and buffers that the step does not use.
     """
     placement = problem.check(placement)
-    rounding = _Rounding(Modules(problem.graph, model), problem, placement)
-    entries = rounding.entries()
-    rounded = rounding.rounded()
+    rounding = _WholeModules(Modules(problem.graph, model), problem, placement)
+    entries, rounded = rounding.entries(), rounding.rounded()
     before, after = simulate(problem, placement), simulate(problem, rounded)
     computes = ~problem.graph.is_parameter
+    agree = (rounded.device == placement.device)[computes]
     return DeviceMap(
         entries,
-        float((rounded.device == placement.device)[computes].mean()) if computes.any() else 1.0,
-        after.step_time,
-        before.step_time,
-        int(after.missing.sum()),
-        rounded,
+        agreement=float(agree.mean()) if computes.any() else 1.0,
+        step_time=after.step_time,
+        placed_time=before.step_time,
+        missing_bytes=int(after.missing.sum()),
+        placement=rounded,
     )
 
 
-class _Rounding:
-    """Which device each module is on, by what most of its computing is on."""
+class _WholeModules:
+    """The device of each module: the one with most of its computing."""
 
     def __init__(self, modules: Modules, problem: Problem, placement: Placement) -> None:
-        self.modules, self.problem, self.placement, self.graph = (
-            modules,
-            problem,
-            placement,
-            problem.graph,
-        )
+        self.modules, self.problem, self.graph = modules, problem, problem.graph
         self.device: list[int] = placement.device.tolist()
         self.value = _values(problem, placement)
-        self.gpus = sorted(
-            (d for d, value in self.value.items() if value != "cpu"),
-            key=lambda d: int(self.value[d]),
-        )
+        gpus = [device for device, value in self.value.items() if value != "cpu"]
+        self.gpus = sorted(gpus, key=lambda device: int(self.value[device]))
         self.cpu = next((d for d, value in self.value.items() if value == "cpu"), None)
-        self.root: dict[str, str] = {}  # unit -> another that it must go with
-        # Weights that are read while their module is not running: never offloaded.
+        self.root: dict[str, str] = {}  # unit -> another unit that must share its device
+        # Weights that are read while their module is not running, which are never offloaded.
         self.pinned: set[int] = set()
+        self.seconds = seconds_by_unit(problem, placement.device, modules.unit)
         self._tie()
         self._meet()
         self.exec_of, self.offloaded = self._decide()
@@ -150,7 +137,7 @@ class _Rounding:
                 self._join(units[0], other)
 
     def _owner(self, tensor: str) -> str:
-        """The unit of a tensor: that of its module, or itself where that has parts elsewhere."""
+        """The unit of a tensor: its module's, or the tensor itself if the module has parts."""
         return self.modules.unit_of_module(tensor.rpartition(".")[0]) or tensor
 
     def _meet(self) -> None:
@@ -160,7 +147,7 @@ class _Rounding:
             self.reasons.append((one, other, op))
         for op in self.modules.forward_ops().tolist():
             self.pinned |= {source for source, _ in self.modules.foreign(op)}
-            # And a tensor of a module with parts goes with what it meets there.
+            # A tensor of a module with parts goes with the unit that it meets there.
             unit = self.modules.unit[op]
             for source in self.graph.inputs_of(op).tolist():
                 for name in self.modules.names_of.get(source, ()):
@@ -170,55 +157,42 @@ class _Rounding:
     # ------------------------------------------------------------------ where it goes
 
     def _decide(self) -> tuple[dict[str, int], set[str]]:
-        """Where each set of units computes, and which sets, or modules, have their weights on the
-        CPU."""
-        self.seconds: dict[str, dict[int, float]] = {}  # by unit and device
-        for op in self.modules.forward_ops().tolist():
-            if (unit := self.modules.unit[op]) is not None:
-                there = self.seconds.setdefault(unit, {})
-                time = float(self.problem.op_time[op, self.device[op]])
-                there[self.device[op]] = there.get(self.device[op], 0.0) + time + 1e-12
-        sums: dict[str, dict[int, float]] = {}
-        for unit, there in self.seconds.items():
-            added = sums.setdefault(self._top(unit), {})
-            for device, time in there.items():
-                added[device] = added.get(device, 0.0) + time
+        """The device of each set of units, and the sets or modules whose weights lie on the CPU."""
+        sums: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
+        for unit, seconds in self.seconds.items():
+            for device, time in seconds.items():
+                sums[self._top(unit)][device] += time
         self.main = self.gpus[0] if self.gpus else self._only_cpu()
-        found = {unit: self._most(there) for unit, there in sums.items()}
+        device_of = {unit: self._most(seconds) for unit, seconds in sums.items()}
         offloaded = self._offloaded() if self.gpus and self.cpu is not None else set()
-        if self.gpus:  # what is offloaded runs on the first GPU that is left
-            left = [device for unit, device in found.items() if unit not in offloaded]
+        if self.gpus:  # an offloaded module runs on the first GPU that still computes
+            left = [device for unit, device in device_of.items() if unit not in offloaded]
             self.main = min(left, key=self.gpus.index, default=self.main)
-        return found, offloaded
+        return device_of, offloaded
 
-    def _most(self, seconds: Mapping[int, float]) -> int:
+    def _most(self, seconds: Seconds) -> int:
         """The device of most of the computing; beside GPUs the CPU does not count."""
         able = {device: time for device, time in seconds.items() if device in self.gpus}
-        return max(able, key=lambda device: (able[device], -device)) if able else self.main
+        return busiest(able) if able else self.main
 
     def _offloaded(self) -> set[str]:
-        # Set of units, or module where there is but one GPU -> bytes, on the CPU.
-        sizes: dict[str, list[int]] = {}
+        """The sets of units, or with one GPU the modules, with most of their bytes on the CPU."""
+        sizes: Counter[str] = Counter()
+        on_cpu: Counter[str] = Counter()
         pinned: set[str] = set()
-        for name, op in self._weights():
-            key = self._top(self._owner(name)) if len(self.gpus) > 1 else self._place_of(name)
-            size = sizes.setdefault(key, [0, 0])
-            size[0] += int(self.graph.output_bytes[op])
-            size[1] += int(self.graph.output_bytes[op]) * (self.device[op] == self.cpu)
+        for name, op in self.modules.op_of.items():
+            if name in self.modules.buffers:
+                continue
+            key = self._top(self._owner(name)) if len(self.gpus) > 1 else self._offload_key(name)
+            size = int(self.graph.output_bytes[op])
+            sizes[key] += size
+            on_cpu[key] += size * (self.device[op] == self.cpu)
             if op in self.pinned:
                 pinned.add(key)
-        return {key for key, (size, there) in sizes.items() if 2 * there > size} - pinned
+        return {key for key, size in sizes.items() if 2 * on_cpu[key] > size} - pinned
 
-    def _weights(self) -> list[tuple[str, int]]:
-        return [
-            (name, op)
-            for name, op in self.modules.op_of.items()
-            if name not in self.modules.buffers
-        ]
-
-    def _place_of(self, tensor: str) -> str:
-        """What a tensor is offloaded with where there is one GPU: its module, or itself where that
-        has parts."""
+    def _offload_key(self, tensor: str) -> str:
+        """The module to offload with a tensor on one GPU; the tensor itself if that has parts."""
         module = tensor.rpartition(".")[0]
         return tensor if self.modules.children.get(module) or not module else module
 
@@ -230,7 +204,7 @@ class _Rounding:
         if len(self.gpus) > 1:
             return self._top(self._owner(tensor)) in self.offloaded
         tied = self.modules.names_of.get(self.modules.op_of.get(tensor, -1), [tensor])
-        return any(self._place_of(name) in self.offloaded for name in tied)
+        return any(self._offload_key(name) in self.offloaded for name in tied)
 
     def _computes_on(self, unit: str | None) -> int:
         if unit is None:
@@ -239,13 +213,13 @@ class _Rounding:
         return self.main if top in self.offloaded else self.exec_of.get(top, self.main)
 
     def _check_sensible(self) -> None:
-        """Refuse where several GPUs became one only because whole modules cannot be split as the
-        placement splits."""
-        total: dict[int, float] = {}
+        """Raise if several GPUs became one because modules cannot be split like the placement."""
+        total: defaultdict[int, float] = defaultdict(float)
         for op in self.modules.forward_ops().tolist():
             device = self.device[op]
-            total[device] = total.get(device, 0.0) + float(self.problem.op_time[op, device])
-        major = {d for d in self.gpus if total.get(d, 0.0) > _MINOR * sum(total.values())}
+            total[device] += float(self.problem.op_time[op, device])
+        all_seconds = sum(total.values())
+        major = {device for device in self.gpus if total[device] > _MINOR * all_seconds}
         used = {self._computes_on(unit) for unit in self.exec_of}
         if len(major) < 2 or len(used) > 1:
             return
@@ -267,10 +241,10 @@ class _Rounding:
     # ------------------------------------------------------------------ what comes out
 
     def entries(self) -> dict[str, int | str]:
-        """Every tensor and every module covered; a module whose parts agree is one entry."""
+        """The entries, which cover every tensor and module; a module whose parts agree is one."""
         listed = self._listed("")
         filled: dict[str, int | str] = {}
-        # For modules that hold nothing: a device that computes, the one before.
+        # A module without tensors gets the computing device before it.
         latest = self.value[self.main]
         for name, value in listed.items():
             latest = value if value is not None and (value != "cpu" or not self.gpus) else latest
@@ -283,16 +257,16 @@ class _Rounding:
         return filled
 
     def _listed(self, module: str) -> dict[str, int | str | None]:
-        modules = self.modules
-        found: dict[str, int | str | None] = {}
-        for child in modules.children[module]:
-            found |= self._listed(child)
-        tensors = modules.tensors.get(module, [])
-        if not modules.children[module]:
+        children = self.modules.children[module]
+        tensors = self.modules.tensors.get(module, [])
+        if not children:
             return {module: self._leaf(module, tensors)}
-        found |= {tensor: self._tensor_value(tensor) for tensor in tensors}
-        values = {value for value in found.values() if value is not None}
-        return {module: next(iter(values), None)} if len(values) <= 1 else found
+        listed: dict[str, int | str | None] = {}
+        for child in children:
+            listed |= self._listed(child)
+        listed |= {tensor: self._tensor_value(tensor) for tensor in tensors}
+        values = {value for value in listed.values() if value is not None}
+        return {module: next(iter(values), None)} if len(values) <= 1 else listed
 
     def _leaf(self, module: str, tensors: list[str]) -> int | str | None:
         weights = [tensor for tensor in tensors if tensor not in self.modules.buffers]
@@ -301,10 +275,9 @@ class _Rounding:
         unit = self.modules.unit_of_module(module)
         if unit is None or self._top(unit) not in self.exec_of:
             return self.value[self.main] if tensors else None
-        if not tensors and (
-            unit != module or len(self.gpus) < 2 or self._top(unit) in self.offloaded
-        ):
-            return None  # it has nothing to hold, and runs where all around it does
+        follows = unit != module or len(self.gpus) < 2 or self._top(unit) in self.offloaded
+        if follows and not tensors:
+            return None  # it runs wherever the modules around it run
         return self.value[self._computes_on(unit)]
 
     def _tensor_value(self, tensor: str) -> int | str:
@@ -313,7 +286,7 @@ class _Rounding:
         return self.value[self._computes_on(self._owner(tensor))]
 
     def rounded(self) -> Placement:
-        """The map as a placement, with nothing fetched ahead."""
+        """The map as a placement without a window."""
         device = np.array(self.device)
         for op in range(self.graph.num_ops):
             if self.graph.is_parameter[op]:
@@ -331,37 +304,34 @@ class _Rounding:
         names = self.modules.names_of.get(op)
         if not names:
             return self.main  # a constant
-        if (
-            self.cpu is not None
-            and self._is_offloaded(names[0])
-            and names[0] not in self.modules.buffers
-        ):
+        name = names[0]
+        offloaded = self._is_offloaded(name) and name not in self.modules.buffers
+        if self.cpu is not None and offloaded:
             return self.cpu
-        return self._computes_on(self._owner(names[0]))
+        return self._computes_on(self._owner(name))
 
 
 def _values(problem: Problem, placement: Placement) -> dict[int, int | str]:
-    """How accelerate calls the devices in use."""
-    found: dict[int, int | str] = {}
+    """The names that accelerate has for the devices in use."""
+    values: dict[int, int | str] = {}
     for number in sorted(set(placement.device.tolist())):
         device = problem.cluster.devices[number]
         cuda = re.fullmatch(r"cuda:(\d+)", device.name)
         if device.kind == "cuda" and cuda:
-            found[number] = int(cuda[1])
+            values[number] = int(cuda[1])
         elif device.kind == "cpu":
-            found[number] = "cpu"
+            values[number] = "cpu"
         else:
             raise InputError(
                 f"accelerate does not know device {device.name!r} of kind {device.kind!r}: only "
                 "cpu, cuda:N"
             )
-    if (cpus := [problem.cluster.device_names[d] for d, value in found.items() if value == "cpu"])[
-        1:
-    ]:
+    cpus = [problem.cluster.device_names[d] for d, value in values.items() if value == "cpu"]
+    if len(cpus) > 1:
         raise InputError(f"the placement uses {' and '.join(cpus)}; accelerate knows but one cpu")
-    hosts = {problem.cluster.devices[number].host for number in found}
+    hosts = {problem.cluster.devices[number].host for number in values}
     if len(hosts) > 1:
         raise InputError(
             f"the placement uses hosts {', '.join(sorted(hosts))}; a device_map is for one"
         )
-    return found
+    return values

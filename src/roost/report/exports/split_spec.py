@@ -1,11 +1,12 @@
-"""A `split_spec` for `torch.distributed.pipelining.pipeline`: before which modules a new stage
-begins."""
+"""A `split_spec` for `torch.distributed.pipelining.pipeline`: the first module of each stage."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +14,8 @@ import numpy as np
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.report.exports._export import Export
-from roost.report.exports._modules import Modules, ancestors, within
+from roost.report.exports._export import TIME_FACTS, Export
+from roost.report.exports._modules import Modules, ancestors, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _MINOR = 0.02  # a device with a smaller share of the computing than this may be
 
 @dataclass(frozen=True)
 class SplitSpec(Export):
-    """Where the stages begin, and on which devices they are."""
+    """The beginnings of the stages, and their devices."""
 
     points: Mapping[str, str]  # module -> name of a SplitPoint
     devices: tuple[str, ...]  # [stages]
@@ -39,24 +40,17 @@ class SplitSpec(Export):
 
     @property
     def cost(self) -> float:
-        """How many times as long a step takes as the placement's, one batch after the other."""
+        """The time of one batch as a multiple of the placement's step time."""
         return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
 
     def text(self) -> str:
-        return (
-            json.dumps({"split_spec": dict(self.points), "devices": list(self.devices)}, indent=2)
-            + "\n"
-        )
+        return json.dumps(self._content(), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "split_spec": dict(self.points),
-            "devices": list(self.devices),
-            "agreement": self.agreement,
-            "step_time": self.step_time,
-            "placed_time": self.placed_time,
-            "cost": self.cost,
-        }
+        return self._content() | {name: getattr(self, name) for name in TIME_FACTS}
+
+    def _content(self) -> dict[str, Any]:
+        return {"split_spec": dict(self.points), "devices": list(self.devices)}
 
     def __str__(self) -> str:
         stages = f"{len(self.devices)} stages on {', '.join(self.devices)}"
@@ -71,56 +65,43 @@ class SplitSpec(Export):
 def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
     """The stages of a placement that goes from device to device along the model, never back.
 
-    A module counts as being where most of its computing is. Raises InputError with the first module
-    that goes back, or whose weights lie elsewhere, and where a device that computes would get no
-    stage.
+    A module belongs to the device of most of its computing. Raises InputError with the first module
+    that goes back or whose weights lie elsewhere, or if a device that computes would get no stage.
     """
     placement = problem.check(placement)
     graph, names = problem.graph, problem.cluster.device_names
     modules = Modules(graph, model)
-    device = _majority(modules, problem, placement)
-    calls: list[str] = []  # units as they are called, one after the other
-    for op in modules.forward_ops().tolist():
-        unit = modules.unit_of_module(modules.path[op])
-        if unit is not None and (not calls or calls[-1] != unit):
-            calls.append(unit)
+    ops = modules.forward_ops().tolist()
+    units = [modules.unit_of_module(path) for path in modules.path]
+    seconds = seconds_by_unit(problem, placement.device, units)
+    device = {unit: busiest(each) for unit, each in seconds.items()}
+    calls = [unit for unit, _ in groupby(filter(None, (units[op] for op in ops)))]
     if not calls:
         raise InputError(
             f"graph {graph.name!r} has no modules to split at; capture it from a model of PyTorch"
         )
-    stages: list[int] = []
+    stages = [device[calls[0]]]
     points: dict[str, str] = {}
-    seen: list[str] = []
-    for unit in calls:
-        if not stages:
-            stages.append(device[unit])
-        elif device[unit] != stages[-1]:
+    for number, unit in enumerate(calls):
+        if device[unit] != stages[-1]:
             if device[unit] in stages:
                 raise InputError(
                     f"module {unit!r} goes back to {names[device[unit]]} after "
                     f"{names[stages[-1]]}; a pipeline goes from stage to stage once"
                 )
             stages.append(device[unit])
-            points[_begins(unit, seen)] = "BEGINNING"
-        seen.append(unit)
+            points[_begins(unit, calls[:number])] = "BEGINNING"
     _check_weights(modules, problem, placement, device)
     _check_devices(modules, problem, placement, device, stages)
-    ops = modules.forward_ops()
-    agree = [
-        int(placement.device[op]) == device[unit]
-        for op in ops.tolist()
-        if (unit := modules.unit[op]) is not None
-    ]
-    before, after = (
-        simulate(problem, each)
-        for each in (placement, _staged(modules, problem, placement, device))
-    )
+    pairs = ((int(placement.device[op]), modules.unit[op]) for op in ops)
+    agree = [placed == device[unit] for placed, unit in pairs if unit is not None]
+    staged = _staged(modules, problem, placement, device)
     return SplitSpec(
         points,
         tuple(names[stage] for stage in stages),
-        sum(agree) / len(agree),
-        after.step_time,
-        before.step_time,
+        agreement=sum(agree) / len(agree),
+        step_time=simulate(problem, staged).step_time,
+        placed_time=simulate(problem, placement).step_time,
     )
 
 
@@ -133,10 +114,9 @@ def _staged(
         unit = modules.unit[op]
         moved[op] = device.get(unit, moved[op]) if unit is not None else moved[op]
     for op, tensors in modules.names_of.items():
-        units = [modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors]
-        moved[op] = next(
-            (device[unit] for unit in units if unit is not None and unit in device), moved[op]
-        )
+        units = (modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors)
+        homes = (device[unit] for unit in units if unit is not None and unit in device)
+        moved[op] = next(homes, moved[op])
     members = np.flatnonzero(problem.graph.group >= 0)
     moved[members] = moved[problem.group_leader[problem.graph.group[members]]]
     return replace(placement, device=moved, order="program", priority=None)
@@ -149,8 +129,7 @@ def _check_devices(
     device: Mapping[str, int],
     stages: list[int],
 ) -> None:
-    """A device that goes in and out of modules would have no stage, and what it does would be
-    somebody else's."""
+    """Raise if a device computes parts of modules, but most of none: it would have no stage."""
     ops = modules.forward_ops()
     seconds = np.zeros(problem.cluster.num_devices)
     np.add.at(seconds, placement.device[ops], problem.op_time[ops, placement.device[ops]])
@@ -160,62 +139,42 @@ def _check_devices(
         name = problem.cluster.device_names[lost]
         first = next(op for op in ops.tolist() if placement.device[op] == lost)
         inside = modules.unit[first]
-        there = (
-            "elsewhere"
-            if inside is None
-            else problem.cluster.device_names[device.get(inside, stages[0])]
-        )
+        other = "elsewhere"
+        if inside is not None:
+            other = problem.cluster.device_names[device.get(inside, stages[0])]
         raise InputError(
             f"{name} computes {seconds[lost] / seconds.sum():.0%} of the step, but most of no "
             f"module: the first of its ops, {problem.graph.op_names[first]!r}, is in {inside!r}, "
-            f"which is on {there} for the most part; a pipeline has whole modules in its stages: "
+            f"which is on {other} for the most part; a pipeline has whole modules in its stages: "
             "place with contiguous or expert, or on fewer devices"
         )
 
 
 def _begins(unit: str, seen: list[str]) -> str:
-    """The outermost module that begins with this unit."""
+    """The outermost module that begins with a unit, after the units that were called before."""
     return next(path for path in ancestors(unit) if not any(within(other, path) for other in seen))
-
-
-def _majority(modules: Modules, problem: Problem, placement: Placement) -> dict[str, int]:
-    """Unit -> the device of most of its computing."""
-    seconds: dict[str, dict[int, float]] = {}
-    for op in modules.forward_ops().tolist():
-        unit, on = modules.unit_of_module(modules.path[op]), int(placement.device[op])
-        if unit is not None:
-            there = seconds.setdefault(unit, {})
-            there[on] = there.get(on, 0.0) + float(problem.op_time[op, on]) + 1e-12
-    return {unit: max(there, key=lambda d: (there[d], -d)) for unit, there in seconds.items()}
 
 
 def _check_weights(
     modules: Modules, problem: Problem, placement: Placement, device: Mapping[str, int]
 ) -> None:
-    """A stage holds its own weights: most of each unit's must be where it computes, and a tied one
-    in one stage."""
+    """Raise unless each stage holds its own weights, and each tied weight is in one stage."""
     names = problem.cluster.device_names
-    sizes: dict[str, dict[int, int]] = {}  # unit -> bytes by where they lie
+    sizes: defaultdict[str, Counter[int]] = defaultdict(Counter)  # unit -> bytes on each device
     for op, tensors in modules.names_of.items():
-        units = {tensor: modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors}
-        homes = {
-            device[unit]: tensor
-            for tensor, unit in units.items()
-            if unit is not None and unit in device
-        }
+        owners = {tensor: modules.unit_of_module(tensor.rpartition(".")[0]) for tensor in tensors}
+        units = {tensor: unit for tensor, unit in owners.items() if unit and unit in device}
+        homes = {device[unit]: tensor for tensor, unit in units.items()}
         if len(homes) > 1:
             raise InputError(
                 f"{' and '.join(map(repr, homes.values()))} are one weight, used on "
                 f"{' and '.join(names[home] for home in homes)}; a pipeline has it in one stage"
             )
-        lies = int(placement.device[op])
-        for unit in {unit for unit in units.values() if unit is not None and unit in device}:
-            there = sizes.setdefault(unit, {})
-            there[lies] = there.get(lies, 0) + int(problem.graph.output_bytes[op])
-    for unit, there in sizes.items():
-        if 2 * there.get(device[unit], 0) < sum(there.values()):
-            lies = max(there, key=lambda home: (there[home], -home))
+        for unit in set(units.values()):
+            sizes[unit][int(placement.device[op])] += int(problem.graph.output_bytes[op])
+    for unit, size in sizes.items():
+        if 2 * size[device[unit]] < size.total():
             raise InputError(
-                f"weights of module {unit!r} lie on {names[lies]} while it computes on "
+                f"weights of module {unit!r} lie on {names[busiest(size)]} while it computes on "
                 f"{names[device[unit]]}; a stage of a pipeline holds its own weights"
             )
