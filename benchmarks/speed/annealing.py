@@ -11,14 +11,13 @@ what the step waits for.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import numpy as np
 
 from roost.core.problem import Problem
 from roost.placers._annealing.annealer import Annealer
 from roost.placers._annealing.proposals import even_odds
-from roost.placers._annealing.sixteen_moves import STAY, _draft, _settle
+from roost.placers._annealing.sixteen_moves import STAY, draw_moves, settle
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.testing.problems import scattered, training_like
@@ -38,14 +37,13 @@ def best_seconds(work) -> float:  # type: ignore[no-untyped-def]
 
 def drawn_moves(annealer: Annealer, start: np.ndarray, count: int) -> tuple[np.ndarray, ...]:  # type: ignore[type-arg]
     """So many batches of moves as annealing would draw them from one placement."""
-    _, draft, work = annealer._new_room()
-    work.placed[:] = start
-    _settle(annealer.layout, annealer.space, work, annealer.number, annealer._is_parameter)
+    chain, scratch = annealer.chain(start, 1), annealer._new_scratch()
+    draft = scratch.draft
+    settle(annealer.layout, annealer.space, annealer.tables, chain, scratch)
     even_odds(draft)
-    state = np.array([1], dtype=np.uint64)
     starts, ops, devices = [np.zeros(1, np.int64)], [], []
     for _ in range(count):
-        _draft(annealer.space, draft, work, 0, 0, state)
+        draw_moves(annealer.space, chain, scratch, 0, 0)
         size = int(draft.start[STAY])
         starts.append(draft.start[1 : STAY + 1] + starts[-1][-1])
         ops.append(draft.op[:size].copy())
@@ -68,7 +66,7 @@ def measure(problem: Problem) -> tuple[float, float]:
     def anneal() -> None:
         nonlocal spent
         chain = annealer.chain(start, 1)
-        spent = annealer.run(replace(chain), batches, 1e-12, 1e-12)
+        spent = annealer.run(chain, batches, 1e-12, 1e-12)
 
     seconds = best_seconds(anneal)
     return raw, spent / seconds

@@ -17,9 +17,8 @@ from roost.core.problem import Problem
 from roost.core.timeline import FETCH
 from roost.core.trial import Result
 from roost.placers._annealing.annealer import Annealer
-from roost.placers._annealing.critical_units import hot_units
+from roost.placers._annealing.critical_units import critical_units
 from roost.placers._annealing.population import Heat
-from roost.placers._annealing.sixteen_moves import BEST_EXCESS, BEST_STEP, STEP
 from roost.placers._genetic.any_order import order_of, push_in_order
 from roost.placers._shared.units import Units
 from roost.placers.annealing import Annealing
@@ -130,15 +129,15 @@ def test_a_chain_says_of_its_best_what_the_simulator_says(tie: str) -> None:
         example = replace(placement, device=np.zeros(problem.graph.num_ops, np.int32), order=order)
         annealer = Annealer(problem, units, example)
         chain = annealer.chain(anywhere(units, rng), seed + 1)
-        first = (chain.figures[BEST_EXCESS], chain.figures[BEST_STEP])
+        first = (chain.best_excess[0], chain.best_step[0])
         for _ in range(2):
             spent = annealer.run(chain, 20, 0.05, 0.001)
             assert 0 < spent <= 20 * annealer.batch + 1
-            found = (chain.figures[BEST_EXCESS], chain.figures[BEST_STEP])
-            step, excess = annealer.cost(chain.best)
+            found = (chain.best_excess[0], chain.best_step[0])
+            excess, step = annealer.cost(chain.best)
             # Sums are rounded.
             assert (found[1], found[0]) == (step, pytest.approx(excess, rel=1e-12))
-            assert annealer.cost(chain.placed)[0] == chain.figures[STEP]
+            assert annealer.cost(chain.placed).step_time == chain.step[0]
             problem.check(annealer.placement(chain.placed))
             assert found <= first
             first = found
@@ -150,11 +149,11 @@ def test_what_the_step_waits_for_is_found_on_any_graph() -> None:
         units, graph = Units.of(problem), problem.graph
         layout = Simulator.of(problem).layout(problem.placement(placement.device))
         unit_of = units.unit[layout.op].astype(np.int32)
-        hot, mark = np.full(units.num_units, -1, np.int32), np.zeros(units.num_units, np.bool_)
+        critical, mark = np.full(units.num_units, -1, np.int32), np.zeros(units.num_units, np.bool_)
         device = placement.device.astype(np.uint32)[layout.op]
-        count = hot_units(layout, device, unit_of, hot, mark)
+        count = critical_units(layout, device, unit_of, critical, mark)
         assert not mark.any()
-        assert len(set(hot[:count].tolist())) == count
+        assert len(set(critical[:count].tolist())) == count
         assert (count > 0) == (not graph.is_parameter.all())
 
 
@@ -166,9 +165,9 @@ def test_what_the_step_waits_for_is_a_path_to_its_end() -> None:
     units = Units.of(problem, "nothing")
     layout = Simulator.of(problem).layout(problem.placement(device))
     unit_of = units.unit[layout.op].astype(np.int32)
-    hot, mark = np.zeros(units.num_units, np.int32), np.zeros(units.num_units, np.bool_)
-    count = hot_units(layout, device.astype(np.uint32)[layout.op], unit_of, hot, mark)
-    assert set(hot[:count].tolist()) == set(unit_of.tolist())  # a chain waits for every op
+    critical, mark = np.zeros(units.num_units, np.int32), np.zeros(units.num_units, np.bool_)
+    count = critical_units(layout, device.astype(np.uint32)[layout.op], unit_of, critical, mark)
+    assert set(critical[:count].tolist()) == set(unit_of.tolist())  # a chain waits for every op
 
 
 def shrunk(problem: Problem, peak: Array) -> Problem:
@@ -193,7 +192,7 @@ def test_a_chain_that_began_with_what_fits_ends_with_what_fits(tie: str) -> None
         annealer = Annealer(tight, Units.of(tight, tie), tight.placement(units.devices(start)))
         chain = annealer.chain(start, seed + 1)
         annealer.run(chain, 50, 0.05, 0.001)
-        assert chain.figures[BEST_EXCESS] == 0
+        assert chain.best_excess[0] == 0
         assert simulate(tight, annealer.placement(chain.best)).feasible
         moved += int((chain.best != start).any())
     assert moved > 5
@@ -284,11 +283,11 @@ def test_descent_takes_nothing_worse() -> None:
     start = anywhere(units, np.random.default_rng(0))
     annealer = Annealer(problem, units, problem.placement(units.devices(start)))
     chain = annealer.chain(start, 1)
-    steps = [chain.figures[STEP]]
+    steps = [chain.step[0]]
     for _ in range(20):
         annealer.run(chain, 5, 1e-12, 1e-12)
-        steps.append(chain.figures[STEP])
-        assert chain.figures[STEP] == chain.figures[BEST_STEP]
+        steps.append(chain.step[0])
+        assert chain.step[0] == chain.best_step[0]
     assert steps == sorted(steps, reverse=True)
     assert steps[-1] < 0.9 * steps[0]
 
@@ -301,11 +300,11 @@ def test_warmth_takes_what_is_worse_and_keeps_the_best() -> None:
     chain = annealer.chain(start, 1)
     worse = 0
     for _ in range(20):
-        before = chain.figures[STEP]
+        before = chain.step[0]
         annealer.run(chain, 1, 0.1, 0.1)
-        worse += int(chain.figures[STEP] > before)
+        worse += int(chain.step[0] > before)
     assert worse > 0
-    assert chain.figures[BEST_STEP] < chain.figures[STEP]
+    assert chain.best_step[0] < chain.step[0]
 
 
 def test_every_order_is_tried() -> None:

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._annealing import single_moves, sixteen_moves
 from roost.placers._annealing.move_space import space_of
-from roost.placers._annealing.proposals import KINDS, Draft, Space
+from roost.placers._annealing.proposals import KINDS
+from roost.placers._annealing.single_moves import anneal_singly
+from roost.placers._annealing.sixteen_moves import anneal
+from roost.placers._annealing.state import (
+    ChainState,
+    Cooling,
+    Scratch,
+    Space,
+    Tables,
+    new_scratch,
+)
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
-from roost.simulator.kernels.lanes import new_lanes
 from roost.simulator.kernels.vector import LANES
 
 
-@dataclass
-class Chain:
-    """Where one annealing stands."""
+class Cost(NamedTuple):
+    """The cost of a placement; the smaller tuple is the better placement."""
 
-    placed: Array  # [units] i4
-    best: Array  # [units] i4
-    figures: Array  # [4] f8 see the kernel
-    state: Array  # [1] u8 of the chance
+    excess: float  # memory beyond the capacities, as shares of them; 0 where it fits
+    step_time: float  # seconds
+
+
+def cost_of(problem: Problem, placement: Placement) -> Cost:
+    """Simulate a placement."""
+    step = Simulator.of(problem).simulate(placement)
+    return Cost(float((step.missing / (step.capacity + 1.0)).sum()), step.step_time)
 
 
 class Annealer:
@@ -49,14 +60,15 @@ class Annealer:
         self.space = space or space_of(units)
         simulator = Simulator.of(problem)
         self.layout = simulator.layout(example)
-        self.number = simulator.numbers(self.layout)
-        self._simulator = simulator
-        graph = problem.graph
-        self._is_parameter = np.array(graph.is_parameter)
-        self._unit_of = units.unit[self.layout.op].astype(np.int32)  # [positions]
-        self._shared = problem.cluster.has_shared_buses
-        self._alone, self._look = alone or self._may_fetch(), alone
-        self._room: Any = None
+        self.tables = Tables(
+            number_of=simulator.numbers(self.layout),
+            is_parameter=np.array(problem.graph.is_parameter),
+            unit_of=units.unit[self.layout.op].astype(np.int32),
+            capacity=problem.cluster.memory,
+        )
+        self._is_shared = problem.cluster.has_shared_buses
+        self._alone, self._by_critical = alone or self._may_fetch(), alone
+        self._scratch: Scratch | None = None  # large, and fresh memory is slow
         self.measured = 0.0  # seconds a batch took lately: to end in time, and for nothing else
 
     def _may_fetch(self) -> bool:
@@ -65,46 +77,41 @@ class Annealer:
         reads = graph.is_parameter[graph.input_op]
         return bool((unit[graph.input_op[reads]] != unit[graph.edge_target[reads]]).any())
 
-    def chain(self, unit_device: Array, seed: int) -> Chain:
-        """A chain that begins with these devices."""
+    def chain(self, unit_device: Array, seed: int) -> ChainState:
+        """A chain that begins with these devices [units]."""
         placed = np.array(unit_device, dtype=np.int32)
-        step, excess = self.cost(placed)
-        figures = np.array([1000.0 if excess == 0 else 20.0, step, excess, step])
-        return Chain(placed, placed.copy(), figures, np.array([seed], dtype=np.uint64))
+        excess, step_time = self.cost(placed)
+        return ChainState(
+            placed=placed,
+            best=placed.copy(),
+            penalty=np.array([1000.0 if excess == 0 else 20.0]),
+            best_step=np.array([step_time]),
+            best_excess=np.array([excess]),
+            step=np.array([step_time]),
+            rng=np.array([seed], dtype=np.uint64),
+        )
 
-    def cost(self, unit_device: Array) -> tuple[float, float]:
-        """The step time and the excess of memory, as shares of the capacities, of one placement."""
-        timeline = self._simulator.simulate(self.placement(unit_device))
-        beyond = np.maximum(timeline.peak_memory - timeline.capacity, 0)
-        return timeline.step_time, float((beyond / (timeline.capacity + 1.0)).sum())
+    def cost(self, unit_device: Array) -> Cost:
+        """The cost of these devices [units]."""
+        return cost_of(self.problem, self.placement(unit_device))
 
     def placement(self, unit_device: Array) -> Placement:
-        """The placement with these devices, in this annealer's order."""
+        """The placement with these devices [units], in this annealer's order."""
         return replace(self.example, device=self.units.devices(unit_device))
 
-    def run(self, chain: Chain, num_batches: int, hot: float, cold: float) -> int:
-        """Anneal for so many batches, from one temperature to another, as shares of the step time;
-        simulations spent.
+    def run(self, chain: ChainState, num_batches: int, hot: float, cold: float) -> int:
+        """Anneal from one temperature to another, as shares of the step time; simulations spent.
 
-        A batch is as many simulations as the lanes hold, or where these cannot be used about as
-        much time.
+        A batch is as many simulations as the lanes hold, or one move where lanes cannot be used.
         """
-        if self._room is None:
-            self._room = self._new_room()
+        scratch = self._scratch = self._scratch or self._new_scratch()
         began = time.perf_counter()
-        lanes, draft, work = self._room
-        work.placed[:] = chain.placed
-        memory, plan = self.problem.cluster.memory, (num_batches, hot, cold)
-        kept = (chain.best, chain.figures, chain.state)
+        given = (self.layout, self.space, self.tables, chain, scratch)
+        cooling = Cooling(num_batches, hot, cold)
         if self._alone:
-            walk = (self.layout, self.space, draft, work, self._unit_of, memory)
-            spent = single_moves.walk(*walk, *kept, *plan, self._look)
+            spent = anneal_singly(*given, cooling, self._by_critical)
         else:
-            world = (self.number, self._is_parameter, self._unit_of, memory)
-            spent = sixteen_moves.anneal(
-                self.layout, lanes, self.space, draft, work, *world, *kept, *plan, not self._shared
-            )
-        chain.placed[:] = work.placed
+            spent = anneal(*given, cooling, not self._is_shared)
         self.measured = (time.perf_counter() - began) / max(1, num_batches)
         return int(spent)
 
@@ -116,47 +123,16 @@ class Annealer:
     @property
     def seconds_per_batch(self) -> float:
         """About what a batch takes, for planning."""
-        each = 80e-9 if self._alone else 120e-9 if self._shared else 60e-9
+        each = 80e-9 if self._alone else 120e-9 if self._is_shared else 60e-9
         return each * self.problem.graph.num_ops + 2e-6
 
-    def _new_room(self) -> tuple[Any, Draft, sixteen_moves.Work]:
-        """Lanes, a draft and work, kept from run to run: they are large, and fresh memory is
-        slow."""
-        graph, cluster, num_units = self.problem.graph, self.problem.cluster, self.units.num_units
-        room = 4 * graph.num_ops + 64
-        draft = Draft(
-            start=np.zeros(LANES + 1, np.int64),
-            op=np.zeros(room, np.int32),
-            device=np.zeros(room, np.int32),
-            unit_start=np.zeros(LANES + 1, np.int64),
-            unit=np.zeros(room, np.int32),
-            unit_device=np.zeros(room, np.int32),
-            kind=np.zeros(LANES, np.int64),
-            tried=np.zeros(KINDS),
-            gained=np.zeros(KINDS),
-            odds=np.zeros(KINDS),
+    def _new_scratch(self) -> Scratch:
+        window = np.broadcast_to(self.example.prefetch_bytes, self.problem.cluster.num_devices)
+        return new_scratch(
+            self.layout,
+            self.tables,
+            self.units.num_units,
+            KINDS,
+            np.array(window, dtype=np.int64),
+            self._is_shared,
         )
-        work = sixteen_moves.Work(
-            placed=np.zeros(num_units, np.int32),
-            device=np.zeros(len(self.layout.op), np.uint32),
-            home=np.zeros(len(self.layout.parameter_op), np.uint32),
-            held=np.zeros(64, np.int64),
-            row=np.zeros((1, graph.num_ops), np.int32),
-            step=np.zeros(LANES),
-            excess=np.zeros(LANES),
-            score=np.zeros(LANES),
-            hot=np.zeros(num_units, np.int32),
-            mark=np.zeros(num_units, np.bool_),
-            retry_start=np.zeros(LANES + 1, np.int64),
-            retry_unit=np.zeros(room, np.int32),
-            retry_device=np.zeros(room, np.int32),
-            fetching=np.zeros(LANES, np.bool_),
-            window=np.array(
-                np.broadcast_to(self.example.prefetch_bytes, cluster.num_devices), dtype=np.int64
-            ),
-            flags=np.array([False, self._shared, True]),
-            one_step=np.zeros(1),
-            one_peak=np.zeros((1, cluster.num_devices), np.int64),
-            one_count=np.zeros(1, np.int64),
-        )
-        return new_lanes(self.layout, graph.num_ops), draft, work

@@ -1,29 +1,56 @@
-"""What a step waits for: the ops on the chain that ends last, through inputs, busy devices and busy
-links."""
+"""What a step waits for: the ops on the chain that ends last.
+
+An op waits for an input, a busy device, or a busy link. Shared buses are taken in dispatch order,
+and nothing is fetched: near enough for choosing what to move.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from roost.simulator.kernels.base import ONE, ZERO, compiled, lowest_bit
+from roost.simulator.kernels.base import ONE, ZERO, bare, compiled, lowest_bit
 from roost.simulator.kernels.busy import cross, longer, nothing_yet
 
 
 @compiled
-def hot_units(layout, device, unit_of, hot, mark):
-    """The units of the ops that the step waits for, into `hot` [units]; how many. `mark` [units]
-    must be false.
+def critical_units(layout, device, unit_of, critical, mark):
+    """Write the units that the step waits for into `critical` [units]; returns how many.
 
-    Shared buses are taken in dispatch order, and nothing is fetched: near enough for choosing what
-    to move.
+    `mark` [units] must be false, and is left so.
+    """
+    cause, late, last = _causes(layout, device)
+    count = 0
+    while last >= 0:
+        count = _taken(unit_of[last], critical, mark, count)
+        before = cause[last]
+        if before >= 0 and device[before] != device[last] and late[before] >= 0:
+            count = _taken(unit_of[before], critical, mark, count)
+            before = late[before]
+        last = before
+    for number in range(count):
+        mark[critical[number]] = False
+    return count
+
+
+@bare
+def _taken(unit, critical, mark, count):
+    """Add a unit to those found, if it is not among them; returns how many there are."""
+    if mark[unit]:
+        return count
+    mark[unit] = True
+    critical[count] = unit
+    return count + 1
+
+
+@compiled
+def _causes(layout, device):
+    """The op that each op waited for, and the op that ends last; -1 for none.
+
+    The second array is of ops that send: the op whose transfers kept the link busy before them.
     """
     num_ops, num_devices = len(device), np.uintp(layout.num_devices)
     time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
-    latency, seconds_per_byte, bus_of = (
-        layout.sent_latency,
-        layout.sent_seconds_per_byte,
-        layout.bus,
-    )
+    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
     ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
     busy, arrives = layout.busy, np.zeros(64)
     extra = nothing_yet(busy, num_ops)
@@ -53,15 +80,15 @@ def hot_units(layout, device, unit_of, hot, mark):
         while left != ZERO:
             there = lowest_bit(left)
             left &= left - ONE
-            line = bus_of[here * num_devices + there]
+            bus = layout.bus[here * num_devices + there]
             start = end
-            if bus_free[line] > end:
-                start = bus_free[line]
-                late[op] = on_bus[line]
+            if bus_free[bus] > end:
+                start = bus_free[bus]
+                late[op] = on_bus[bus]
             takes = latency[here * num_devices + there]
             takes += output[op] * seconds_per_byte[here * num_devices + there]
-            bus_free[line] = start + takes
-            on_bus[line] = op
+            bus_free[bus] = start + takes
+            on_bus[bus] = op
             arrives[there] = start + takes
         for edge in range(next_start[op], next_start[op + np.uintp(1)]):
             consumer = next_op[edge]
@@ -69,22 +96,4 @@ def hot_units(layout, device, unit_of, hot, mark):
             if arrival >= ready[consumer]:
                 ready[consumer] = arrival
                 after[consumer] = op
-    count = 0
-    while last >= 0:
-        unit = unit_of[last]
-        if not mark[unit]:
-            mark[unit] = True
-            hot[count] = unit
-            count += 1
-        before = cause[last]
-        if before >= 0 and device[before] != device[last] and late[before] >= 0:
-            unit = unit_of[before]
-            if not mark[unit]:
-                mark[unit] = True
-                hot[count] = unit
-                count += 1
-            before = late[before]
-        last = before
-    for number in range(count):
-        mark[hot[number]] = False
-    return count
+    return cause, late, last

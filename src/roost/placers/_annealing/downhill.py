@@ -12,7 +12,8 @@ from functools import partial
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
-from roost.placers._annealing.annealer import Annealer, Chain
+from roost.placers._annealing.annealer import Annealer
+from roost.placers._annealing.state import ChainState
 from roost.placers._shared.units import Units
 
 _MOST_MOVES = 5_000  # after so many, annealing finds more
@@ -37,7 +38,7 @@ def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> Place
     return annealer.placement(placed)
 
 
-def _run(annealer: Annealer, chain: Chain, length: int) -> Round:
+def _run(annealer: Annealer, chain: ChainState, length: int) -> Round:
     spent = annealer.run(chain, length, _NONE, _NONE)
     return Round([annealer.placement(chain.best)], spent, {"placed": chain.best})
 

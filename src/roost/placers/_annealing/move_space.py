@@ -1,5 +1,7 @@
-"""What a search over placements can move: units, the blocks they form, and the lines that blocks
-stand in."""
+"""The moves that a search has: units, blocks of units, and rows of blocks.
+
+A block is a module or a part of one. Rows are in the order of the forward pass.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.graph import FORWARD
-from roost.placers._annealing.proposals import Space
+from roost.placers._annealing.state import Space
 from roost.placers._shared.units import Units
 
 _MOST_BLOCKS = 4  # for each unit: every level of the modules has its blocks
@@ -15,8 +17,14 @@ _LONGEST_WINDOW = 64
 
 
 def space_of(units: Units) -> Space:
-    """The space of a problem's units: modules and their parts, in the order in which the forward
-    pass meets them."""
+    """The space of some units, made once for them."""
+    kept: Space | None = vars(units).get("_space")
+    if kept is None:
+        kept = vars(units)["_space"] = _space_of(units)
+    return kept
+
+
+def _space_of(units: Units) -> Space:
     graph = units.problem.graph
     bits = np.uint64(1) << np.arange(units.problem.cluster.num_devices, dtype=np.uint64)
     near_start, near = _near(units)
@@ -26,12 +34,13 @@ def space_of(units: Units) -> Space:
     blocks = [*singles, *parts, *leaves, *modules]
     level = np.cumsum([0, len(singles), len(parts), len(leaves), len(modules)]).astype(np.int64)
     forward = _first_forward(units)
-    lines = [np.arange(units.num_units)]  # units by their first op
-    for first, row in ((level[1], parts), (level[2], leaves)):
-        if len(row) > 1:
-            lines.append(first + np.argsort([forward[block].min() for block in row], kind="stable"))
+    rows = [np.arange(units.num_units)]  # units by their first op
+    for first, kind in ((level[1], parts), (level[2], leaves)):
+        if len(kind) > 1:
+            met = [forward[block].min() for block in kind]
+            rows.append(first + np.argsort(met, kind="stable"))
     start, unit = _joined(blocks)
-    line_start, line = _joined(lines)
+    row_start, row_block = _joined(rows)
     return Space(
         num_units=units.num_units,
         num_devices=units.problem.cluster.num_devices,
@@ -43,8 +52,8 @@ def space_of(units: Units) -> Space:
         block_start=start,
         block_unit=unit,
         level=level,
-        line_start=line_start,
-        line=line,
+        row_start=row_start,
+        row_block=row_block,
         longest_window=min(_LONGEST_WINDOW, max(1, graph.num_ops)),
         home=_homes(units),
     )

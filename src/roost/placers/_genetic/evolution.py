@@ -69,11 +69,11 @@ def judge(layout, space, keys, unit_of, home_of, base, spread, capacity, room):
 @bare
 def _cross(space, better, worse, child, bias, mutation, state):
     """Blocks of one line from either parent; here and there a key is new."""
-    lines = len(space.line_start) - 1
-    line = lines - 1 if uniform(state) < 0.5 else 0
+    last_row = len(space.row_start) - 2
+    row = last_row if uniform(state) < 0.5 else 0
     num_units = space.num_units
-    for number in range(space.line_start[line], space.line_start[line + 1]):
-        block = space.line[number]
+    for number in range(space.row_start[row], space.row_start[row + 1]):
+        block = space.row_block[number]
         for genes in range(2):
             from_better = uniform(state) < bias
             for member in range(space.block_start[block], space.block_start[block + 1]):

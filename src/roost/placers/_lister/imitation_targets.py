@@ -32,7 +32,7 @@ def targets_of(
         annealer = Annealer(problem, units, under.placement(start))
         chain = annealer.chain(start, int(rng.integers(2**62)) + number)
         annealer.run(chain, batches if annealer.batch > 1 else 4 * batches, _HOT, _COLD)
-        step, excess = annealer.cost(chain.best)
+        excess, step = annealer.cost(chain.best)
         found.append((excess, step, chain.best.copy()))
     found = [each for each in found if each[0] == 0 and np.isfinite(each[1])]
     if not found:
