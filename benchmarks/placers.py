@@ -178,7 +178,7 @@ def run_proof(models: list[str]) -> None:
         if problem.graph.num_ops > 150 or not missing("proof", model, cluster, 0):
             continue
         begin = time.perf_counter()
-        found = search(problem, Cpsat(seconds=55.0), seconds=58.0)
+        found = search(problem, Cpsat(), seconds=58.0)
         add(
             {"part": "proof", "model": model, "cluster": cluster, "key": [0], "best": found.best.step_time,
              "bound": found.bound.step_time, "proof": found.bound.proof, "seconds": time.perf_counter() - begin}

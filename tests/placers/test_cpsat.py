@@ -66,13 +66,15 @@ def test_it_is_never_worse_than_the_best_so_far():
     problem = training_like(24, 3, seed=4)
     evaluate = Evaluate(problem)
     start = evaluate([Placement(np.zeros(problem.graph.num_ops, dtype=np.int32), "rank")])[0]
-    placement = Cpsat(seconds=20.0).place(problem, evaluate)
+    placement = Cpsat(work=4.0).place(problem, evaluate)
     assert Simulator.of(problem).simulate(placement).step_time < start.step_time
 
 
-def test_equal_seeds_give_equal_placements():
-    problem = training_like(16, 2, seed=2)
-    assert place(problem)[0] == place(problem)[0]
+@pytest.mark.parametrize(("num_ops", "work"), [(16, 1.0), (50, 0.02)])
+def test_equal_seeds_give_equal_placements(num_ops, work):
+    """One worker, and two that take turns and come to no end."""
+    problem = training_like(num_ops, 2, seed=2)
+    assert place(problem, work=work)[0] == place(problem, work=work)[0]
 
 
 def test_a_large_graph_is_refused_before_anything_is_evaluated():

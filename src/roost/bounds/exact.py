@@ -61,21 +61,28 @@ def solve_exactly(
     seed: int = 0,
     workers: int = 1,
     upper: float = np.inf,
+    work: float = np.inf,
+    in_turn: bool = False,
 ) -> Exact:
     """Search for the shortest step and prove it; without `links` any number of transfers may share
     one.
 
-    Placements that take longer than `upper` or than `start` are not looked at. With one worker the
-    same seed gives the same answer, where it comes in time; with more it comes sooner.
+    Placements that take longer than `upper` or than `start` are not looked at. `work` limits the
+    solver by its own count: one is two to four seconds of a core. With workers that take
+    turns the same seed gives the same answer, unless `seconds` end the search first.
     """
     if not installed():
         raise MissingExtra("ortools", "exact")
     stop = time.monotonic() + seconds
-    search = _Search(problem, upper, seed, workers)
+    search = _Search(problem, upper, seed, workers, in_turn)
     search.know(start)
     if not links or problem.graph.num_ops > _FEW:
-        search.run(False, time.monotonic() + (_EASY_SHARE if links else 1.0) * seconds)
+        share = _EASY_SHARE if links else 1.0
+        search.work_left = share * work
+        search.run(False, time.monotonic() + share * seconds)
+        work -= share * work - search.work_left
     if links and not search.done:
+        search.work_left = work
         search.run(True, stop)
     return search.found()
 
@@ -83,11 +90,15 @@ def solve_exactly(
 class _Search:
     """What is known of a problem so far: a placement, and a bound."""
 
-    def __init__(self, problem: Problem, upper: float, seed: int, workers: int) -> None:
+    def __init__(
+        self, problem: Problem, upper: float, seed: int, workers: int, in_turn: bool
+    ) -> None:
         self.problem, self.upper, self.seed, self.workers = problem, upper, seed, workers
+        self.in_turn = in_turn  # slower, but chance has no say
         self.placement: Placement | None = None  # the best that fits
         self.timeline: Timeline | None = None  # of that, or of the start
         self.step_time, self.bound, self.slack = np.inf, 0.0, 0.0
+        self.work_left = np.inf  # in the solver's own count
         self.tried: list[Placement] = []
         self.solver: Any = None  # with the last answer
 
@@ -169,15 +180,19 @@ class _Search:
         from ortools.sat.python import cp_model
 
         left = stop - time.monotonic()
-        if left <= 0:
+        if left <= 0 or self.work_left <= 0:
             return False
         solver: Any = cp_model.CpSolver()
         self.solver = solver
         solver.parameters.max_time_in_seconds = left
         solver.parameters.random_seed, solver.parameters.num_workers = self.seed, self.workers
+        solver.parameters.interleave_search = self.in_turn
+        if np.isfinite(self.work_left):
+            solver.parameters.max_deterministic_time = self.work_left
         # Many times faster here, for the spans of `_model.py`.
         solver.parameters.linearization_level = 2
         status = solver.solve(model.cp)
+        self.work_left -= solver.response_proto.deterministic_time
         least = float(solver.best_objective_bound) * model.tick
         if not model.forbidden:  # else it proves nothing of what is forbidden
             self.bound = max(self.bound, horizon if status == cp_model.INFEASIBLE else least)

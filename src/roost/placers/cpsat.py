@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from math import inf, isinf
 
 from roost.bounds.exact import Exact, solve_exactly
 from roost.core.placement import Placement
@@ -22,6 +23,7 @@ from roost.placers._shared.units import Units
 from roost.placers.single import Single
 
 _log = logging.getLogger(__name__)
+_LONGEST = 1e6  # seconds: the solver takes no infinity
 _FEW = 30  # groups that one worker solves at once
 _SHOWN = 8  # of the placements that did not fit
 
@@ -30,10 +32,11 @@ _SHOWN = 8  # of the placements that did not fit
 class Cpsat:
     """The shortest step there is, where it can be proved in the time given; else the best found."""
 
-    seconds: float = 10.0  # at most
+    # A limit in the solver's own count, for budgets without seconds: one is two to four seconds of
+    # a core. It does not depend on the clock, so the same seed gives the same answer.
+    work: float = 8.0
     largest: int = 150  # groups, and ops without one; raises InputError above this
-    # Where there are more than a few ops; with one the same seed gives the same answer.
-    workers: int = 2
+    workers: int = 2  # where there are more than a few groups
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """Start from the best so far, or from the best device."""
@@ -47,9 +50,17 @@ class Cpsat:
         if start is None:
             start = evaluate([Single().place(problem, evaluate)])[0]
         seed = int(evaluate.rng.integers(2**31 - 1))
-        seconds = min(self.seconds, evaluate.seconds_left)
         workers = self.workers if num_units > _FEW else 1
-        found = solve_exactly(problem, seconds, start.placement, seed=seed, workers=workers)
+        seconds = evaluate.seconds_left
+        found = solve_exactly(
+            problem,
+            min(seconds, _LONGEST),
+            start.placement,
+            seed=seed,
+            workers=workers,
+            work=self.work if isinf(seconds) else inf,
+            in_turn=workers > 1,
+        )
         _log.info("cpsat: %s", _said(found))
         if not found.nothing_fits:
             evaluate.prove(Bound(found.bound, "cp-sat, optimal" if found.optimal else "cp-sat"))
