@@ -62,6 +62,7 @@ class EnvironmentEpisodes(GroupEpisodes):
         self.step_time = np.zeros(count)  # [episodes] seconds
         self.missing = np.zeros(count, np.int64)  # [episodes] bytes
         # Of the groups that are on a device.
+        self._placed = np.zeros((count, *shape), np.int8)  # [episodes, groups, devices]
         self._busy = np.zeros((count, sizes.devices))  # [episodes, devices] seconds
         self._held = np.zeros((count, sizes.devices))  # [episodes, devices] bytes
 
@@ -91,9 +92,10 @@ class EnvironmentEpisodes(GroupEpisodes):
             groups = np.arange(grouped.num_groups)
             self.start(row, self.NOWHERE if device is None else device, groups, sweeps)
             self.number[row] = number
-            for figures in (self._cost, self._busy, self._held):
+            for figures in (self._cost, self._placed, self._busy, self._held):
                 figures[row] = 0
             if device is not None:
+                self._placed[row, groups, device] = 1
                 np.add.at(self._busy[row], device, self._time[number, groups, device])
                 np.add.at(self._held[row], device, self._bytes[number, groups])
         if self.by_moves:
@@ -138,6 +140,7 @@ class EnvironmentEpisodes(GroupEpisodes):
         for there, sign in ((before, -1), (device, 1)):
             moved = changed & (there != self.NOWHERE)
             row, one, on = rows[moved], group[moved], there[moved]
+            self._placed[row, one, on] = sign > 0
             self._busy[row, on] += sign * self._time[number[moved], one, on]
             self._held[row, on] += sign * self._bytes[number[moved], one]
         reward = np.where(may, 0.0, -self.settings.forbidden_penalty)
@@ -168,9 +171,8 @@ class EnvironmentEpisodes(GroupEpisodes):
         busy, held = np.maximum(self._busy, 0.0), np.maximum(self._held, 0.0)
         observation["devices"][..., -2] = beside(busy, self._reference[number][:, None])
         observation["devices"][..., -1] = beside(held, self._memory[number])
-        here = self.device[..., None] == np.arange(self.sizes.devices, dtype=np.int32)
         return observation | {
-            "placement": here.astype(np.int8),
+            "placement": self._placed.copy(),
             "visited": self.visited.astype(np.int8),
             "current_group": self.current,
             "progress": (self.step / self.length)[:, None].astype(np.float32),
