@@ -156,13 +156,12 @@ def test_every_step_is_a_trial_and_improvements_add_up() -> None:
     episodes = begun(problem, SMALL_PAPER)
     before = episodes.cost(episodes.outcome)
     uniform = np.log(np.full((3, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
-    assert len(record.reward) == episodes.num_steps
-    assert record.new_trials == 3 * episodes.num_steps
-    np.testing.assert_allclose(
-        np.sum(record.reward, axis=0), before - episodes.cost(episodes.outcome)
-    )
-    assert [each.group for each in record.inputs] == episodes.features.visits.tolist()
+    steps, trials = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
+    assert len(trials) == episodes.num_steps
+    assert [trial.num_new for trial in trials] == [3] * episodes.num_steps
+    improvement = before - episodes.cost(episodes.outcome)
+    np.testing.assert_allclose(sum(trial.reward for trial in trials), improvement)
+    assert [step.input.group for step in steps] == episodes.features.visits.tolist()
 
 
 def test_what_is_undone_leaves_the_better_placement() -> None:
@@ -174,9 +173,9 @@ def test_what_is_undone_leaves_the_better_placement() -> None:
     rng = np.random.default_rng(0)
     episodes.begin(anywhere(episodes.units, rng, 4), rng)
     uniform = np.log(np.full((4, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda _: uniform, rng, 20)
-    assert (np.stack(record.lasting) >= 0).all()
-    assert (np.stack(record.reward) < 0).any()
+    _, trials = episodes.run(lambda _: uniform, rng, 20)
+    assert all((trial.lasting >= 0).all() for trial in trials)
+    assert any((trial.reward < 0).any() for trial in trials)
 
 
 def test_more_bytes_over_are_worse_and_all_values_finite() -> None:
@@ -298,8 +297,8 @@ def test_an_episode_visits_every_group_once_in_its_order(order: str) -> None:
     problem = training_like(60, 3)
     episodes = begun(problem, replace(SMALL, order=order))
     uniform = np.log(np.full((8, problem.cluster.num_devices), 1 / problem.cluster.num_devices))
-    record = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
-    visited, usual = [each.group for each in record.inputs], episodes.features.visits.tolist()
+    steps, _ = episodes.run(lambda _: uniform, np.random.default_rng(0), episodes.num_steps)
+    visited, usual = [step.input.group for step in steps], episodes.features.visits.tolist()
     assert sorted(visited) == sorted(usual)
     assert (visited == usual, visited == usual[::-1]) == (
         order == "topological",
@@ -312,8 +311,8 @@ def test_only_the_tuned_policy_is_shown_features_of_devices() -> None:
     for setting, shown in ((SMALL_PAPER, False), (SMALL, True)):
         episodes = begun(problem, setting)
         uniform = np.log(np.full((setting.episodes, problem.cluster.num_devices), 0.2))
-        record = episodes.run(lambda _, logs=uniform: logs, np.random.default_rng(0), 2)
-        assert record.inputs[1].devices.any() == shown
+        steps, _ = episodes.run(lambda _, logs=uniform: logs, np.random.default_rng(0), 2)
+        assert steps[1].input.devices.any() == shown
 
 
 @pytest.mark.parametrize("wrong", [{"order": "upside down"}, {"episodes": 0}, {"rewards": "none"}])

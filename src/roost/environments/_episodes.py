@@ -44,15 +44,15 @@ class EnvironmentEpisodes(GroupEpisodes):
         ]
         self.sizes = sizes = Sizes.of(self.problems, settings, count)
         self.space = space_of(sizes)
-        self._fixed = fixed_parts(self.problems, sizes)
-        # The same for each problem, padded: [problems, ...].
+        self._fixed = fixed_parts(self.problems, self.space)
+        # Figures of the problems, padded: [problems, ...].
         every, shape = self.problems, (sizes.groups, sizes.devices)
         memory = [each.problem.cluster.memory for each in every]
         self._allowed = padded([each.units.allowed for each in every], shape, np.int8)
-        self._time = padded([each.units.time for each in every], shape, np.float64)
-        self._fastest = padded([each.fastest for each in every], shape[:1], np.int64)
-        self._bytes = padded([each.held_bytes for each in every], shape[:1], np.float64)
-        self._memory = padded(memory, shape[1:], np.float64)
+        self._time = padded([each.units.time for each in every], shape, float)
+        self._fastest = padded([each.fastest for each in every], shape[:1], int)
+        self._bytes = padded([each.held_bytes for each in every], shape[:1], float)
+        self._memory = padded(memory, shape[1:], float)
         self._reference = np.array([each.reference for each in every])
 
         self.make_room(count, sizes.groups)

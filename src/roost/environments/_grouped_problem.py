@@ -107,17 +107,26 @@ class GroupedProblem:
     def held_bytes(self) -> Array:  # [groups]
         return lasting_bytes(self.units).astype(np.float64)
 
-    @cached_property
+    @property
     def typical_seconds(self) -> float:
         """Seconds of an average group in the reference."""
         return self.reference / self.num_groups
 
-    @cached_property
-    def time(self) -> Array:  # [groups, devices]
-        return beside(self.units.time, self.typical_seconds)
+    def features(self) -> dict[str, Array]:
+        """The parts of an observation that no placement changes."""
+        return {
+            "groups": self._group_features(),
+            "time": beside(self.units.time, self.typical_seconds),
+            "edges": np.stack(self.units.edges[:2], axis=1),
+            "edge_features": self._edge_features(),
+            "devices": self._device_features(),
+            "links": self._link_features(),
+            "group_mask": np.ones(self.num_groups),
+            "edge_mask": np.ones(self.num_edges),
+            "device_mask": np.ones(self.num_devices),
+        }
 
-    @cached_property
-    def group_features(self) -> Array:  # [groups, features]
+    def _group_features(self) -> Array:  # [groups, features]
         units, graph, count = self.units, self.problem.graph, self.num_groups
         total_time = np.where(units.allowed, units.time, 0.0).sum(axis=1)
         mean_time = total_time / np.maximum(units.allowed.sum(axis=1), 1)
@@ -142,21 +151,16 @@ class GroupedProblem:
         ]
         return np.stack(columns, axis=1)
 
-    @cached_property
-    def edges(self) -> Array:  # [edges, 2] from one group to another
-        return np.stack(self.units.edges[:2], axis=1)
-
-    @cached_property
-    def edge_features(self) -> Array:  # [edges, features]
+    def _edge_features(self) -> Array:  # [edges, features]
         size, cluster = self.units.edges[2], self.problem.cluster
         apart = ~np.eye(self.num_devices, dtype=bool)
         seconds = np.zeros(len(size))
         if apart.any():
-            seconds += cluster.latency[apart].mean() + size * cluster.seconds_per_byte[apart].mean()
+            pace = cluster.seconds_per_byte[apart].mean()
+            seconds += cluster.latency[apart].mean() + size * pace
         return np.stack([_beside_mean(size), beside(seconds, self.typical_seconds)], axis=1)
 
-    @cached_property
-    def device_features(self) -> Array:  # [devices, those features that no placement changes]
+    def _device_features(self) -> Array:  # [devices, those features that no placement changes]
         units, memory = self.units, self.problem.cluster.memory.astype(np.float64)
         fastest = np.where(units.allowed, units.time, np.inf).min(axis=1, keepdims=True)
         here = np.where(units.allowed, units.time, 0.0).sum(axis=0)
@@ -165,8 +169,7 @@ class GroupedProblem:
         need = beside(np.full(self.num_devices, self.held_bytes.sum()), memory)
         return np.stack([np.minimum(speed, 1.0), memory / (memory.max() or 1.0), need], axis=1)
 
-    @cached_property
-    def links(self) -> Array:  # [devices, devices, features]
+    def _link_features(self) -> Array:  # [devices, devices, features]
         size, cluster = self.units.edges[2], self.problem.cluster
         mean_size = size.mean() if len(size) else 0.0
         both = (cluster.latency, mean_size * cluster.seconds_per_byte)

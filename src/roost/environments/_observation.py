@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import DTypeLike
 
 from roost.core.arrays import Array
 from roost.core.units import show_bytes
@@ -112,36 +113,18 @@ def _features(*shape: int) -> spaces.Box:
     return spaces.Box(0.0, 1.0, shape, np.float32)
 
 
-def fixed_parts(problems: Sequence[GroupedProblem], sizes: Sizes) -> dict[str, Array]:
+def fixed_parts(problems: Sequence[GroupedProblem], space: spaces.Dict) -> dict[str, Array]:
     """The parts of an observation that an episode does not change: [problems, ...] each."""
-    groups, edges, devices = sizes.groups, sizes.edges, sizes.devices
-    of_groups = [each.group_features for each in problems]
-    of_edges = [each.edge_features for each in problems]
-    of_devices = [each.device_features for each in problems]
-    links = [each.links for each in problems]
+    parts = [problem.features() for problem in problems]
     return {
-        "groups": padded(of_groups, (groups, len(GROUP_FEATURES))),
-        "time": padded([each.time for each in problems], (groups, devices)),
-        "edges": padded([each.edges for each in problems], (edges, 2), np.int32),
-        "edge_features": padded(of_edges, (edges, len(EDGE_FEATURES))),
-        "devices": padded(of_devices, (devices, len(DEVICE_FEATURES))),
-        "links": padded(links, (devices, devices, len(LINK_FEATURES))),
-        "group_mask": _mask([each.num_groups for each in problems], groups),
-        "edge_mask": _mask([each.num_edges for each in problems], edges),
-        "device_mask": _mask([each.num_devices for each in problems], devices),
+        key: padded([part[key] for part in parts], space[key].shape or (), space[key].dtype)
+        for key in parts[0]
     }
 
 
-def padded(
-    arrays: Sequence[Array], shape: tuple[int, ...], dtype: type[np.generic] = np.float32
-) -> Array:
+def padded(arrays: Sequence[Array], shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
     """Arrays of unlike sizes as one array [arrays, *shape], zero elsewhere."""
     found = np.zeros((len(arrays), *shape), dtype)
     for row, array in zip(found, arrays, strict=True):
         row[tuple(slice(0, size) for size in array.shape)] = array
     return found
-
-
-def _mask(counts: Sequence[int], size: int) -> Array:
-    """[problems, size] 1 for the first so many."""
-    return (np.arange(size) < np.array(counts)[:, None]).astype(np.int8)

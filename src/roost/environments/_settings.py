@@ -16,6 +16,7 @@ from roost.cost_models import estimate
 from roost.errors import InputError, UnknownName
 from roost.placers.toolkit import check_choice, check_number, check_whole
 
+Named = str | PathLike[str]  # a name or a path
 MOVE_BY_MOVE = "move_by_move"
 MODES = ("group_by_group", MOVE_BY_MOVE)
 STARTS = ("random", "single")

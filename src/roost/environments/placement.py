@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any, ClassVar
 
 import gymnasium
@@ -16,7 +15,7 @@ from roost.core.graph import Graph
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.environments._episodes import EnvironmentEpisodes
-from roost.environments._settings import EnvironmentSettings, problems_of
+from roost.environments._settings import EnvironmentSettings, Named, problems_of
 from roost.environments._text import text_of
 from roost.errors import InputError
 
@@ -37,11 +36,11 @@ class PlacementEnvironment(gymnasium.Env[Observation, Any]):
 
     def __init__(
         self,
-        problem: Problem | str | PathLike[str] | None = None,
+        problem: Problem | Named | None = None,
         *,
-        problems: Sequence[Problem | str | PathLike[str]] | None = None,
-        graph: Graph | str | PathLike[str] | None = None,
-        cluster: Cluster | str | PathLike[str] | None = None,
+        problems: Sequence[Problem | Named] | None = None,
+        graph: Graph | Named | None = None,
+        cluster: Cluster | Named | None = None,
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:

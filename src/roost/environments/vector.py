@@ -8,7 +8,6 @@ environments.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any
 
 import gymnasium
@@ -22,7 +21,7 @@ from roost.core.cluster import Cluster
 from roost.core.graph import Graph
 from roost.core.problem import Problem
 from roost.environments._episodes import EnvironmentEpisodes
-from roost.environments._settings import EnvironmentSettings, problems_of
+from roost.environments._settings import EnvironmentSettings, Named, problems_of
 from roost.environments._text import text_of
 from roost.environments.placement import (
     NOT_RESET,
@@ -48,11 +47,11 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
     def __init__(
         self,
         num_envs: int = 1,
-        problem: Problem | str | PathLike[str] | None = None,
+        problem: Problem | Named | None = None,
         *,
-        problems: Sequence[Problem | str | PathLike[str]] | None = None,
-        graph: Graph | str | PathLike[str] | None = None,
-        cluster: Cluster | str | PathLike[str] | None = None,
+        problems: Sequence[Problem | Named] | None = None,
+        graph: Graph | Named | None = None,
+        cluster: Cluster | Named | None = None,
         autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
         render_mode: str | None = None,
         **settings: Any,

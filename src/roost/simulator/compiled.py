@@ -114,6 +114,11 @@ class Simulator:
             **detail,
         )
 
+    def op_times(self, placement: Placement) -> tuple[Array, Array]:  # [ops] seconds each
+        """Start and finish of the ops of one placement, unchecked; parameters have zeros."""
+        start, finish, *_ = self._every_event(placement)
+        return start, finish
+
     def evaluate(
         self,
         devices: Array,
@@ -306,16 +311,21 @@ class Simulator:
                 list(pool.map(run, (slice(*pair) for pair in pairwise(edges))))
         return Outcomes(step_time, peak, num_transfers, cluster.memory)
 
-    def _full(self, placement: Placement) -> dict[str, Any]:
-        layout, graph = self.layout(placement), self.problem.graph
-        fifo = placement.order == "fifo"
+    def _every_event(self, placement: Placement) -> tuple[Array, Array, int, Any, Array]:
+        """Start and finish of ops [ops], the number of transfers, the transfers, and the windows
+        that were used."""
+        layout, num_ops = self.layout(placement), self.problem.graph.num_ops
         placed = placement.device.astype(np.uint32)
         device, home = placed[layout.op], placed[layout.parameter_op]
-        _, count, begins, ends, moves, window = batch.run_full(
-            layout, device, home, self._window(placement), fifo
-        )
-        start, finish = np.zeros(graph.num_ops), np.zeros(graph.num_ops)
+        window, fifo = self._window(placement), placement.order == "fifo"
+        _, count, begins, ends, moves, window = batch.run_full(layout, device, home, window, fifo)
+        start, finish = np.zeros(num_ops), np.zeros(num_ops)
         start[layout.op], finish[layout.op] = begins, ends
+        return start, finish, count, moves, window
+
+    def _full(self, placement: Placement) -> dict[str, Any]:
+        layout = self.layout(placement)
+        start, finish, count, moves, window = self._every_event(placement)
         kind = moves.kind[:count].astype(np.int32)
         tensor = np.empty(count, np.int32)
         sent = kind == SEND
@@ -329,6 +339,7 @@ class Simulator:
             moves.start[:count],
             moves.finish[:count],
         )
+        fifo = placement.order == "fifo"
         account = memory.in_time_order if fifo else memory.in_dispatch_order
         order = layout.op.tolist()
         track, _ = account(

@@ -7,11 +7,12 @@ the simulator serve them all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roost.core.arrays import Array
+from roost.core.graph import FORWARD
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
@@ -19,21 +20,30 @@ from roost.learners.episodes import StepBaseline
 from roost.learners.hardware import torch_device
 from roost.placers._episodes.group_episodes import GroupEpisodes
 from roost.placers._placeto.features import DEVICE, ProblemFeatures, SimulatedPlacements
-from roost.placers._placeto.group_times import group_times
 from roost.placers._placeto.settings import PlacetoSettings
 from roost.placers._shared.groups import groups_of
 from roost.placers._shared.orders import list_scheduled
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.units import Units
+from roost.simulator.compiled import Simulator
 
 Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # Log-probabilities [episodes, devices] for the current group.
 Choose = Callable[["PolicyInput"], Array]
 # Columns of an outcome; from the third on, the peak memory of each device.
 MISSING_BYTES, STEP_TIME, _PEAKS = 0, 1, slice(2, None)
-# Attributes that a state keeps; those of the next line have a row for each episode.
-_KEPT = ("starts", "first_outcome", "best", "best_outcome")
-_KEPT_ROWS = ("device", "outcome", "group_start", "group_finish", "previous")
+# Attributes that a state keeps.
+_KEPT = (
+    "starts",
+    "first_outcome",
+    "best",
+    "best_outcome",
+    "device",
+    "outcome",
+    "group_start",
+    "group_finish",
+    "previous",
+)
 _MOST_REMEMBERED = 50_000  # placements
 _WORST = 1e3  # balanced steps: the step time of a trial that has none
 
@@ -49,18 +59,23 @@ class PolicyInput:
     devices: Array  # [features, episodes, devices]
 
 
-@dataclass(eq=False)
-class EpisodeRecord:
-    """Decisions and their rewards. The first four lists have one entry for each step, `reward` and
-    `lasting` one for each trial."""
+@dataclass(frozen=True, eq=False)
+class EpisodeStep:
+    """One step of all episodes."""
 
-    inputs: list[PolicyInput] = field(default_factory=list)
-    chosen: list[Array] = field(default_factory=list)  # [episodes] device
-    log_probs: list[Array] = field(default_factory=list)  # [episodes] of the chosen device
-    trial: list[int] = field(default_factory=list)  # number of the trial that judges the step
-    reward: list[Array] = field(default_factory=list)  # [episodes] cost before less cost after
-    lasting: list[Array] = field(default_factory=list)  # the same, but 0 if the moves were undone
-    new_trials: int = 0
+    input: PolicyInput
+    device: Array  # [episodes] drawn for the current group
+    log_prob: Array  # [episodes] of that device
+    trial: int  # number of the trial that judges the step
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTrial:
+    """The rewards of one trial of all episodes."""
+
+    reward: Array  # [episodes] cost before less cost after
+    lasting: Array  # [episodes] the same, but 0 if the moves were undone
+    num_new: int  # placements that were never tried before
 
 
 class PlacetoEpisodes(GroupEpisodes):
@@ -135,9 +150,12 @@ class PlacetoEpisodes(GroupEpisodes):
         self.make_room(*device.shape)
         self.start(slice(None), device, visits)
 
-    def run(self, choose: Choose, rng: np.random.Generator, num_steps: int) -> EpisodeRecord:
+    def run(
+        self, choose: Choose, rng: np.random.Generator, num_steps: int
+    ) -> tuple[list[EpisodeStep], list[EpisodeTrial]]:
         """Take so many steps, or as many as are left of the episode."""
-        record = EpisodeRecord()
+        steps: list[EpisodeStep] = []
+        trials: list[EpisodeTrial] = []
         rows = np.arange(len(self.device))
         trial_every = self.settings.trial_every or self.num_steps
         for _ in range(min(num_steps, self.num_steps - self.turn)):
@@ -149,13 +167,10 @@ class PlacetoEpisodes(GroupEpisodes):
             device[: self.num_greedy] = log_probs[: self.num_greedy].argmax(axis=1)
             self.put(rows, device)
             self.previous = device
-            record.inputs.append(policy_input)
-            record.chosen.append(device)
-            record.log_probs.append(log_probs[rows, device])
-            record.trial.append(len(record.reward))
+            steps.append(EpisodeStep(policy_input, device, log_probs[rows, device], len(trials)))
             if self.turn == self.num_steps or self.turn % trial_every == 0:
-                self._try(record)
-        return record
+                trials.append(self._try())
+        return steps, trials
 
     def _policy_input(self) -> PolicyInput:
         group = int(self.current[0])
@@ -168,10 +183,10 @@ class PlacetoEpisodes(GroupEpisodes):
             devices = self.features.devices(placements, group, self.previous)
         return PolicyInput(group, self.turn, placements, self.visited.copy(), devices)
 
-    def _try(self, record: EpisodeRecord) -> None:
+    def _try(self) -> EpisodeTrial:
         """Try the placements, and undo the moves that made them worse if the settings say so."""
         known = {p.tobytes(): o for p, o in zip(self.tried, self.outcome, strict=True)}
-        outcome, new_trials = self._outcomes(self.device, known)
+        outcome, num_new = self._outcomes(self.device, known)
         reward = self.cost(self.outcome) - self.cost(outcome)
         undone = _worse(outcome, self.outcome) & self.settings.undo
         self.device[undone] = self.tried[undone]
@@ -180,9 +195,7 @@ class PlacetoEpisodes(GroupEpisodes):
         best, best_outcome = _best(self.tried, self.outcome)
         if _worse(self.best_outcome[None], best_outcome[None])[0]:
             self.best, self.best_outcome = best, best_outcome
-        record.reward.append(reward)
-        record.lasting.append(np.where(undone, 0.0, reward))
-        record.new_trials += new_trials
+        return EpisodeTrial(reward, np.where(undone, 0.0, reward), num_new)
 
     def cost(self, outcome: Array) -> Array:
         """[episodes] penalised step time, in balanced steps or as a logarithm; always finite."""
@@ -244,7 +257,7 @@ class PlacetoEpisodes(GroupEpisodes):
         remembered = [np.frombuffer(key, self.device.dtype) for key in self.remembered]
         outcomes = np.array(list(self.remembered.values()))
         return {
-            **{name: np.array(getattr(self, name)) for name in (*_KEPT, *_KEPT_ROWS)},
+            **{name: np.array(getattr(self, name)) for name in _KEPT},
             "baseline": self.baseline.past.copy(),
             "visits": self.visits[0].copy(),
             "counts": np.array([self.turn]),
@@ -256,7 +269,7 @@ class PlacetoEpisodes(GroupEpisodes):
         """Go on from a state."""
         self.settings = settings
         self._start_turns(state["device"], state["visits"])
-        for name in (*_KEPT, *_KEPT_ROWS):
+        for name in _KEPT:
             setattr(self, name, np.array(state[name]))
         self.tried = self.device.copy()
         self.step[:] = state["counts"][0]
@@ -265,6 +278,17 @@ class PlacetoEpisodes(GroupEpisodes):
         tried = state["tried"].astype(self.device.dtype)
         outcomes = np.array(state["tried_outcome"])
         self.remembered = {p.tobytes(): o for p, o in zip(tried, outcomes, strict=True)}
+
+
+def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:  # [groups] seconds
+    """The start of the first op of each group, and the finish of its last forward op (of its last
+    op, if it has no forward op that takes time)."""
+    start, finish = Simulator.of(units.problem).op_times(placement)
+    last_forward, last = np.zeros(units.num_units), np.zeros(units.num_units)
+    forward = units.problem.graph.phase == FORWARD
+    np.maximum.at(last_forward, units.unit[forward], finish[forward])
+    np.maximum.at(last, units.unit, finish)
+    return start[units.leader], np.where(last_forward > 0, last_forward, last)
 
 
 def anywhere(units: Units, rng: np.random.Generator, count: int) -> Array:  # [count, groups]

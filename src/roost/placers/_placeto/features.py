@@ -88,18 +88,35 @@ class ProblemFeatures:
         # edges that go forward.
         onward = self.position[source] < self.position[target]
         self.source, self.target = source[onward], target[onward]
-        # [groups, groups] bytes that the row reads of the column.
+        # [groups, groups] bytes that the row reads of the column, and that the column reads.
         self.inputs = np.zeros((self.num_groups, self.num_groups), dtype=np.float32)
         self.inputs[target, source] = size
         self.outputs = self.inputs.T
+        self._read, self._written = self.inputs.sum(axis=1), self.outputs.sum(axis=1)
+
+        # Seconds of each group on each device, and of a step, were the work spread over all
+        # devices in proportion to their speed.
         self.time = np.where(units.allowed, units.time, np.nanmax(units.time, initial=0.0))
-        # Seconds of a step, were the work spread over all devices in proportion to their speed.
         work = np.maximum(units.time.sum(axis=0), _LEAST_SECONDS)
         self.balanced = max(float(1.0 / (1.0 / work).sum()), _LEAST_SECONDS)
+        self._loads = (self.time.T / self.balanced).astype(np.float32)  # [devices, groups]
+        self._takes_time = (self.time > 0).any(axis=1)
+        # Logarithms of times relative to the fastest device: [groups, devices], and of all work.
+        fastest = np.maximum(_LEAST_SECONDS, self.time.min(axis=1, keepdims=True))
+        slowness = np.log(np.maximum(self.time, _LEAST_SECONDS) / fastest)
+        self._slowness, self._speed = slowness.clip(-3, 3), np.log(work / work.min()).clip(0, 5)
+
+        self._numbers = np.arange(self.num_devices)
         self.memory = np.maximum(1.0, cluster.memory.astype(np.float64))
         # [groups] bytes that a group holds for most of a step, about.
         output_bytes = units.problem.graph.output_bytes
         self.need = np.bincount(units.unit, output_bytes, minlength=self.num_groups)
+        # [devices, devices] seconds for each byte and for each message. A missing link is
+        # infinitely slow; it counts as 0, since no feasible placement uses it.
+        apart = ~np.eye(self.num_devices, dtype=bool)
+        pace, latency = cluster.seconds_per_byte, cluster.latency
+        self._pace = np.where(np.isfinite(pace), pace, 0.0) * apart
+        self._latency = np.where(np.isfinite(latency), latency, 0.0) * apart
 
     @cached_property
     def reach(self) -> Array:  # [groups, groups] bool: the column comes after the row
@@ -214,60 +231,15 @@ class ProblemFeatures:
             row[:] = column
         return found
 
-    @cached_property
-    def _numbers(self) -> Array:  # [devices]
-        return np.arange(self.num_devices)
-
-    @cached_property
-    def _loads(self) -> Array:  # [devices, groups] seconds there, as a share of a balanced step
-        return np.asarray(self.time.T / self.balanced, dtype=np.float32)
-
-    @cached_property
-    def _read(self) -> Array:  # [groups] bytes
-        return np.asarray(self.inputs.sum(axis=1))
-
-    @cached_property
-    def _written(self) -> Array:  # [groups] bytes
-        return np.asarray(self.outputs.sum(axis=1))
-
-    @cached_property
-    def _slowness(self) -> Array:  # [groups, devices] relative to the fastest device for the group
-        fastest = np.maximum(_LEAST_SECONDS, self.time.min(axis=1, keepdims=True))
-        return np.asarray(np.log(np.maximum(self.time, _LEAST_SECONDS) / fastest).clip(-3, 3))
-
-    @cached_property
-    def _speed(self) -> Array:  # [devices] of all the work, relative to the fastest device
-        total = np.maximum(_LEAST_SECONDS, self.units.time.sum(axis=0))
-        return np.asarray(np.log(total / total.min()).clip(0, 5))
-
-    @cached_property
-    def _links(self) -> tuple[Array, Array]:
-        """[devices, devices] seconds for each byte, and for each message.
-
-        A missing link is infinitely slow. It counts as 0 here: no feasible placement uses it.
-        """
-        cluster = self.units.problem.cluster
-        apart = ~np.eye(self.num_devices, dtype=bool)
-        pace, latency = (
-            np.where(np.isfinite(seconds), seconds, 0.0) * apart
-            for seconds in (cluster.seconds_per_byte, cluster.latency)
-        )
-        return pace, latency
-
-    @cached_property
-    def _before(self) -> list[Array]:
-        """For each group the groups that it reads."""
-        return [self.source[self.target == at] for at in range(self.num_groups)]
-
     def _stretched(self, seconds: Array) -> Array:
         return np.asarray(np.log1p(seconds.astype(np.float32) * (_STRETCH / self.balanced)))
 
     def _transfer(self, read: Array, written: Array) -> Array:
         """[batch, devices] seconds on the links for a group there, from the bytes that it reads
         and writes on each device."""
-        pace, latency = self._links
-        seconds = read @ pace + written @ pace.T
-        return np.asarray(seconds + (read > 0) @ latency + (written > 0) @ latency.T)
+        seconds = read @ self._pace + written @ self._pace.T
+        seconds = seconds + (read > 0) @ self._latency + (written > 0) @ self._latency.T
+        return np.asarray(seconds)
 
     def _overlap(self, placements: SimulatedPlacements, at: int, here: Array) -> Array:
         """[batch, devices] work of others there while the group ran, in times of its own length."""
@@ -280,17 +252,13 @@ class ProblemFeatures:
         busy = (here @ common.astype(np.float32)[..., None])[..., 0]
         return np.asarray(np.minimum(busy / np.maximum(end - begin, 1e-12), _MOST_RATIO))
 
-    @cached_property
-    def _takes_time(self) -> Array:  # [groups] bool
-        return np.asarray((self.time > 0).any(axis=1))
-
     def _late(self, placements: SimulatedPlacements, at: int) -> Array:
         """[batch, devices] seconds by which its inputs arrive later than at the best device."""
-        before = self._before[at]
+        before = self.source[self.target == at]
         if not len(before):
             return np.zeros((len(placements.device), self.num_devices))
-        there, (pace, latency) = placements.device[:, before], self._links  # [batch, inputs]
-        sent = self.inputs[at, before][:, None] * pace[there] + latency[there]
+        there = placements.device[:, before]  # [batch, inputs]
+        sent = self.inputs[at, before][:, None] * self._pace[there] + self._latency[there]
         ready = (placements.finish[:, before, None] + sent).max(axis=1)
         return np.asarray(ready - ready.min(axis=1, keepdims=True))
 

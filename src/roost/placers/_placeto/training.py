@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.learners.episodes import EpisodeSteps, returns
 from roost.learners.rewards import standardised
 from roost.placers import Evaluate
-from roost.placers._placeto.episodes import EpisodeRecord, PlacetoEpisodes, anywhere
+from roost.placers._placeto.episodes import PlacetoEpisodes, anywhere
 from roost.placers._placeto.learner import PlacetoLearner
 
 # A policy repeats itself if less than this share of its placements were new, in so many rounds.
@@ -49,8 +48,8 @@ def sample(learner: PlacetoLearner, episodes: PlacetoEpisodes, count: int) -> No
     for first in range(0, count, _SAMPLED):
         few = replace(learner.settings, episodes=min(_SAMPLED, count - first))
         episodes.restart_at_best(few, rng)
-        record = episodes.run(learner.chooser(episodes), rng, episodes.num_steps)
-        learner.num_trials += record.new_trials
+        _, trials = episodes.run(learner.chooser(episodes), rng, episodes.num_steps)
+        learner.num_trials += sum(trial.num_new for trial in trials)
     episodes.num_greedy = 0
     episodes.restart_at_best(learner.settings, rng)
 
@@ -79,48 +78,48 @@ def train_round(learner: PlacetoLearner, episodes: PlacetoEpisodes) -> dict[str,
     if episodes.ended.all():
         episodes.restart(rng)
     num_steps = settings.steps or episodes.num_steps
-    record = episodes.run(learner.chooser(episodes), rng, num_steps)
+    steps, trials = episodes.run(learner.chooser(episodes), rng, num_steps)
+
+    reward = np.stack([trial.reward for trial in trials])
+    lasting = np.stack([trial.lasting for trial in trials])
 
     # Count what is new.
-    num_tried = len(record.reward) * len(episodes.device)
-    share_new = record.new_trials / num_tried
+    num_new = sum(trial.num_new for trial in trials)
+    share_new = num_new / reward.size
     learner.num_rounds += 1
-    learner.num_trials += record.new_trials
+    learner.num_trials += num_new
     learner.fresh += _FORGET * (share_new - learner.fresh)
     learner.repeats = learner.repeats + 1 if share_new < _FEW_NEW else 0
 
-    # Compare the return of each step with the mean of that step in the last rounds.
-    steps = np.array([each.step for each in record.inputs])
-    step_returns = _returns(episodes, record)
-    advantage = step_returns - episodes.baseline.at(steps)[:, None]
-    episodes.baseline.add(steps, step_returns)
+    # Sum up the rewards that follow from each step.
+    if settings.rewards == "terminal":
+        # All reward comes with the last step: minus the cost at the end of the episode.
+        trial_return = np.broadcast_to(-episodes.cost(episodes.outcome), reward.shape)
+    else:
+        # A trial counts at once; what follows from it only counts if it was not undone.
+        trial_return = reward + returns(lasting, settings.discount) - lasting
+    step_return = trial_return[[step.trial for step in steps]]
+
+    # Compare them with the mean of that step in the last rounds.
+    inputs = [step.input for step in steps]
+    numbers = np.array([each.step for each in inputs])
+    advantage = step_return - episodes.baseline.at(numbers)[:, None]
+    episodes.baseline.add(numbers, step_return)
     if settings.normalise:
         advantage = standardised(advantage, least_spread=0.0)
 
     # Update the policy.
     for group in learner.optimizer.param_groups:
         group["lr"] = learner.annealed(settings.rate)
-    score, parts = learner.scorer(episodes, record.inputs)
-    chosen, log_probs = np.stack(record.chosen), np.stack(record.log_probs)
-    steps_taken = EpisodeSteps.of(chosen, log_probs, advantage, learner.device)
+    score, parts = learner.scorer(episodes, inputs)
+    device = np.stack([step.device for step in steps])
+    log_prob = np.stack([step.log_prob for step in steps])
+    taken = EpisodeSteps.of(device, log_prob, advantage, learner.device)
     entropy_weight = learner.annealed(settings.entropy)
-    update = learner.update.apply(learner.optimizer, score, parts, steps_taken, entropy_weight)
+    figures = learner.update.apply(learner.optimizer, score, parts, taken, entropy_weight)
     return {
-        **update,
-        "reward": float(np.mean(record.reward)),
+        **figures,
+        "reward": float(reward.mean()),
         "mean": episodes.mean_step_time,
         "best": episodes.best_step_time,
     }
-
-
-def _returns(episodes: PlacetoEpisodes, record: EpisodeRecord) -> Array:  # [steps, episodes]
-    """The reward that follows from each step."""
-    settings = episodes.settings
-    reward, lasting = np.stack(record.reward), np.stack(record.lasting)
-    if settings.rewards == "terminal":
-        # All reward comes with the last step: minus the cost at the end of the episode.
-        found = np.broadcast_to(-episodes.cost(episodes.outcome), reward.shape)
-    else:
-        # A trial counts at once; what follows from it only counts if it was not undone.
-        found = reward + returns(lasting, settings.discount) - lasting
-    return np.asarray(found[record.trial])
