@@ -23,26 +23,26 @@ def improved(
     def score(part: slice) -> torch.Tensor:
         return torch.log_softmax(logits.expand(4, 2, 3)[part], dim=-1)
 
-    told = update.apply(torch.optim.SGD([logits], rate), score, parts, steps, 0.0)
-    return torch.softmax(logits.detach(), dim=-1), told
+    figures = update.apply(torch.optim.SGD([logits], rate), score, parts, steps, 0.0)
+    return torch.softmax(logits.detach(), dim=-1), figures
 
 
 def test_what_was_good_gets_likelier_and_parts_make_no_difference() -> None:
-    whole, told = improved(PolicyUpdate(), 0.5, [slice(0, 4)])
+    whole, figures = improved(PolicyUpdate(), 0.5, [slice(0, 4)])
     parts, again = improved(PolicyUpdate(), 0.5, [slice(0, 3), slice(3, 4)])
     assert (whole[..., 0] > 1 / 3).all()
     torch.testing.assert_close(whole, parts)
-    assert abs(told["loss"] - again["loss"]) < 1e-6
+    assert abs(figures["loss"] - again["loss"]) < 1e-6
 
 
 def test_a_policy_that_went_too_far_makes_no_further_pass() -> None:
-    far, told = improved(PolicyUpdate(passes=4), 0.5, [slice(0, 4)])
+    far, figures = improved(PolicyUpdate(passes=4), 0.5, [slice(0, 4)])
     near, stopped = improved(PolicyUpdate(passes=4, most_kl=1e-4), 0.5, [slice(0, 4)])
     once, _ = improved(PolicyUpdate(passes=1), 0.5, [slice(0, 4)])
     assert stopped["kl"] > 1e-4  # it is seen with the second pass, and that is not made
     assert not torch.allclose(far, near)
     torch.testing.assert_close(near, once)
-    assert told["kl"] >= 0
+    assert figures["kl"] >= 0
 
 
 def test_returns_baselines_and_advantages() -> None:
@@ -50,8 +50,8 @@ def test_returns_baselines_and_advantages() -> None:
     assert returns(reward, 0.5).tolist() == [[2.0, 2.0], [2.0, 4.0]]
     baseline = StepBaseline(2, 2)
     assert baseline.at(np.arange(2)).tolist() == [0.0, 0.0]
-    for found in (reward, 3 * reward):
-        baseline.add(np.arange(2), found)
+    for round_returns in (reward, 3 * reward):
+        baseline.add(np.arange(2), round_returns)
     assert baseline.at(np.arange(2)).tolist() == [1.0, 6.0]
     assert standardised(np.zeros((2, 2)), 0.0).tolist() == [[0.0, 0.0], [0.0, 0.0]]
     assert abs(standardised(reward, 0.0).mean()) < 1e-12

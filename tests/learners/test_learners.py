@@ -16,7 +16,7 @@ from roost.policies.seq2seq import Seq2Seq
 STAGES, CHOICES = 3, 2
 
 
-def policy(seed=0, spread=1.0):
+def new_policy(seed=0, spread=1.0):
     torch.manual_seed(seed)
     allowed = torch.ones(STAGES, CHOICES, dtype=torch.bool)
     return Seq2Seq(
@@ -39,14 +39,14 @@ def chosen(log_probs):
 @pytest.mark.parametrize("seed", range(30))
 def test_no_update_loses_more_than_the_guarantee_says(seed):
     """Every placement of three groups on two devices, so that all expectations are exact."""
-    made = policy(seed, spread=2.0)
+    policy = new_policy(seed, spread=2.0)
     rng = np.random.default_rng(seed)
     reward = torch.from_numpy(rng.normal(size=len(ALL))).float()
     with torch.no_grad():
-        old = made.log_probs(ALL)
-        for weights in made.parameters():
+        old = policy.log_probs(ALL)
+        for weights in policy.parameters():
             weights.add_(torch.randn_like(weights) * float(rng.choice([0.001, 0.01, 0.1, 0.5])))
-        new = made.log_probs(ALL)
+        new = policy.log_probs(ALL)
     before, after = (chosen(some).sum(dim=1).exp() for some in (old, new))
     expected, becomes = float(before @ reward), float(after @ reward)
     ratio = (chosen(new) - chosen(old)).exp()
@@ -58,27 +58,27 @@ def test_no_update_loses_more_than_the_guarantee_says(seed):
 
 
 def test_small_steps_along_the_surrogate_are_guaranteed_to_gain():
-    made = policy(3)
+    policy = new_policy(3)
     reward = torch.from_numpy(np.random.default_rng(0).normal(size=len(ALL))).float()
     with torch.no_grad():
-        old = made.log_probs(ALL)
+        old = policy.log_probs(ALL)
     before = chosen(old).sum(dim=1).exp()
     expected = before @ reward
-    ratio = (chosen(made.log_probs(ALL)) - chosen(old)).exp()
+    ratio = (chosen(policy.log_probs(ALL)) - chosen(old)).exp()
     (before.unsqueeze(1) * ratio * (reward - expected).unsqueeze(1)).sum().backward()
     with torch.no_grad():
-        for weights in made.parameters():
+        for weights in policy.parameters():
             weights.add_(1e-3 * weights.grad)
-        new = made.log_probs(ALL)
+        new = policy.log_probs(ALL)
     ratio = (chosen(new) - chosen(old)).exp()
     surrogate = float((before.unsqueeze(1) * ratio * (reward - expected).unsqueeze(1)).sum())
     largest = float((old.exp() * (old - new)).sum(dim=-1).max())
     assert guarantee(surrogate, largest, float(reward.max() - reward.min()), STAGES) > 0
 
 
-def expected_cost(made):
+def expected_cost(policy):
     with torch.no_grad():
-        return float(chosen(made.log_probs(ALL)).sum(dim=1).exp() @ cost(ALL))
+        return float(chosen(policy.log_probs(ALL)).sum(dim=1).exp() @ cost(ALL))
 
 
 def cost(actions):
@@ -86,27 +86,27 @@ def cost(actions):
 
 
 def test_ppo_learns_what_pays_and_keeps_near_its_target():
-    made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
-    learner = Ppo(made, target_kl=0.01)
-    begin, moved = expected_cost(made), []
+    policy, generator = new_policy(spread=0.0), torch.Generator().manual_seed(0)
+    learner = Ppo(policy, target_kl=0.01)
+    begin, moved = expected_cost(policy), []
     for _ in range(120):
-        actions, old = made.sample(32, generator)
+        actions, old = policy.sample(32, generator)
         advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
-        told = learner.update(actions, old, advantage, 0.01)
-        moved.append(told["kl"])
-        assert told["surrogate_less_penalty"] <= told["surrogate"] + 1e-6
-        assert told["guaranteed"] <= told["surrogate"] * STAGES + 1e-6
-        assert told["kl_of_worst_stage"] >= told["kl"] - 1e-9
+        figures = learner.update(actions, old, advantage, 0.01)
+        moved.append(figures["kl"])
+        assert figures["surrogate_less_penalty"] <= figures["surrogate"] + 1e-6
+        assert figures["guaranteed"] <= figures["surrogate"] * STAGES + 1e-6
+        assert figures["kl_of_worst_stage"] >= figures["kl"] - 1e-9
     assert begin > 2.4
-    assert expected_cost(made) < 1.1
+    assert expected_cost(policy) < 1.1
     assert 0.001 < np.mean(moved[:20]) < 0.05
 
 
 def test_ppo_weighs_the_penalty_by_how_far_it_went():
-    made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
+    policy, generator = new_policy(spread=0.0), torch.Generator().manual_seed(0)
     for target, grows in ((1e-7, True), (10.0, False)):
-        learner = Ppo(made, target_kl=target)
-        actions, old = made.sample(32, generator)
+        learner = Ppo(policy, target_kl=target)
+        actions, old = policy.sample(32, generator)
         advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
         learner.update(actions, old, advantage, 0.01)
         assert learner.penalty == (2.0 if grows else 0.5)
@@ -114,49 +114,49 @@ def test_ppo_weighs_the_penalty_by_how_far_it_went():
 
 @pytest.mark.parametrize("standardise", [True, False])
 def test_reinforce_learns_what_pays(standardise):
-    made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
+    policy, generator = new_policy(spread=0.0), torch.Generator().manual_seed(0)
     rate = 3e-3 if standardise else 3e-2
-    learner = Reinforce(made, 10.0, rate, standardise=standardise)
-    begin = expected_cost(made)
+    learner = Reinforce(policy, 10.0, rate, standardise=standardise)
+    begin = expected_cost(policy)
     for _ in range(300):
-        actions, _ = made.sample(16, generator)
+        actions, _ = policy.sample(16, generator)
         learner.update(actions, cost(actions).numpy().astype(float), np.zeros(16, dtype=bool), 0.0)
     assert begin > 2.4
-    assert expected_cost(made) < 1.2
+    assert expected_cost(policy) < 1.2
     assert learner.baseline < 2.0  # it began at the failing signal
 
 
 def test_reinforce_drops_what_fails_only_after_some_updates():
-    made, generator = policy(spread=0.0), torch.Generator().manual_seed(0)
-    learner = Reinforce(made, 10.0, drop_failures_after=2)
-    actions, _ = made.sample(8, generator)
+    policy, generator = new_policy(spread=0.0), torch.Generator().manual_seed(0)
+    learner = Reinforce(policy, 10.0, drop_failures_after=2)
+    actions, _ = policy.sample(8, generator)
     failed = np.ones(8, dtype=bool)
     for turn in range(4):
-        before = [weights.detach().clone() for weights in made.parameters()]
+        before = [weights.detach().clone() for weights in policy.parameters()]
         learner.update(actions, np.linspace(1, 2, 8), failed, 0.0)
-        same = all(torch.equal(a, b) for a, b in zip(before, made.parameters(), strict=True))
+        same = all(torch.equal(a, b) for a, b in zip(before, policy.parameters(), strict=True))
         assert same == (turn >= 2)
 
 
 @pytest.mark.parametrize("kind", ["ppo", "reinforce"])
 def test_a_learner_goes_on_where_it_was(kind):
-    def begin(made):
-        return Ppo(made) if kind == "ppo" else Reinforce(made, 10.0)
+    def begin(policy):
+        return Ppo(policy) if kind == "ppo" else Reinforce(policy, 10.0)
 
-    def teach(learner, made, generator):
-        actions, old = made.sample(16, generator)
+    def teach(learner, policy, generator):
+        actions, old = policy.sample(16, generator)
         if kind == "ppo":
             advantage = torch.from_numpy(standardised(-cost(actions).numpy())).float()
             return learner.update(actions, old, advantage, 0.01)
         signal = cost(actions).numpy().astype(float)
         return learner.update(actions, signal, np.zeros(16, dtype=bool), 0.0)
 
-    made, generator = policy(), torch.Generator().manual_seed(1)
-    learner = begin(made)
+    policy, generator = new_policy(), torch.Generator().manual_seed(1)
+    learner = begin(policy)
     for _ in range(3):
-        teach(learner, made, generator)
+        teach(learner, policy, generator)
     state = {name: np.array(value) for name, value in learner.state().items()}
-    other, again = policy(), torch.Generator()
+    other, again = new_policy(), torch.Generator()
     with torch.no_grad():
         for weights in other.parameters():
             weights.add_(1.0)  # to be taken back
@@ -164,7 +164,7 @@ def test_a_learner_goes_on_where_it_was(kind):
     taken = begin(other)
     taken.restore(state)
     for _ in range(3):
-        assert teach(learner, made, generator) == teach(taken, other, again)
+        assert teach(learner, policy, generator) == teach(taken, other, again)
 
 
 def test_what_does_not_fit_costs_more_than_all_that_does_and_the_more_the_more_is_missing():

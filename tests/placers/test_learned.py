@@ -63,16 +63,16 @@ def branches(num_branches=6, length=3, num_devices=3, memory=10_000, send=0.1):
     )
 
 
-def said(result):
+def answer(result):
     return (result.best.step_time, result.best.placement.digest, result.num_trials)
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
-def test_it_learns_what_chance_does_not_find(name):
+def test_it_learns_what_random_does_not_find(name):
     problem = branches()
-    chance = search(problem, "random", trials=600, prove=False).best.step_time
+    random_step = search(problem, "random", trials=600, prove=False).best.step_time
     learned = search(problem, PLACERS[name], trials=600, prove=False).best.step_time
-    assert learned < chance
+    assert learned < random_step
     assert learned <= 6.5  # 18 ops on three devices: 6 is the least
 
 
@@ -86,19 +86,19 @@ def test_it_learns_what_chance_does_not_find(name):
 def test_a_strong_prior_begins_at_the_best_heuristic(placer):
     problem = training_like(40, 3)
     heuristics = [search(problem, name, prove=False).best for name in ("single", "expert", "etf")]
-    found = []
+    trials_seen = []
 
     def watch(progress):
-        found.append(progress.trial)
+        trials_seen.append(progress.trial)
 
     search(problem, placer, trials=300, prove=False, on_trial=watch)
-    names = [trial.placer for trial in found]
+    names = [trial.placer for trial in trials_seen]
     first = names.index("spotlight" if "spotlight" in names else "post")
     assert {"single", "expert", "etf", "rules"} <= set(names[:first])
-    assert min(t.step_time for t in found[:first]) <= min(
+    assert min(t.step_time for t in trials_seen[:first]) <= min(
         t.step_time for t in heuristics if t.feasible
     )
-    drawn = {trial.placement.device.tobytes() for trial in found[first : first + 4]}
+    drawn = {trial.placement.device.tobytes() for trial in trials_seen[first : first + 4]}
     assert len(drawn) == 1  # all the same devices, in several orders
 
 
@@ -114,17 +114,17 @@ def test_the_best_heuristic_can_be_tried_first_without_being_a_prior(placer):
     )
 
     def drawn(placer):
-        found = []
+        trials_seen = []
         search(
             problem,
             placer,
             trials=300,
             prove=False,
-            on_trial=lambda progress: found.append(progress.trial),
+            on_trial=lambda progress: trials_seen.append(progress.trial),
         )
-        begin = [trial.placer for trial in found].index(name)
-        return {t.placer for t in found[:begin]}, [
-            t.placement.device.tolist() for t in found[begin : begin + 8]
+        begin = [trial.placer for trial in trials_seen].index(name)
+        return {t.placer for t in trials_seen[:begin]}, [
+            t.placement.device.tolist() for t in trials_seen[begin : begin + 8]
         ]
 
     nothing, plain = drawn(placer)
@@ -144,7 +144,7 @@ def test_names_of_like_devices_follow_their_first_use():
 def test_equal_seeds_give_equal_results_within_the_budget(name):
     problem = training_like(40, 3)
     first = search(problem, PLACERS[name], trials=150, seed=3, prove=False)
-    assert said(search(problem, PLACERS[name], trials=150, seed=3, prove=False)) == said(first)
+    assert answer(search(problem, PLACERS[name], trials=150, seed=3, prove=False)) == answer(first)
     assert 100 <= first.num_trials <= 150
 
 
@@ -164,7 +164,7 @@ def test_a_run_that_was_cut_goes_on_to_the_same_curve(name, keep, tmp_path, monk
         result = search(
             problem, placer, trials=300, seed=1, journal=journal, on_trial=watch, prove=False
         )
-        return said(result), [step for count, step in dict(curve).items()]
+        return answer(result), [step for count, step in dict(curve).items()]
 
     whole, curve = run(None)
     simulated, source = [], Simulating.trials
@@ -193,9 +193,9 @@ def test_a_state_of_something_else_is_not_used(tmp_path, monkeypatch):
         search(problem, PLACERS["post"], trials=100, seed=1, journal=path, prove=False)
         kept = path.with_name("trials.jsonl.post.npz")
         kept.write_bytes(kept.read_bytes()[:-9] if damage is None else damage)
-        assert said(
+        assert answer(
             search(problem, PLACERS["post"], trials=200, seed=1, journal=path, prove=False)
-        ) == said(whole)
+        ) == answer(whole)
 
 
 @pytest.mark.parametrize("name", ["spotlight", "post"])
@@ -218,9 +218,9 @@ def test_a_state_that_was_changed_is_not_used(name, tmp_path, monkeypatch):
             kept,
             **{each: array for each, array in (state | {key: value}).items() if array is not None},
         )
-        assert said(
+        assert answer(
             search(problem, PLACERS[name], trials=150, seed=1, journal=path, prove=False)
-        ) == said(whole)
+        ) == answer(whole)
 
 
 def test_a_pipe_in_place_of_a_state_is_not_waited_for(tmp_path):
@@ -228,7 +228,7 @@ def test_a_pipe_in_place_of_a_state_is_not_waited_for(tmp_path):
     search(problem, PLACERS["post"], trials=60, seed=1, journal=path, prove=False)
     os.mkfifo(tmp_path / "trials.jsonl.post.npz")
     again = search(problem, PLACERS["post"], trials=90, seed=1, journal=path, prove=False)
-    assert said(again) == said(search(problem, PLACERS["post"], trials=90, seed=1, prove=False))
+    assert answer(again) == answer(search(problem, PLACERS["post"], trials=90, seed=1, prove=False))
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])
@@ -259,7 +259,6 @@ def _random(problem, count):
 
 
 def problem_placement(problem, device):
-
     return problem.placement(device, "rank")
 
 
@@ -271,14 +270,14 @@ NUMBERS = {
 }
 WRONG = [
     *(
-        (made, name, value)
-        for made in (Seq2seq, Spotlight, Post)
+        (placer_class, name, value)
+        for placer_class in (Seq2seq, Spotlight, Post)
         for name, some in NUMBERS.items()
         for value in some
     ),
     *(
-        (made, "order", value)
-        for made in (Seq2seq, Spotlight, Post)
+        (placer_class, "order", value)
+        for placer_class in (Seq2seq, Spotlight, Post)
         for value in ("foo", "priority", None)
     ),
     *((SequenceNetwork, "hidden", value) for value in (0, -1, 2.5, "8")),
@@ -316,10 +315,10 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("made", "name", "value"), WRONG)
-def test_settings_that_make_no_sense_are_refused_when_they_are_made(made, name, value):
+@pytest.mark.parametrize(("placer_class", "name", "value"), WRONG)
+def test_settings_that_make_no_sense_are_refused_when_they_are_made(placer_class, name, value):
     with pytest.raises(InputError, match=f"^{name} is .*must be"):
-        made(**{name: value})
+        placer_class(**{name: value})
 
 
 def test_a_gpu_that_is_not_there_is_refused():
@@ -347,11 +346,11 @@ class Broken(Simulating):
     count = 0
 
     def trials(self, placements):
-        found = []
+        broken = []
         for trial in super().trials(placements):
             self.count += 1
             bad = self.count % 3 == 0
-            found.append(
+            broken.append(
                 Trial(
                     trial.placement,
                     np.nan if bad else trial.step_time,
@@ -359,7 +358,7 @@ class Broken(Simulating):
                     not bad and trial.feasible,
                 )
             )
-        return found
+        return broken
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "spotlight", "post"])

@@ -15,10 +15,10 @@ SOURCE, TARGET = np.array([0, 0, 1, 2, 3, 4]), np.array([1, 2, 3, 3, 4, 5])  # g
 def reach_of(source: np.ndarray, target: np.ndarray) -> np.ndarray:
     step = np.zeros((GROUPS, GROUPS), dtype=bool)
     step[source, target] = True
-    found = step.copy()
+    reach = step.copy()
     for _ in range(GROUPS):
-        found |= (found.astype(int) @ step.astype(int)) > 0
-    return found
+        reach |= (reach.astype(int) @ step.astype(int)) > 0
+    return reach
 
 
 def policy_of(**parts: bool) -> GraphPolicy:
@@ -111,13 +111,13 @@ def test_without_a_part_a_group_far_away_is_still_heard_by_the_other(
 def test_a_new_policy_finds_every_device_as_likely(given) -> None:
     groups, at, devices, allowed = given
     policy = GraphPolicy(GraphPolicyShape(5, 6, width=4, hidden=8), seed=1)
-    found = log_probs(policy, SOURCE, TARGET, groups, at, devices, allowed).exp()
-    torch.testing.assert_close(found, allowed / allowed.sum(dim=1, keepdim=True))
+    probabilities = log_probs(policy, SOURCE, TARGET, groups, at, devices, allowed).exp()
+    torch.testing.assert_close(probabilities, allowed / allowed.sum(dim=1, keepdim=True))
 
 
 def test_pools_are_ancestors_descendants_and_the_rest() -> None:
-    found = pools(reach_of(SOURCE, TARGET))
-    assert np.flatnonzero(found[0, 3]).tolist() == [0, 1, 2]
-    assert np.flatnonzero(found[1, 3]).tolist() == [4, 5]
-    assert np.flatnonzero(found[2, 3]).tolist() == [6]
-    assert found[0, 3].sum() == pytest.approx(1.0)
+    means = pools(reach_of(SOURCE, TARGET))
+    assert np.flatnonzero(means[0, 3]).tolist() == [0, 1, 2]
+    assert np.flatnonzero(means[1, 3]).tolist() == [4, 5]
+    assert np.flatnonzero(means[2, 3]).tolist() == [6]
+    assert means[0, 3].sum() == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""What policies see of groups."""
+"""The features of groups that policies see."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def chain():
     )
 
 
-def test_neighbours_are_told():
+def test_neighbours_are_features():
     problem = chain()
     features = group_features(problem, np.array([0, 0, 1, 2]))
     before, after = features[:, -6:-3], features[:, -3:]

@@ -45,10 +45,10 @@ def test_draws_and_gradients_are_those_of_the_cpu(attention: str, autoregressive
 def test_the_lstm_is_that_of_the_cpu() -> None:
     torch.manual_seed(0)
     inputs, weight = torch.randn(30, 5, 64), torch.randn(16, 64) * 0.2
-    found = []
+    gradients = []
     for device in ("cpu", "cuda"):
         x, w = (each.clone().to(device).requires_grad_() for each in (inputs, weight))
         lstm_states(x, w).square().sum().backward()
-        found.append((x.grad.cpu(), w.grad.cpu()))
-    for one, other in zip(*found, strict=True):
+        gradients.append((x.grad.cpu(), w.grad.cpu()))
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)

@@ -8,14 +8,16 @@ from roost.policies._lstm import _states_on_gpu, lstm_states, lstm_step
 from roost.policies.seq2seq import Seq2Seq
 
 
-def policy(groups=7, devices=4, twins=(-1, 0, 1, -1), seed=0, spread=2.0, allowed=None, **settings):
+def new_policy(
+    groups=7, devices=4, twins=(-1, 0, 1, -1), seed=0, spread=2.0, allowed=None, **settings
+):
     torch.manual_seed(seed)
     allowed = torch.ones(groups, devices, dtype=torch.bool) if allowed is None else allowed
     prior = torch.randn(groups, devices) * 0.3
-    made = Seq2Seq(
+    policy = Seq2Seq(
         torch.rand(groups, 5), allowed, prior, list(twins), hidden=8, spread=spread, **settings
     )
-    return made
+    return policy
 
 
 WAYS = [
@@ -46,12 +48,12 @@ def test_the_lstm_is_that_of_pytorch():
         inputs @ layer.weight_ih_l0[rows].t() + layer.bias_ih_l0[rows] + layer.bias_hh_l0[rows]
     )
     weight = layer.weight_hh_l0[rows].t()
-    found = lstm_states(entered, weight)
-    torch.testing.assert_close(found, layer(inputs)[0])
+    states = lstm_states(entered, weight)
+    torch.testing.assert_close(states, layer(inputs)[0])
     hidden = cell = torch.zeros(3, 4)
     for number in range(9):
         hidden, cell = lstm_step(entered[number], weight, hidden, cell)
-        torch.testing.assert_close(hidden, found[number])
+        torch.testing.assert_close(hidden, states[number])
 
 
 def test_the_way_of_the_gpu_is_the_same():
@@ -68,28 +70,28 @@ def test_the_way_of_the_gpu_is_the_same():
 
 @pytest.mark.parametrize("settings", WAYS)
 def test_samples_come_with_the_probabilities_they_were_drawn_with(settings):
-    made = policy(**settings)
-    actions, log_probs = made.sample(50, torch.Generator().manual_seed(3))
+    policy = new_policy(**settings)
+    actions, log_probs = policy.sample(50, torch.Generator().manual_seed(3))
     assert actions.shape == (50, 7)
-    torch.testing.assert_close(made.log_probs(actions), log_probs, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(policy.log_probs(actions), log_probs, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(log_probs.exp().sum(dim=-1), torch.ones(50, 7))
 
 
 @pytest.mark.parametrize("settings", WAYS)
 def test_devices_are_drawn_as_often_as_their_probabilities_say(settings):
-    made = policy(groups=2, devices=3, twins=(-1, -1, -1), **settings)
-    actions, _ = made.sample(20_000, torch.Generator().manual_seed(4))
+    policy = new_policy(groups=2, devices=3, twins=(-1, -1, -1), **settings)
+    actions, _ = policy.sample(20_000, torch.Generator().manual_seed(4))
     pairs = torch.cartesian_prod(torch.arange(3), torch.arange(3))
-    log_probs = made.log_probs(pairs).gather(-1, pairs.unsqueeze(-1)).squeeze(-1).sum(dim=1)
+    log_probs = policy.log_probs(pairs).gather(-1, pairs.unsqueeze(-1)).squeeze(-1).sum(dim=1)
     drawn = torch.bincount(actions[:, 0] * 3 + actions[:, 1], minlength=9) / len(actions)
     assert (drawn - log_probs.detach().exp()).abs().max() < 0.015
 
 
 def test_each_choice_depends_on_those_before_it_and_on_none_after():
-    made = policy()
+    policy = new_policy()
     actions = torch.zeros(2, 7, dtype=torch.long)
     actions[1, 3] = 3
-    one, other = made.log_probs(actions)
+    one, other = policy.log_probs(actions)
     torch.testing.assert_close(one[:4], other[:4])
     assert (one[4:] - other[4:]).abs().max() > 1e-4
 
@@ -99,15 +101,15 @@ def test_what_is_not_allowed_is_never_drawn(settings):
     allowed = torch.ones(7, 4, dtype=torch.bool)
     allowed[:, 2] = False
     allowed[3, :3] = False
-    made = policy(allowed=allowed, twins=(-1, -1, -1, -1), **settings)
-    actions, _ = made.sample(300, torch.Generator().manual_seed(5))
+    policy = new_policy(allowed=allowed, twins=(-1, -1, -1, -1), **settings)
+    actions, _ = policy.sample(300, torch.Generator().manual_seed(5))
     assert not (actions == 2).any()
     assert (actions[:, 3] == 3).all()
 
 
 def test_of_like_devices_the_first_is_used_first():
-    made = policy(twins=(-1, 0, 1, -1))
-    actions, log_probs = made.sample(300, torch.Generator().manual_seed(6))
+    policy = new_policy(twins=(-1, 0, 1, -1))
+    actions, log_probs = policy.sample(300, torch.Generator().manual_seed(6))
     for row in actions.tolist():
         first = [row.index(device) if device in row else 99 for device in range(3)]
         assert first == sorted(first)
@@ -115,7 +117,7 @@ def test_of_like_devices_the_first_is_used_first():
 
 
 def test_it_begins_with_the_prior():
-    made = policy(spread=0.0, twins=(-1, -1, -1, -1))
-    actions, log_probs = made.sample(3, torch.Generator().manual_seed(7))
-    torch.testing.assert_close(log_probs[0], torch.log_softmax(made.fixed, dim=-1))
+    policy = new_policy(spread=0.0, twins=(-1, -1, -1, -1))
+    actions, log_probs = policy.sample(3, torch.Generator().manual_seed(7))
+    torch.testing.assert_close(log_probs[0], torch.log_softmax(policy.fixed, dim=-1))
     assert len(actions) == 3

@@ -26,18 +26,18 @@ def header(**changed):
     }
 
 
-def written(path, found=None, **changed):
-    path.write_bytes(save(tensors() if found is None else found, header(**changed)))
+def written(path, given=None, **changed):
+    path.write_bytes(save(tensors() if given is None else given, header(**changed)))
     return path
 
 
 def test_what_is_saved_comes_back(tmp_path):
     path = tmp_path / "policy.safetensors"
     save_weights(path, "mine", tensors(), {"seed": 3, "family": "cifar10"})
-    found, card = load_weights(path, "mine", SHAPES)
+    read, card = load_weights(path, "mine", SHAPES)
     assert card == {"seed": 3, "family": "cifar10"}
-    assert sorted(found) == ["a", "b"]
-    assert all((found[name] == tensors()[name]).all() for name in found)
+    assert sorted(read) == ["a", "b"]
+    assert all((read[name] == tensors()[name]).all() for name in read)
 
 
 def test_equal_weights_give_equal_files(tmp_path):
@@ -76,8 +76,8 @@ def test_another_header_is_refused(tmp_path, changed, said):
     ],
 )
 def test_other_tensors_are_refused(tmp_path, changed, said):
-    found = {name: tensor for name, tensor in (tensors() | changed).items() if tensor is not None}
-    path = written(tmp_path / "p.safetensors", found)
+    given = {name: tensor for name, tensor in (tensors() | changed).items() if tensor is not None}
+    path = written(tmp_path / "p.safetensors", given)
     with pytest.raises(InputError, match=said) as error:
         load_weights(path, "mine", SHAPES)
     assert str(path) in str(error.value)
