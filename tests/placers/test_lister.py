@@ -34,7 +34,7 @@ from roost.placers._lister.rollouts import (
 )
 from roost.placers._lister.rule_training import best_together
 from roost.placers._lister.training import Course, Rates
-from roost.placers._listing.prepared import Prepared
+from roost.placers._listing.list_scheduler import ListScheduler
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.groups import groups_of
 from roost.placers.lister import Lister, _benches
@@ -102,7 +102,7 @@ def test_every_feature_has_a_name() -> None:
 
 def test_devices_that_are_just_alike_are_known_as_such() -> None:
     problem = timed(model(["a", "b"]), machine(100, 100, 50, 100), speed=[1.0, 1.0, 1.0, 2.0])
-    layout = Prepared.of(units_of(problem, 10), "program").layout
+    layout = ListScheduler.of(units_of(problem, 10), "program").layout
     assert twins(problem, layout).tolist() == [0, 0, 2, 3]
 
 
@@ -132,7 +132,7 @@ def test_units_are_no_more_than_asked_for_and_split_no_group() -> None:
     units = units_of(problem, 8)
     assert units.num_units <= 8
     problem.check(
-        Framed.of(Prepared.of(units, "program")).placement(np.zeros(units.num_units, np.int32))
+        Framed.of(ListScheduler.of(units, "program")).placement(np.zeros(units.num_units, np.int32))
     )
 
 

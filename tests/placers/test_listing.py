@@ -14,7 +14,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._listing.prepared import Prepared, device_choices, named_rules
+from roost.placers._listing.list_scheduler import ListScheduler, device_choices, named_rules
 from roost.placers._shared.units import Units
 from roost.placers.sct import Sct, _favourites
 from roost.search.budget import Budget
@@ -119,9 +119,9 @@ def test_step_times_and_excess_of_rolled_rules_are_those_of_the_simulator() -> N
         devices=tuple(replace(d, memory=6 * 10**7) for d in problem.cluster.devices),
     )
     problem = Problem(problem.graph, small, problem.costs)
-    for prepared in Prepared.all_of(Units.of(problem)):
-        assert prepared.is_tight
-        rolled = prepared.roll(named_rules(prepared.units, {"finish": 1.0}))
+    for scheduler in ListScheduler.all_of(Units.of(problem)):
+        assert scheduler.is_tight
+        rolled = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
         timeline = simulate(problem, rolled.best()[0])
         assert timeline.step_time == rolled.step_time[0]
         assert np.maximum(timeline.peak_memory - small.memory, 0).sum() == rolled.excess[0] == 0
@@ -131,12 +131,12 @@ def test_no_device_holds_more_than_one_that_runs_everything() -> None:
     for seed in range(60):
         problem, _ = nasty(seed)
         units = Units.of(problem)
-        prepared = Prepared.of(units, "program")
-        if prepared.is_tight:
+        scheduler = ListScheduler.of(units, "program")
+        if scheduler.is_tight:
             continue
         rng = np.random.default_rng(seed)
         choice = np.array([rng.choice(np.flatnonzero(row)) for row in units.allowed])
-        timeline = simulate(problem, prepared.placement(choice))
+        timeline = simulate(problem, scheduler.placement(choice))
         assert timeline.feasible
 
 
@@ -158,9 +158,9 @@ def listed(problem: Problem, order: list[int]) -> list[int]:
 def test_heft_rule_equals_plain_list_scheduling_where_transfers_are_free() -> None:
     for seed in range(20):
         problem = scattered_times(seed)
-        prepared = Prepared.of(Units.of(problem), "rank")
-        rolled = prepared.roll(named_rules(prepared.units, {"finish": 1.0}))
-        assert rolled.best()[0].device.tolist() == listed(problem, prepared.layout.op.tolist())
+        scheduler = ListScheduler.of(Units.of(problem), "rank")
+        rolled = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
+        assert rolled.best()[0].device.tolist() == listed(problem, scheduler.layout.op.tolist())
 
 
 def scattered_times(seed: int) -> Problem:
@@ -200,9 +200,9 @@ def first_start(problem: Problem, rank: list[int]) -> tuple[list[int], list[int]
 def test_etf_equals_its_definition_where_transfers_are_free() -> None:
     for seed in range(20):
         problem = scattered_times(seed)
-        prepared = Prepared.of(Units.of(problem), "rank")
-        own = prepared.earliest_first(np.ones(3, bool))[0]
-        device, sequence = first_start(problem, prepared.layout.op.tolist())
+        scheduler = ListScheduler.of(Units.of(problem), "rank")
+        own = scheduler.earliest_first(np.ones(3, bool))[0]
+        device, sequence = first_start(problem, scheduler.layout.op.tolist())
         assert own.device.tolist() == device
         assert dispatch_order(problem, own).tolist() == sequence
 
@@ -211,7 +211,7 @@ def test_early_updates_come_after_every_reader_of_what_they_rewrite() -> None:
     graph = training_graph()
     times = np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(2, axis=1)
     problem = Problem(graph, devices(2), times)  # type: ignore[arg-type]
-    early = Prepared.of(Units.of(problem), "program", eager=True).example
+    early = ListScheduler.of(Units.of(problem), "program", eager=True).example
     position = np.zeros(graph.num_ops)
     position[dispatch_order(problem, early)] = np.arange((~graph.is_parameter).sum())
     for op in np.flatnonzero(graph.phase == UPDATE).tolist():
@@ -257,14 +257,14 @@ def test_in_a_chain_each_op_is_the_favourite_of_the_one_before() -> None:
             b.add(op, inputs=[before], output_bytes=8)
 
     units = Units.of(problem_of(build, devices(2, latency=3.0)))
-    favourite, parent = _favourites(units, Prepared.of(units, "program").layout)
+    favourite, parent = _favourites(units, ListScheduler.of(units, "program").layout)
     assert favourite.tolist() == [1, 2, 3, -1]
     assert parent.tolist() == [-1, 0, 1, 2]
 
 
 def test_no_op_has_two_favourites_or_is_the_favourite_of_two() -> None:
     units = Units.of(training_like(200, 3))
-    favourite, parent = _favourites(units, Prepared.of(units, "program").layout)
+    favourite, parent = _favourites(units, ListScheduler.of(units, "program").layout)
     ops = np.flatnonzero(favourite >= 0)
     assert len(ops) > 50
     assert (parent[favourite[ops]] == ops).all()

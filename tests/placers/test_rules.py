@@ -12,7 +12,7 @@ from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError
 from roost.placers._listing.linear_rules import FEATURES
-from roost.placers._listing.prepared import SCALES, Prepared, named_rules
+from roost.placers._listing.list_scheduler import SCALES, ListScheduler, named_rules
 from roost.placers._shared.units import Units
 from roost.placers.rules import Rules, best_placements, draw, portfolio
 from roost.search.budget import Budget
@@ -49,9 +49,9 @@ def test_the_best_come_first_and_each_once() -> None:
 def test_the_portfolio_is_no_worse_than_its_named_rules() -> None:
     problem = training_like(400, 4)
     placement = Rules(num_rules=16).place(problem, searching(problem)[1])
-    prepared = Prepared.of(Units.of(problem), "rank")
+    scheduler = ListScheduler.of(Units.of(problem), "rank")
     for weights in ({"finish": 1.0}, {"in_line": 1.0}):
-        rolled = prepared.roll(named_rules(prepared.units, weights))
+        rolled = scheduler.schedule(named_rules(scheduler.units, weights))
         assert simulate(problem, placement).step_time <= rolled.step_time.min()
 
 
@@ -86,7 +86,7 @@ def test_every_feature_is_drawn_for_some_rule() -> None:
     problem = training_like(100, 3)
     small = tuple(replace(device, memory=10**7) for device in problem.cluster.devices)
     problem = Problem(problem.graph, replace(problem.cluster, devices=small), problem.costs)
-    rules = draw(Prepared.of(Units.of(problem), "program"), np.random.default_rng(0), 200)
+    rules = draw(ListScheduler.of(Units.of(problem), "program"), np.random.default_rng(0), 200)
     assert (rules.weights >= 0).all()
     assert [FEATURES[n] for n in np.flatnonzero((rules.weights > 0).sum(axis=0) < 5)] == []
     assert (rules.usable > 0).all()

@@ -14,7 +14,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
-from roost.placers._listing.prepared import SCALES, Prepared, device_choices
+from roost.placers._listing.list_scheduler import SCALES, ListScheduler, device_choices
 from roost.placers._shared.units import Units
 
 
@@ -24,11 +24,11 @@ class Etf:
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         units = Units.of(problem)
-        prepared = Prepared.all_of(units, ("rank",))[-1]
+        scheduler = ListScheduler.all_of(units, ("rank",))[-1]
         found: list[Trial] = []
         for usable in device_choices(units):
             for scale in SCALES:
-                trials = evaluate(prepared.earliest_first(usable, scale))
+                trials = evaluate(scheduler.earliest_first(usable, scale))
                 found += trials
                 if any(trial.feasible for trial in trials):
                     break

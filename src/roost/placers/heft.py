@@ -14,7 +14,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import best_of
 from roost.placers import Evaluate
-from roost.placers._listing.prepared import Prepared, in_orders, named_rules
+from roost.placers._listing.list_scheduler import ListScheduler, with_other_orders, named_rules
 from roost.placers._shared.units import Units
 
 
@@ -26,7 +26,7 @@ class Heft:
         units = Units.of(problem)
         rules = named_rules(units, {"finish": 1.0})
         found: list[Placement] = []
-        for prepared in Prepared.all_of(units, ("rank",)):
-            for placement in prepared.roll(rules).best(count=4):
-                found += in_orders(placement)
+        for scheduler in ListScheduler.all_of(units, ("rank",)):
+            for placement in scheduler.schedule(rules).best(count=4):
+                found += with_other_orders(placement)
         return best_of(evaluate(found)).placement

@@ -49,7 +49,7 @@ from roost.placers._lister.rollouts import (
     rolls_of,
 )
 from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
-from roost.placers._listing.prepared import SCALES, total_time
+from roost.placers._listing.list_scheduler import SCALES, total_time
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.groups import groups_of, may_group
 from roost.placers._shared.orders import all_orders

@@ -21,9 +21,9 @@ from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.placers import Evaluate, Round
 from roost.placers._listing.linear_rules import FEATURES, LinearRules
-from roost.placers._listing.prepared import (
+from roost.placers._listing.list_scheduler import (
     SCALES,
-    Prepared,
+    ListScheduler,
     Rolled,
     bits,
     device_choices,
@@ -108,7 +108,7 @@ def portfolio(
     """
     units = Units.of(problem)
     found: list[Rolled] = []
-    prepared = Prepared.all_of(units, orders)
+    prepared = ListScheduler.all_of(units, orders)
     # What does not fit is simulated again: with few simulations there are fewer rules, and in the
     # end fewer attempts.
     attempts = len(SCALES) if any(under.is_tight for under in prepared) else 1
@@ -118,7 +118,7 @@ def portfolio(
     edges = np.round(np.cumsum(weight) / weight.sum() * num_rules).astype(int)
     for under, count in zip(prepared, np.diff(edges, prepend=0).tolist(), strict=True):
         if count:
-            found.append(under.roll(draw(under, rng, count), scales))
+            found.append(under.schedule(draw(under, rng, count), scales))
     return found
 
 
@@ -135,7 +135,7 @@ def best_placements(rolled: list[Rolled], count: int) -> list[Placement]:
     ]
 
 
-def draw(under: Prepared, rng: np.random.Generator, count: int) -> LinearRules:
+def draw(under: ListScheduler, rng: np.random.Generator, count: int) -> LinearRules:
     """So many rules: a few that have names, and random ones."""
     units = under.units
     rules = no_rules(units.problem, count)

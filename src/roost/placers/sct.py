@@ -20,7 +20,7 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._listing.prepared import SCALES, Prepared, device_choices, total_time
+from roost.placers._listing.list_scheduler import SCALES, ListScheduler, device_choices, total_time
 from roost.placers._shared.units import Units
 from roost.simulator.kernels.base import Layout
 from roost.transforms.coarsen import Coarsen
@@ -58,12 +58,12 @@ def _schedule(problem: Problem, evaluate: Evaluate, expand: Any) -> Placement:
     """The best schedule of a problem that may stand for another: `expand` makes its placements
     those of the other."""
     units = Units.of(problem)
-    prepared = Prepared.all_of(units, ("rank",))[-1]
-    favourite, parent = _favourites(units, prepared.layout)
+    scheduler = ListScheduler.all_of(units, ("rank",))[-1]
+    favourite, parent = _favourites(units, scheduler.layout)
     found: list[Trial] = []
     for usable in device_choices(units):
         for scale in SCALES:
-            made = prepared.earliest_first(usable, scale, favourite, parent)
+            made = scheduler.earliest_first(usable, scale, favourite, parent)
             trials = evaluate([expand(placement) for placement in made])
             found += trials
             if any(trial.feasible for trial in trials):

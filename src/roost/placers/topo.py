@@ -17,7 +17,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import best_of
 from roost.placers import Evaluate
-from roost.placers._listing.prepared import Prepared, device_choices, in_orders, named_rules
+from roost.placers._listing.list_scheduler import ListScheduler, device_choices, with_other_orders, named_rules
 from roost.placers._shared.units import Units
 
 # Being with the module counts before being over the share, and that before the place in the line.
@@ -35,10 +35,10 @@ class Topo:
         )
         choices = device_choices(units)
         found: list[Placement] = []
-        for prepared in Prepared.all_of(units, ("program",)):
-            lasting = prepared.listing.lasting
+        for scheduler in ListScheduler.all_of(units, ("program",)):
+            lasting = scheduler.listing.lasting
             share = lasting.sum() / choices.sum(axis=1, keepdims=True) + lasting.max(initial=0)
             rules.fair[:] = np.where(choices, share, 0.0)
-            for placement in prepared.roll(rules).best(count=4):
-                found += in_orders(placement)
+            for placement in scheduler.schedule(rules).best(count=4):
+                found += with_other_orders(placement)
         return best_of(evaluate(found)).placement

@@ -24,7 +24,7 @@ def targets_of(
     Each of so many starts is annealed for so many batches. Where nothing fits, there are no
     targets.
     """
-    rolled = under.under.roll(draw(under.under, rng, _RULES))
+    rolled = under.under.schedule(draw(under.under, rng, _RULES))
     problem, units = under.units.problem, under.units
     found: list[tuple[float, float, Array]] = []
     for number, row in enumerate(rolled.ranked()[:starts]):

@@ -20,9 +20,9 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._lister.visiting_orders import ORDERS, prepared
 from roost.placers._listing.linear_rules import FEATURES, LinearRules
-from roost.placers._listing.prepared import (
+from roost.placers._listing.list_scheduler import (
     SCALES,
-    Prepared,
+    ListScheduler,
     bits,
     device_choices,
     fastest_first,
@@ -131,9 +131,9 @@ class Bench:
 
     def __init__(self, problem: Problem, units: Units | None = None) -> None:
         self.problem, self.units = problem, units or Units.of(problem)
-        self._under: dict[tuple[int, bool], Prepared] = {}
+        self._under: dict[tuple[int, bool], ListScheduler] = {}
 
-    def under(self, order: int, eager: bool = False) -> Prepared:
+    def under(self, order: int, eager: bool = False) -> ListScheduler:
         """The problem under an order, made ready when it is first asked for."""
         if (order, eager) not in self._under:
             self._under[order, eager] = prepared(self.units, ORDERS[order], eager)
@@ -159,7 +159,7 @@ class Bench:
             if near is not None:
                 tick = float(self.units.time.min(axis=1).mean())
                 rules = rules._replace(kept=near.unit_device[mine], hold=near.hold[mine] * tick)
-            rolled = under.roll(rules, scales)
+            rolled = under.schedule(rules, scales)
             devices[mine], step[mine], excess[mine] = (
                 rolled.unit_device,
                 rolled.step_time,
@@ -184,7 +184,7 @@ class Bench:
         timeline = Simulator.of(self.problem).simulate(list_scheduled(self.problem, device))
         return float(timeline.missing.sum()), timeline.step_time
 
-    def bound(self, rows: Array, under: Prepared) -> LinearRules:
+    def bound(self, rows: Array, under: ListScheduler) -> LinearRules:
         """The rules in the units of this problem."""
         units, rules = self.units, no_rules(self.problem, len(rows))
         total = total_time(units)

@@ -20,7 +20,7 @@ from roost.placers._lister.compiled_network import (
     paths,
     run_network,
 )
-from roost.placers._listing.prepared import SCALES, Prepared, total_time
+from roost.placers._listing.list_scheduler import SCALES, ListScheduler, total_time
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.units import Units
 from roost.simulator.kernels.base import Layout
@@ -51,13 +51,13 @@ class Rolled:
 class Framed:
     """A problem under one order, ready for the network."""
 
-    under: Prepared
+    under: ListScheduler
     frame: Frame
     known: Array  # [units, known] f4
     names: Array  # [devices] the first device that each is just like
 
     @staticmethod
-    def of(under: Prepared) -> Framed:
+    def of(under: ListScheduler) -> Framed:
         units, problem = under.units, under.units.problem
         total = total_time(units)
         balance = max(1e-12, float(1.0 / (1.0 / total).sum()))
@@ -160,7 +160,7 @@ def twins(problem: Problem, layout: Layout) -> Array:  # [devices]
     return found
 
 
-def _first_ops(under: Prepared) -> Array:  # [units]
+def _first_ops(under: ListScheduler) -> Array:  # [units]
     first = np.full(under.units.num_units, -1, np.int64)
     unit = under.listing.unit[::-1].astype(np.int64)
     first[unit] = np.arange(len(unit))[::-1]
@@ -177,7 +177,7 @@ def _reads(units: Units) -> Array:
     return np.ascontiguousarray(found[np.lexsort((found[:, 1], found[:, 0]))])
 
 
-def _known(under: Prepared, frame: Frame) -> Array:
+def _known(under: ListScheduler, frame: Frame) -> Array:
     units, layout, listing = under.units, under.layout, under.listing
     graph, cluster = units.problem.graph, units.problem.cluster
     num_ops, num_units, num_devices = len(layout.op), units.num_units, cluster.num_devices

@@ -14,7 +14,7 @@ from roost.errors import InputError
 from roost.placers._lister.compiled_network import SEEN, Network, Rolls
 from roost.placers._lister.portable_rules import COLUMNS, Tried, are_valid, drawn
 from roost.placers._lister.problem_view import KNOWN, Framed, Rolled
-from roost.placers._listing.prepared import Prepared
+from roost.placers._listing.list_scheduler import ListScheduler
 from roost.placers._shared.groups import merged_units
 from roost.placers._shared.units import Units
 from roost.policies.lister_weights import new_weights, weight_shapes
@@ -88,9 +88,9 @@ def framed(problem: Problem, most: int, orders: tuple[str, ...]) -> list[Framed]
     """The problem under each of these orders; where memory is tight with updates as early as can
     be."""
     units = units_of(problem, most)
-    found = [Prepared.of(units, order) for order in orders]
+    found = [ListScheduler.of(units, order) for order in orders]
     if any(under.is_tight for under in found):
-        found = [Prepared.of(units, order, eager=True) for order in orders]
+        found = [ListScheduler.of(units, order, eager=True) for order in orders]
     return [Framed.of(under) for under in found]
 
 

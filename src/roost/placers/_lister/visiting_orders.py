@@ -12,7 +12,7 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.placers._lister.compiled_network import paths
-from roost.placers._listing.prepared import Prepared
+from roost.placers._listing.list_scheduler import ListScheduler
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 
@@ -29,13 +29,13 @@ _BETWEEN = {
 ORDERS = ("program", "rank", *_BETWEEN)
 
 
-def prepared(units: Units, order: str, eager: bool = False) -> Prepared:
+def prepared(units: Units, order: str, eager: bool = False) -> ListScheduler:
     """A problem under one of these orders; if `eager`, with updates as early as can be."""
     if order not in _BETWEEN:
-        return Prepared.of(units, order, eager)
+        return ListScheduler.of(units, order, eager)
     problem = units.problem
     nowhere = np.zeros(problem.graph.num_ops, np.int32)
-    return Prepared.like(
+    return ListScheduler.like(
         units, problem.placement(nowhere, "priority", _priority(units, order)), eager
     )
 

@@ -1,5 +1,4 @@
-"""A problem as the compiled list schedulers read it: units by position in the order, and what
-belongs together."""
+"""The arrays of a problem that the compiled list schedulers read: units, and related ops."""
 
 from __future__ import annotations
 
@@ -9,8 +8,9 @@ import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.problem import Problem
-from roost.placers._listing.linear_rules import KINDS
-from roost.placers._listing.memory_room import MOMENTS, Listing
+from roost.placers._listing.held_memory import MOMENTS, Listing
+from roost.placers._listing.partial_schedule import KINDS
+from roost.placers._shared.links import mean_link
 from roost.placers._shared.units import Units
 from roost.simulator.kernels.base import Layout
 from roost.simulator.order import upward_rank
@@ -23,22 +23,22 @@ _LONG = 0.1
 
 
 def listing_of(units: Units, layout: Layout) -> Listing:
-    """What list schedulers read of a problem beside its layout, under the order of that layout."""
+    """The listing of a problem under the order of a layout."""
     problem = units.problem
     num_ops = len(layout.op)
+    position = np.arange(num_ops)
     unit = units.unit[layout.op]
     by_unit = np.argsort(unit, kind="stable")
     bits = np.uint64(1) << np.arange(problem.cluster.num_devices, dtype=np.uint64)
     source = layout.previous.astype(np.int64)
-    target = np.repeat(np.arange(num_ops), layout.num_inputs)
-    last = np.arange(num_ops)
+    target = np.repeat(position, layout.num_inputs)
+    last = position.copy()
     np.maximum.at(last, source, target)
     moments = _moments(layout, last)
-    first, beyond = (
-        np.searchsorted(moments, np.arange(num_ops), side) for side in ("left", "right")
-    )
+    first = np.searchsorted(moments, position, "left")
+    beyond = np.searchsorted(moments, position, "right")
     lasting, need = units.resident_bytes.copy(), units.resident_bytes.copy()
-    long = last - np.arange(num_ops) > _LONG * num_ops
+    long = last - position > _LONG * num_ops
     np.add.at(lasting, unit[long], layout.output[long])
     kept = beyond[last] > first
     np.add.at(need, unit[kept], layout.output[kept])
@@ -58,7 +58,7 @@ def listing_of(units: Units, layout: Layout) -> Listing:
         first=first.astype(np.uint8),
         beyond=beyond.astype(np.uint8),
         last_beyond=beyond[last].astype(np.uint8),
-        before=_before(problem, layout),
+        before=_ops_before(problem, layout),
         partner=partner,
         partner_time=partner_time,
         rival=rival,
@@ -67,29 +67,27 @@ def listing_of(units: Units, layout: Layout) -> Listing:
     )
 
 
-def _moments(layout: Layout, last: Array) -> Array:
-    """[moments] ascending: in each stretch of the order, the op at which one device would hold
-    most."""
+def _moments(layout: Layout, last: Array) -> Array:  # [moments] ascending
+    """The op of each stretch of the order at which one device would hold most."""
     num_ops = len(layout.op)
     change = layout.output.copy()
     np.subtract.at(change, np.minimum(last + 1, num_ops - 1), layout.output)
     held = np.cumsum(change) + layout.workspace
     edges = np.linspace(0, num_ops, int(MOMENTS) + 1).astype(np.int64).tolist()
-    return np.array(
-        [i + int(held[i:j].argmax()) for i, j in pairwise(edges) if i < j], dtype=np.int64
-    )
+    most = [i + int(held[i:j].argmax()) for i, j in pairwise(edges) if i < j]
+    return np.array(most, dtype=np.int64)
 
 
-def _before(problem: Problem, layout: Layout) -> Array:
-    """[ops * KINDS] the op before of the same module, of its parent, and of the same role; -1 where
-    there is none."""
-    found = np.full((len(layout.op), int(KINDS)), -1, np.int32)
+def _ops_before(problem: Problem, layout: Layout) -> Array:  # [ops * KINDS]
+    """The op before of the same module, of its parent, and of the same role; -1 if none."""
+    before = np.full((len(layout.op), int(KINDS)), -1, np.int32)
     for column, keys in enumerate(_belonging(problem)):
         key = keys[layout.op]
         order = np.argsort(key, kind="stable")
-        same = (key[order][1:] == key[order][:-1]) & (key[order][1:] >= 0)
-        found[order[1:][same], column] = order[:-1][same]
-    return found.ravel()
+        earlier, later = order[:-1], order[1:]
+        same = (key[later] == key[earlier]) & (key[later] >= 0)
+        before[later[same], column] = earlier[same]
+    return before.ravel()
 
 
 def _belonging(problem: Problem) -> Array:  # [KINDS, ops]
@@ -101,13 +99,14 @@ def _belonging(problem: Problem) -> Array:  # [KINDS, ops]
     if kept is None:
         graph = problem.graph
         kept = np.full((int(KINDS), graph.num_ops), -1, np.int64)
-        known: list[dict[object, int]] = [{} for _ in kept]
+        numbers: list[dict[object, int]] = [{} for _ in kept]
         for op, module in enumerate(graph.modules):
             plain = ".".join(part.partition("@")[0] for part in module.split("."))
             role = (plain, graph.kinds[op], int(graph.phase[op])) if module else ""
             for column, name in enumerate((module, module.rpartition(".")[0], role)):
                 if name:
-                    kept[column, op] = known[column].setdefault(name, len(known[column]))
+                    number_of = numbers[column]
+                    kept[column, op] = number_of.setdefault(name, len(number_of))
         vars(problem)["_belonging"] = kept
     return np.asarray(kept)
 
@@ -115,31 +114,26 @@ def _belonging(problem: Problem) -> Array:  # [KINDS, ops]
 def _partners(
     problem: Problem, layout: Layout, source: Array, target: Array
 ) -> tuple[Array, Array]:
-    """[ops] the earlier op whose output an op's own meets in a consumer, and the seconds it takes
-    to join them.
+    """[ops] the earlier op whose output meets an op's own in a consumer, and seconds to join them.
 
     Where there are several, the pair with the most bytes in the smaller of the two. Only neighbours
     in a consumer's inputs, from the smallest to the biggest, are compared.
     """
-    num_ops, cluster = len(layout.op), problem.cluster
-    partner, best = np.full(num_ops, -1, np.int32), np.zeros(num_ops)
+    num_ops = len(layout.op)
+    partner, nbytes = np.full(num_ops, -1, np.int32), np.zeros(num_ops)
     order = np.lexsort((source, layout.output[source], target))
     first, second = source[order][:-1], source[order][1:]
     met = target[order][:-1] == target[order][1:]
     early, late = np.minimum(first, second)[met], np.maximum(first, second)[met]
     size = np.minimum(layout.output[early], layout.output[late])
-    picked = np.lexsort((early, size))
-    partner[late[picked]] = early[picked]  # what is written last stays: the most bytes
-    best[late[picked]] = size[picked]
-    apart = ~np.eye(cluster.num_devices, dtype=bool)
-    if cluster.num_devices < 2:
-        return partner, best * 0
-    return partner, cluster.latency[apart].mean() + best * cluster.seconds_per_byte[apart].mean()
+    ascending = np.lexsort((early, size))  # the last write stays: the most bytes
+    partner[late[ascending]] = early[ascending]
+    nbytes[late[ascending]] = size[ascending]
+    return partner, mean_link(problem.cluster).seconds(nbytes)
 
 
 def _rivals(problem: Problem, layout: Layout, source: Array, target: Array) -> tuple[Array, Array]:
-    """[ops] the first of the next few ops that has a higher upward rank, and the biggest input of
-    that op."""
+    """[ops] the first of the next ops with a higher upward rank, and the biggest input of that."""
     num_ops = len(layout.op)
     rank = upward_rank(problem)[layout.op]
     rival = np.full(num_ops, -1, np.int32)

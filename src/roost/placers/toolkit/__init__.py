@@ -39,7 +39,7 @@ from roost.placers import Evaluate, Placer, Round
 from roost.placers._annealing.downhill import go_downhill
 from roost.placers._episodes.group_episodes import GroupEpisodes
 from roost.placers._listing.linear_rules import FEATURES
-from roost.placers._listing.prepared import Prepared, named_rules
+from roost.placers._listing.list_scheduler import ListScheduler, named_rules
 from roost.placers._shared.fitting import fastest_allowed, fitted, lasting_bytes
 from roost.placers._shared.groups import groups_of
 from roost.placers._shared.layers import Layers
@@ -92,5 +92,5 @@ def list_placements(
     """
     units = Units.of(problem)
     rules = named_rules(units, weights or {"finish": 1.0})
-    rolls = [prepared.roll(rules) for prepared in Prepared.all_of(units, (order,))]
-    return [placement for rolled in rolls for placement in rolled.best(count=4)]
+    schedules = [scheduler.schedule(rules) for scheduler in ListScheduler.all_of(units, (order,))]
+    return [placement for made in schedules for placement in made.best(count=4)]

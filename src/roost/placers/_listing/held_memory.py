@@ -1,9 +1,8 @@
-"""Memory as a list scheduler sees it: what the units placed so far hold on each device, at some
-moments of the step.
+"""Memory as a list scheduler sees it: bytes that the placed units hold at some moments of a step.
 
-Each of `MOMENTS` stretches of the dispatch order has one moment, the op at which one device that
-runs everything would hold most. A tensor counts on a device at each moment from its making to its
-last known use there.
+The dispatch order is divided into `MOMENTS` stretches. Each stretch has one moment: the op at which
+one device that runs everything would hold most. A tensor counts on a device at each moment from its
+making to its last known use there.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ MOMENTS = np.uintp(24)
 
 
 class Listing(NamedTuple):
-    """What a list scheduler reads of a problem beside its `Layout`: units, and what belongs
-    together.
+    """Units of a problem, and related ops: the arrays that list schedulers read beside `Layout`.
 
     Ops are numbered by their position in the dispatch order, as in the layout.
     """
@@ -44,30 +42,30 @@ class Listing(NamedTuple):
     copies_in_memory: bool
 
 
-class Room(NamedTuple):
+class HeldBytes(NamedTuple):
     """Bytes held by the units placed so far."""
 
     base: Array  # [devices] i8 parameters
-    held: Array  # [devices * MOMENTS] i8 the rest
+    others: Array  # [devices * MOMENTS] i8 the rest
     peak: Array  # [devices] i8 the most of both
     # [ops * devices] u1 the first moment at which a tensor is no longer known to be there.
     until: Array
 
 
 @inlined
-def clear_room(room):
+def clear_held(held):
     """Nothing is held."""
-    room.base[:] = 0
-    room.held[:] = 0
-    room.peak[:] = 0
-    room.until[:] = 0
+    held.base[:] = 0
+    held.others[:] = 0
+    held.peak[:] = 0
+    held.until[:] = 0
 
 
 @inlined
-def peak_with(layout, listing, room, unit, d, cautious, extra):
+def peak_with(layout, listing, held, unit, d, cautious, extra):
     """The most bytes held on a device if this unit were there too; `extra` [MOMENTS] is scratch."""
     num_devices = np.uintp(layout.num_devices)
-    first, beyond, output = listing.first, listing.beyond, layout.output
+    first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
     for k in range(MOMENTS):
         extra[k] = 0
     for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
@@ -75,48 +73,45 @@ def peak_with(layout, listing, room, unit, d, cautious, extra):
         if listing.copies_in_memory:
             for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
                 source = np.uintp(layout.previous[edge])
-                since = max(first[source], room.until[source * num_devices + d])
+                since = max(first[source], until[source * num_devices + d])
                 for k in range(np.uintp(since), np.uintp(beyond[op])):
                     extra[k] += output[source]
         if cautious:
-            since = max(first[op], room.until[op * num_devices + d])
+            since = max(first[op], until[op * num_devices + d])
             for k in range(np.uintp(since), np.uintp(listing.last_beyond[op])):
                 extra[k] += output[op]
     most = np.int64(0)
     for k in range(MOMENTS):
-        most = max(most, room.held[d * MOMENTS + k] + extra[k])
-    return room.base[d] + listing.resident[unit] + most
+        most = max(most, held.others[d * MOMENTS + k] + extra[k])
+    return held.base[d] + listing.resident[unit] + most
 
 
 @inlined
-def hold(layout, listing, room, unit, d, cautious):
-    """Put a unit on a device."""
+def hold_unit(layout, listing, held, unit, d, cautious):
+    """Add the bytes of a unit to those of its device."""
     num_devices = np.uintp(layout.num_devices)
-    first, beyond, output, until, held = (
-        listing.first,
-        listing.beyond,
-        layout.output,
-        room.until,
-        room.held,
-    )
-    room.base[d] += listing.resident[unit]
+    first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
+    others = held.others
+    held.base[d] += listing.resident[unit]
     for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
         op = np.uintp(listing.unit_op[number])
         if listing.copies_in_memory:
             for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
                 source = np.uintp(layout.previous[edge])
-                since = max(first[source], until[source * num_devices + d])
-                if since < beyond[op]:
-                    until[source * num_devices + d] = beyond[op]
-                    for k in range(np.uintp(since), np.uintp(beyond[op])):
-                        held[d * MOMENTS + k] += output[source]
+                _hold_until(others, until, d, source * num_devices + d, first[source], beyond[op], output[source])
         if cautious:
-            since = max(first[op], until[op * num_devices + d])
-            if since < listing.last_beyond[op]:
-                until[op * num_devices + d] = listing.last_beyond[op]
-                for k in range(np.uintp(since), np.uintp(listing.last_beyond[op])):
-                    held[d * MOMENTS + k] += output[op]
+            _hold_until(others, until, d, op * num_devices + d, first[op], listing.last_beyond[op], output[op])
     most = np.int64(0)
     for k in range(MOMENTS):
-        most = max(most, held[d * MOMENTS + k])
-    room.peak[d] = room.base[d] + most
+        most = max(most, others[d * MOMENTS + k])
+    held.peak[d] = held.base[d] + most
+
+
+@inlined
+def _hold_until(others, until, d, tensor, first, beyond, nbytes):
+    """Hold a tensor on a device up to a moment; it may be there already for some of the time."""
+    since = max(first, until[tensor])
+    if since < beyond:
+        until[tensor] = beyond
+        for k in range(np.uintp(since), np.uintp(beyond)):
+            others[d * MOMENTS + k] += nbytes

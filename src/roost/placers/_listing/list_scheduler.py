@@ -1,5 +1,8 @@
-"""What the list schedulers share: a problem under one order, ready for their compiled loops, and
-batches of rules."""
+"""The list scheduler of the placers: one problem under one dispatch order, and schedules by rules.
+
+`heft`, `topo`, `rules` and `lister` make schedules by linear rules; `etf` and `sct` make them by
+earliest task first.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._listing.earliest_first import earliest_first
-from roost.placers._listing.linear_rules import FEATURES, LinearRules, everything_on_one, run_rules
+from roost.placers._listing.held_memory import Listing
+from roost.placers._listing.linear_rules import FEATURES, LinearRules, peak_on_one_device, run_rules
 from roost.placers._listing.listed_problem import listing_of
-from roost.placers._listing.memory_room import Listing
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.simulator.kernels.base import Layout
 from roost.simulator.order import dispatch_order
 
-# A placement that does not fit is tried again as if the devices had less memory.
+# A placement that does not fit is made again as if the devices had less memory.
 SCALES = np.array([1.0, 0.95, 0.9, 0.8, 0.65])
 
 # A device that needs this many times as long for everything as the next faster one is of a slower
@@ -34,8 +37,8 @@ _NOBODY = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """A problem under one dispatch order, ready for list scheduling."""
+class ListScheduler:
+    """A problem under one dispatch order, ready for the compiled list schedulers."""
 
     units: Units
     example: Placement  # any devices, and the order
@@ -43,66 +46,60 @@ class Prepared:
     listing: Listing
 
     @staticmethod
-    def of(units: Units, order: str, eager: bool = False) -> Prepared:
-        """Under the order "program" or "rank"; if `eager`, with updates as early as can be.
+    def of(units: Units, order: str, eager: bool = False) -> ListScheduler:
+        """The scheduler under the order "program" or "rank"; if `eager`, updates come early.
 
-        The gradients that updates wait for are then given back early: in many training steps that
-        is half of all that is held.
+        The gradients that updates wait for are then freed early. In many training steps these are
+        half of all bytes held.
         """
         problem = units.problem
-        return Prepared.like(
-            units, problem.placement(np.zeros(problem.graph.num_ops, np.int32), order), eager
-        )
+        anywhere = np.zeros(problem.graph.num_ops, np.int32)
+        return ListScheduler.like(units, problem.placement(anywhere, order), eager)
 
     @staticmethod
-    def like(units: Units, example: Placement, eager: bool = False) -> Prepared:
-        """Under the order of a placement."""
+    def like(units: Units, example: Placement, eager: bool = False) -> ListScheduler:
+        """The scheduler under the order of a placement."""
         if eager:
             example = _eager(units.problem, example)
         layout = Simulator.of(units.problem).layout(example)
-        return Prepared(units, example, layout, listing_of(units, layout))
+        return ListScheduler(units, example, layout, listing_of(units, layout))
 
     @staticmethod
-    def all_of(units: Units, orders: tuple[str, ...] = ("program", "rank")) -> list[Prepared]:
-        """Under each of these orders, and where memory is tight under each of them with early
-        updates too."""
-        found = [Prepared.of(units, order) for order in orders]
-        if (
-            any(prepared.is_tight for prepared in found)
-            and (units.problem.graph.phase == UPDATE).any()
-        ):
-            found += [Prepared.of(units, order, eager=True) for order in orders]
-        return found
+    def all_of(units: Units, orders: tuple[str, ...] = ("program", "rank")) -> list[ListScheduler]:
+        """One scheduler for each order; where memory is tight also with early updates."""
+        schedulers = [ListScheduler.of(units, order) for order in orders]
+        has_updates = (units.problem.graph.phase == UPDATE).any()
+        if has_updates and any(scheduler.is_tight for scheduler in schedulers):
+            schedulers += [ListScheduler.of(units, order, eager=True) for order in orders]
+        return schedulers
 
     @cached_property
     def is_tight(self) -> bool:
-        """Whether memory can matter at all: no device ever holds more than one that runs everything
-        would."""
-        return bool(
-            everything_on_one(self.layout, self.listing) > self.units.problem.cluster.memory.min()
-        )
+        """True if one device that runs everything may overflow; no device ever holds more."""
+        most = peak_on_one_device(self.layout, self.listing)
+        return bool(most > self.units.problem.cluster.memory.min())
 
     def placement(self, unit_device: Array) -> Placement:
         """The placement with these devices of units, in this order."""
         return replace(self.example, device=self.units.devices(unit_device))
 
-    def roll(self, rules: LinearRules, scales: Array = SCALES) -> Rolled:
+    def schedule(self, rules: LinearRules, scales: Array = SCALES) -> RuleSchedules:
         """The placement that each rule makes."""
-        count, memory = len(rules.weights), self.units.problem.cluster.memory
+        count = len(rules.weights)
         unit_device = np.zeros((count, self.units.num_units), np.int32)
         step_time, excess = np.zeros(count), np.zeros(count, np.int64)
         simulations = run_rules(
             self.layout,
             self.listing,
             rules,
-            memory,
+            self.units.problem.cluster.memory,
             scales,
             self.is_tight,
             unit_device,
             step_time,
             excess,
         )
-        return Rolled(self, unit_device, step_time, excess, int(simulations))
+        return RuleSchedules(self, unit_device, step_time, excess, int(simulations))
 
     def earliest_first(
         self, usable: Array, scale: float = 1.0, favourite: Array = _NOBODY, parent: Array = _NOBODY
@@ -110,57 +107,55 @@ class Prepared:
         """The schedule of earliest task first, under its own order, program order and rank order.
 
         Only usable [devices] devices are taken where there is room. `favourite` and `parent` [ops]
-        are as the kernel takes them.
+        are as the compiled loop takes them.
         """
-        problem, units = self.units.problem, self.units
-        unit_device, sequence = (
-            np.zeros(units.num_units, np.int32),
-            np.zeros(len(self.layout.op), np.int64),
-        )
-        capacity = np.maximum(1.0, problem.cluster.memory * scale)
+        problem, units, op = self.units.problem, self.units, self.layout.op
+        unit_device, sequence = np.zeros(units.num_units, np.int32), np.zeros(len(op), np.int64)
         earliest_first(
             self.layout,
             self.listing,
             np.uint64(bits(usable)),
-            capacity,
+            np.maximum(1.0, problem.cluster.memory * scale),
             favourite,
             parent,
             self.is_tight,
             unit_device,
             sequence,
         )
-        own = np.full(problem.graph.num_ops, -1.0)
-        own[self.layout.op[sequence]] = np.arange(len(sequence))
-        own = np.where(
-            problem.graph.phase == UPDATE, np.maximum(own, _last_before(problem, own) + 0.5), own
-        )
-        return in_orders(problem.placement(units.devices(unit_device), "priority", -own))
+        position = np.full(problem.graph.num_ops, -1.0)
+        position[op[sequence]] = np.arange(len(sequence))
+        earliest = np.maximum(position, last_before(problem, position) + 0.5)
+        position = np.where(problem.graph.phase == UPDATE, earliest, position)
+        device = units.devices(unit_device)
+        return with_other_orders(problem.placement(device, "priority", -position))
 
 
 @dataclass(frozen=True, eq=False)
-class Rolled:
-    """Placements made by rules, and what they cost; step times are exact unless devices share a bus
-    to send."""
+class RuleSchedules:
+    """Placements made by rules, and their costs.
 
-    under: Prepared
+    Step times are exact unless devices share a bus to send.
+    """
+
+    scheduler: ListScheduler
     unit_device: Array  # [rules, units] i4
     step_time: Array  # [rules] seconds
     excess: Array  # [rules] bytes over memory
-    simulations: int  # one for each rule, and one more each time that what it made did not fit
+    simulations: int  # one for each rule, and one for each attempt to make its placement fit
 
     def best(self, count: int = 1) -> list[Placement]:
-        """The best placements, each once."""
-        return [self.under.placement(self.unit_device[row]) for row in self.ranked()[:count]]
+        """The best distinct placements."""
+        return [self.scheduler.placement(self.unit_device[row]) for row in self.ranked()[:count]]
 
     def ranked(self) -> list[int]:
         """Rules from best to worst; of those that made the same placement only one."""
-        found: dict[bytes, int] = {}
+        row_of: dict[bytes, int] = {}
         for row in np.lexsort((self.step_time, self.excess)).tolist():
-            found.setdefault(self.unit_device[row].tobytes(), row)
-        return list(found.values())
+            row_of.setdefault(self.unit_device[row].tobytes(), row)
+        return list(row_of.values())
 
 
-def in_orders(placement: Placement) -> list[Placement]:
+def with_other_orders(placement: Placement) -> list[Placement]:
     """The placement in its own order, and its devices in program order and in rank order."""
     others = [order for order in ("program", "rank") if order != placement.order]
     return [placement, *(replace(placement, order=order, priority=None) for order in others)]
@@ -193,7 +188,7 @@ def named_rules(units: Units, weights: Mapping[str, float]) -> LinearRules:
 
 
 def total_time(units: Units) -> Array:  # [devices] seconds, never 0
-    """How long each device would take for everything."""
+    """Seconds that each device would take for everything."""
     return np.asarray(np.maximum(units.time.sum(axis=0), 1e-12))
 
 
@@ -228,24 +223,23 @@ def _eager(problem: Problem, example: Placement) -> Placement:
     position = np.full(problem.graph.num_ops, -1.0)
     position[order] = np.arange(len(order))
     update = problem.graph.phase == UPDATE
-    when = np.where(update, np.minimum(position, _last_before(problem, position) + 0.5), position)
+    when = np.where(update, np.minimum(position, last_before(problem, position) + 0.5), position)
     # Several updates may come after the same op: they stay in their order.
     rank = np.empty(len(position))
     rank[np.lexsort((position, when))] = np.arange(len(position))
     return replace(example, order="priority", priority=-rank)
 
 
-def _last_before(problem: Problem, position: Array) -> Array:  # [ops]
-    """The last position of what must come before each update: its inputs, and all that read what it
-    rewrites.
+def last_before(problem: Problem, position: Array) -> Array:  # [ops]
+    """The last position of the ops that must come before each update.
 
-    The simulator would let an update pass an op that still reads its parameter; a real step would
-    then be wrong.
+    These are its inputs, and all readers of the parameter that it rewrites. The simulator would let
+    an update pass a reader of its parameter; a real step would then be wrong.
     """
     graph = problem.graph
     source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
     reads = graph.is_parameter[source]
-    # Of a parameter: that of its last reader which is no update.
+    # Of a parameter: the position of its last reader that is no update.
     last = np.where(graph.is_parameter, -1.0, position)
     readers = reads & ~update[target]
     np.maximum.at(last, source[readers], position[target[readers]])
