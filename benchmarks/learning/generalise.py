@@ -42,7 +42,7 @@ import roost
 import rows as results
 from roost import zoo
 from roost.core.problem import Problem
-from roost.placers._lister.rollouts import new_tensors
+from roost.placers._lister.weights import new_tensors
 from roost.placers.lister import Lister
 from roost.placers.rules import Rules
 from roost.policies.weights import save_weights

@@ -19,7 +19,7 @@ import roost as library
 from roost import catalog
 from roost.cli import _search
 from roost.cost_models import estimate
-from roost.placers._lister.rollouts import new_tensors
+from roost.placers._lister.weights import new_tensors
 from roost.placers.post import Post
 from roost.policies.weights import save_weights
 

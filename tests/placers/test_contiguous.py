@@ -13,23 +13,28 @@ from roost.core.graph import FORWARD, GraphBuilder
 from roost.core.placement import Placement
 from roost.errors import InputError
 from roost.placers._shared.units import Units
-from roost.placers._splits.chain import Chain
-from roost.placers._splits.cut_chain import cheapest_parts
+from roost.placers._splits.cheapest_cuts import (
+    DeviceKinds,
+    SectionBytes,
+    SectionSeconds,
+    cheapest_parts,
+)
+from roost.placers._splits.section_chain import SectionChain
 from roost.placers.contiguous import Contiguous
 from roost.simulator.compiled import simulate
 
 
-def traffic_by_hand(chain: Chain, first: int, beyond: int) -> list[int]:
-    """Tensors and bytes that a part gets from pieces before it, and sends back to them."""
+def traffic_by_hand(chain: SectionChain, first: int, beyond: int) -> list[int]:
+    """Tensors and bytes that a part gets from sections before it, and sends back to them."""
     graph = chain.units.problem.graph
-    piece = chain.piece[chain.units.unit]
+    section = chain.section[chain.units.unit]
     got, sent = set(), set()
     for op in range(graph.num_ops):
         for source in graph.inputs_of(op).tolist():
             if not graph.is_parameter[source]:
-                if first <= piece[op] < beyond and piece[source] < first:
+                if first <= section[op] < beyond and section[source] < first:
                     got.add(source)
-                if first <= piece[source] < beyond and piece[op] < first:
+                if first <= section[source] < beyond and section[op] < first:
                     sent.add(source)
     return [
         len(got),
@@ -41,35 +46,35 @@ def traffic_by_hand(chain: Chain, first: int, beyond: int) -> list[int]:
 
 def test_traffic_of_every_part_is_what_crosses_its_start() -> None:
     for seed in range(60):
-        chain = Chain.of(Units.of(nastier(seed)), 7)
+        chain = SectionChain.of(Units.of(nastier(seed)), 7)
         traffic = chain.traffic()
-        for first in range(chain.num_pieces):
-            for beyond in range(first + 1, chain.num_pieces + 1):
+        for first in range(chain.num_sections):
+            for beyond in range(first + 1, chain.num_sections + 1):
                 assert traffic[:, first, beyond].tolist() == traffic_by_hand(chain, first, beyond)
 
 
 def random_chain(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    pieces, kinds = int(rng.integers(1, 6)), int(rng.integers(1, 4))
+    sections, kinds = int(rng.integers(1, 6)), int(rng.integers(1, 4))
 
     def before() -> np.ndarray:
         return np.concatenate(
-            [np.zeros((1, kinds)), np.cumsum(rng.integers(0, 9, (pieces, kinds)), axis=0)]
+            [np.zeros((1, kinds)), np.cumsum(rng.integers(0, 9, (sections, kinds)), axis=0)]
         )
 
     backward, late = before(), before() * float(rng.random() < 0.7)
     return {
-        "waited": backward + before(),
+        "awaited": backward + before(),
         "backward": backward,
-        "beside": late + before() * float(rng.random() < 0.5),
-        "beside_late": late,
-        "held": np.concatenate([[0.0], np.cumsum(rng.integers(0, 9, pieces))]),
-        "passing": rng.integers(0, 5, pieces).astype(float),
+        "unawaited": late + before() * float(rng.random() < 0.5),
+        "unawaited_late": late,
+        "held": np.concatenate([[0.0], np.cumsum(rng.integers(0, 9, sections))]),
+        "passing": rng.integers(0, 5, sections).astype(float),
         "most": rng.integers(5, 40, kinds).astype(float),
         "counts": rng.integers(0, 3, kinds) + (np.arange(kinds) == 0),
         "latency": rng.random((kinds, kinds)),
         "rate": rng.random((kinds, kinds)),
-        "traffic": rng.integers(0, 4, (4, pieces + 1, pieces + 1)).astype(float),
+        "traffic": rng.integers(0, 4, (4, sections + 1, sections + 1)).astype(float),
     }
 
 
@@ -81,11 +86,11 @@ def cost(c: dict[str, np.ndarray], ends: list[int], kinds: list[int], pipelined:
     total, ending, slowest, start = 0.0, 0.0, 0.0, 0
     for number, (end, kind) in enumerate(zip(ends, kinds, strict=True)):
         own, aside, back_time = (
-            c[x][end, kind] - c[x][start, kind] for x in ("waited", "beside", "backward")
+            c[x][end, kind] - c[x][start, kind] for x in ("awaited", "unawaited", "backward")
         )
         got = back = 0.0
         if start == 0 and end < len(c["held"]) - 1:
-            aside = c["beside_late"][end, kind]
+            aside = c["unawaited_late"][end, kind]
         if number:
             t, last = c["traffic"][:, start, end], kinds[number - 1]
             got = t[0] * c["latency"][last, kind] + t[1] * c["rate"][last, kind]
@@ -105,18 +110,19 @@ def cost(c: dict[str, np.ndarray], ends: list[int], kinds: list[int], pipelined:
 
 
 def cheapest(c: dict[str, np.ndarray], pipelined: bool) -> np.ndarray:
-    names = ("waited", "backward", "beside", "beside_late", "held", "passing", "most")
-    rest = ("counts", "latency", "rate", "traffic")
-    return cheapest_parts(pipelined, *(c[x] for x in names), PENALTY, *(c[x] for x in rest))[::-1]
+    seconds = SectionSeconds(*(c[name] for name in SectionSeconds._fields))
+    nbytes = SectionBytes(c["held"], c["passing"], c["traffic"])
+    kinds = DeviceKinds(c["counts"], c["latency"], c["rate"])
+    return cheapest_parts(pipelined, seconds, nbytes, kinds, c["most"], PENALTY)[::-1]
 
 
 def all_splits(c: dict[str, np.ndarray]):  # type: ignore[no-untyped-def]
-    pieces = len(c["held"]) - 1
+    sections = len(c["held"]) - 1
     devices = [kind for kind, count in enumerate(c["counts"].tolist()) for _ in range(count)]
-    for parts in range(1, min(pieces, len(devices)) + 1):
-        for cuts in combinations(range(1, pieces), parts - 1):
+    for parts in range(1, min(sections, len(devices)) + 1):
+        for cuts in combinations(range(1, sections), parts - 1):
             for kinds in set(permutations(devices, parts)):
-                yield [*cuts, pieces], list(kinds)
+                yield [*cuts, sections], list(kinds)
 
 
 @pytest.mark.parametrize("pipelined", [False, True])
@@ -124,7 +130,7 @@ def test_the_programme_finds_the_best_of_all_splits(pipelined: bool) -> None:
     for seed in range(150):
         c = random_chain(seed)
         if not pipelined:  # with work beside, what is best so far need not be best in the end
-            c["beside"] = c["beside_late"] = np.zeros_like(c["beside"])
+            c["unawaited"] = c["unawaited_late"] = np.zeros_like(c["unawaited"])
         parts = cheapest(c, pipelined)
         found = cost(c, parts[:, 0].tolist(), parts[:, 1].tolist(), pipelined)
         best = min(cost(c, ends, kinds, pipelined) for ends, kinds in all_splits(c))
@@ -145,7 +151,7 @@ def test_work_beside_is_near_the_best_of_all_splits() -> None:
 
 def test_gradients_of_weights_and_updates_run_beside() -> None:
     graph = model([f"layers.{number}" for number in range(5)])
-    aside = Chain.of(Units.of(timed(graph, machine(10_000))), 100).beside()
+    aside = SectionChain.of(Units.of(timed(graph, machine(10_000))), 100).unawaited()
     names = {name for name, found in zip(graph.op_names, aside, strict=True) if found}
     first = {"0:layers.0/backward"}  # no layer comes before it
     assert names == first | {
@@ -155,7 +161,7 @@ def test_gradients_of_weights_and_updates_run_beside() -> None:
 
 def test_the_backward_ops_of_all_layers_but_the_last_come_late() -> None:
     graph = model([f"layers.{number}" for number in range(5)])
-    late = Chain.of(Units.of(timed(graph, machine(10_000))), 100).late()
+    late = SectionChain.of(Units.of(timed(graph, machine(10_000))), 100).late()
     names = {name for name, found in zip(graph.op_names, late, strict=True) if found}
     assert names == {
         f"{n}:layers.{n}/{role}" for n in range(4) for role in ("backward", "gradient", "update")
@@ -215,8 +221,8 @@ def test_large_graphs_are_cut_where_the_fewest_bytes_cross() -> None:
             f"op{number}", inputs=[before], output_bytes=1 if number % 10 == 9 else 1000
         )
     units = Units.of(timed(builder.freeze(), machine(10**6, 10**6)))
-    chain = Chain.of(units, 11)
-    ends = np.flatnonzero(np.diff(chain.piece[np.argsort(units.leader)]))
+    chain = SectionChain.of(units, 11)
+    ends = np.flatnonzero(np.diff(chain.section[np.argsort(units.leader)]))
     names = [units.problem.graph.op_names[units.leader[end]] for end in ends]
     assert 8 <= len(names) <= 10
     assert all(name.endswith("9") for name in names)

@@ -17,33 +17,32 @@ from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.placers._lister.compiled_network import SEEN
-from roost.placers._lister.portable_rules import COLUMNS
-from roost.placers._lister.problem_view import Framed, Rolled, twins
-from roost.placers._lister.rollouts import (
-    NUM_SEEN,
+from roost.placers._lister.device_features import DEVICE_FEATURES
+from roost.placers._lister.network_scheduler import (
     ORDERS,
-    choices_in,
-    cost_of,
-    decisions_of,
-    framed,
-    free_rolls,
-    network_of,
-    new_tensors,
+    NetworkScheduler,
+    NetworkSchedules,
+    first_alike,
+    network_schedulers,
     units_of,
 )
+from roost.placers._lister.portable_rules import COLUMNS
+from roost.placers._lister.rule_search import first_rules, rule_schedulers
 from roost.placers._lister.rule_training import best_together
-from roost.placers._lister.training import Course, Rates
+from roost.placers._lister.sampling import choices_in, cost_of, decisions_of, exploring
+from roost.placers._lister.training import ListerTraining
+from roost.placers._lister.training_plan import TrainingSettings
+from roost.placers._lister.weights import NUM_FEATURES, network_of, new_tensors
 from roost.placers._listing.list_scheduler import ListScheduler
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.groups import groups_of
-from roost.placers.lister import Lister, _benches
+from roost.placers.lister import Lister
 from roost.policies.lister_network import ListerPolicy
 from roost.policies.weights import save_weights
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
 
-QUICK = Rates(graphs=2, rolls=4, kept=8, starts=2)
+QUICK = TrainingSettings(graphs=2, schedules=4, kept=8, starts=2)
 
 
 def wide(count: int = 4, memory: int = 10_000, devices: int = 3) -> Problem:
@@ -61,70 +60,76 @@ def loud(seed: int = 0) -> dict[str, np.ndarray]:
     return tensors
 
 
-def course(problems: list[Problem], notes: list[dict[str, float]]) -> Course:
-    return Course(problems, 0.02, 5, 50, QUICK, lambda figures: notes.append(dict(figures)))
+def training(problems: list[Problem], notes: list[dict[str, float]]) -> ListerTraining:
+    return ListerTraining(problems, 0.02, 5, 50, QUICK, lambda figures: notes.append(dict(figures)))
 
 
 @pytest.mark.parametrize("problem", [wide(6), wide(6, devices=1), nastier(3), nastier(8)])
 def test_the_network_says_the_same_in_the_kernel_and_in_pytorch(problem: Problem) -> None:
     tensors = loud()
-    for frame in framed(problem, 100, ORDERS):
-        rolls = free_rolls(np.random.default_rng(1), frame, 6)
-        rolled = frame.roll(network_of(tensors, frame), rolls, np.ones(1), record=True)
-        picked = choices_in(rolled)
+    for scheduler in network_schedulers(problem, 100, ORDERS):
+        sampling = exploring(np.random.default_rng(1), scheduler, 6)
+        schedules = scheduler.schedule(
+            network_of(tensors, scheduler), sampling, np.ones(1), record=True
+        )
+        picked = choices_in(schedules)
         if not picked.any():
             continue
-        rows = decisions_of(frame, rolled, rolls, picked)
+        rows = decisions_of(scheduler, schedules, sampling, picked)
         policy = ListerPolicy(
             {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
         )
         said = policy(rows).gather(1, rows.choice.unsqueeze(1)).squeeze(1).detach().numpy()
-        assert np.abs(said - rolled.record.log_prob[picked]).max() < 1e-5
+        assert np.abs(said - schedules.record.log_prob[picked]).max() < 1e-5
         assert said.min() < -0.01
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_schedule_costs_is_what_the_simulator_says(seed: int) -> None:
     problem = nastier(seed)
-    for frame in framed(problem, 100, ORDERS):
-        rolled = frame.roll(
-            network_of(loud(seed), frame), free_rolls(np.random.default_rng(seed), frame, 4)
+    for scheduler in network_schedulers(problem, 100, ORDERS):
+        schedules = scheduler.schedule(
+            network_of(loud(seed), scheduler), exploring(np.random.default_rng(seed), scheduler, 4)
         )
         for row in range(4):
-            timeline = simulate(problem, frame.placement(rolled.unit_device[row]))
+            timeline = simulate(problem, scheduler.placement(schedules.unit_device[row]))
             over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
-            assert (timeline.step_time, float(over)) == (rolled.step_time[row], rolled.excess[row])
+            assert (timeline.step_time, float(over)) == (
+                schedules.step_time[row],
+                schedules.excess[row],
+            )
 
 
 def test_every_feature_has_a_name() -> None:
-    assert len(set(SEEN)) == NUM_SEEN == len(SEEN)
+    assert len(set(DEVICE_FEATURES)) == NUM_FEATURES == len(DEVICE_FEATURES)
 
 
 def test_devices_that_are_just_alike_are_known_as_such() -> None:
     problem = timed(model(["a", "b"]), machine(100, 100, 50, 100), speed=[1.0, 1.0, 1.0, 2.0])
-    layout = ListScheduler.of(units_of(problem, 10), "program").layout
-    assert twins(problem, layout).tolist() == [0, 0, 2, 3]
+    assert first_alike(problem).tolist() == [0, 0, 2, 3]
 
 
 def test_of_several_empty_devices_that_are_alike_only_the_first_is_taken() -> None:
-    frame = framed(wide(3, devices=4), 100, ("program",))[0]
-    rolls = free_rolls(np.random.default_rng(0), frame, 8)
-    rolled = frame.roll(network_of(loud(), frame), rolls, np.ones(1), record=True)
-    assert (rolled.record.mask[:, 0] == 1).all()
-    for devices in rolled.unit_device:
-        used = devices[np.argsort(frame.frame.first_op)]
+    scheduler = network_schedulers(wide(3, devices=4), 100, ("program",))[0]
+    sampling = exploring(np.random.default_rng(0), scheduler, 8)
+    schedules = scheduler.schedule(network_of(loud(), scheduler), sampling, np.ones(1), record=True)
+    assert (schedules.record.mask[:, 0] == 1).all()
+    for devices in schedules.unit_device:
+        used = devices[np.argsort(scheduler.constants.first_op)]
         seen = list(dict.fromkeys(used.tolist()))
         assert seen == sorted(seen)
 
 
 def test_a_placement_in_canonical_names_costs_the_same() -> None:
     problem = wide(5, devices=4)
-    frame = framed(problem, 100, ("program",))[0]
-    devices = np.random.default_rng(2).integers(0, 4, frame.units.num_units).astype(np.int32)
-    named = frame.canonical(devices)
-    first, again = (simulate(problem, frame.placement(each)).step_time for each in (devices, named))
+    scheduler = network_schedulers(problem, 100, ("program",))[0]
+    devices = np.random.default_rng(2).integers(0, 4, scheduler.units.num_units).astype(np.int32)
+    named = scheduler.canonical(devices)
+    first, again = (
+        simulate(problem, scheduler.placement(each)).step_time for each in (devices, named)
+    )
     assert first == again
-    assert (frame.canonical(named) == named).all()
+    assert (scheduler.canonical(named) == named).all()
 
 
 def test_units_are_no_more_than_asked_for_and_split_no_group() -> None:
@@ -132,7 +137,9 @@ def test_units_are_no_more_than_asked_for_and_split_no_group() -> None:
     units = units_of(problem, 8)
     assert units.num_units <= 8
     problem.check(
-        Framed.of(ListScheduler.of(units, "program")).placement(np.zeros(units.num_units, np.int32))
+        NetworkScheduler.of(ListScheduler.of(units, "program")).placement(
+            np.zeros(units.num_units, np.int32)
+        )
     )
 
 
@@ -158,17 +165,17 @@ def test_an_infeasible_start_still_teaches() -> None:
 
 
 def test_what_does_not_fit_costs_more_the_more_is_missing() -> None:
-    record = framed(wide(2), 10, ("program",))[0].roll
-    rolled = Rolled(
+    record = network_schedulers(wide(2), 10, ("program",))[0].schedule
+    schedules = NetworkSchedules(
         np.zeros((4, 1)),
         np.array([1.0, 1.0, 1.0, np.nan]),
         np.array([0.0, 10.0, 200.0, 0.0]),
         4,
         record,
     )  # type: ignore[arg-type]
-    cost = cost_of(rolled, wide(2))
+    cost = cost_of(schedules, wide(2))
     assert cost[0] < cost[1] < cost[2] < cost[3]
-    broken = replace(rolled, step_time=np.full(4, np.inf))
+    broken = replace(schedules, step_time=np.full(4, np.inf))
     assert (cost_of(broken, wide(2)) == 0).all()
 
 
@@ -232,7 +239,7 @@ def test_it_learns_on_where_there_is_a_budget_for_it(
     seconds: float, trials: float, lasts: bool, refine: float
 ) -> None:
     left = SimpleNamespace(seconds_left=seconds, trials_left=trials)
-    until = Lister(refine=refine)._until(left)  # type: ignore[arg-type]
+    until = Lister(refine=refine)._budget_check(left)  # type: ignore[arg-type]
     assert until(left) is lasts  # type: ignore[arg-type]
     assert not until(SimpleNamespace(seconds_left=min(seconds, 0.0), trials_left=trials))  # type: ignore[arg-type]
 
@@ -263,16 +270,16 @@ def test_samples_are_the_first_rules_learned_some_drawn_and_some_varied(tmp_path
     tensors = loud()
     save_weights(path, "lister", tensors, {})
     placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
-    first, kind, rest = placer._split(tensors["rules"].astype(np.float64))
+    first, kind, rest = first_rules(tensors["rules"].astype(np.float64), 64, 0)
     assert len(first) == 32
     assert not kind.any()
     assert len(rest) == 0
     assert (first[:24] == tensors["rules"][:24]).all()
     order = COLUMNS.index("order")
     assert set(first[24:, order]) <= set(first[:24, order])
-    more = replace(placer, varied=50)._split(tensors["rules"])
-    assert (more[0][24:] == first[24:]).all()  # drawn alike whatever the seed
-    assert (more[2] == tensors["rules"][24:]).all()
+    more = first_rules(tensors["rules"], 64, 50)
+    assert (more.rows[24:] == first[24:]).all()  # drawn alike whatever the seed
+    assert (more.later == tensors["rules"][24:]).all()
     plenty = search(wide(6), placer, trials=1000, prove=False)
     assert 64 < plenty.num_trials <= 64 + 8  # and the best devices in other orders
     assert search(wide(6), placer, trials=40, prove=False).num_trials == 40
@@ -307,12 +314,12 @@ def test_for_unlike_accelerators_more_rules_are_drawn_and_place_whole_groups(
     path = tmp_path / "policy.safetensors"
     save_weights(path, "lister", loud(), {})
     placer = Lister(weights=str(path), varied=0, tune=False, baselines=())
-    first, kind, _ = placer._split(loud()["rules"].astype(np.float64), unlike=True)
+    first, kind, _ = first_rules(loud()["rules"].astype(np.float64), 64, 0, are_unlike=True)
     assert (len(first), kind.sum()) == (40, 24)
     assert (kind == np.repeat([0, 1], [16, 24])).all()
     assert set(first[16:, COLUMNS.index("order")]) == set(range(8))
-    assert [len(_benches(unlike(slower))) for slower in (1.0, 1.4, 1.6, 3.0)] == [1, 1, 2, 2]
-    whole = _benches(unlike(3.0))[1]
+    assert [len(rule_schedulers(unlike(slower))) for slower in (1.0, 1.4, 1.6, 3.0)] == [1, 1, 2, 2]
+    whole = rule_schedulers(unlike(3.0))[1]
     assert whole.units is groups_of(whole.problem)
     for trials in (3, 20, 50, 100_000):
         result = search(unlike(3.0), placer, trials=trials, prove=False)
@@ -325,15 +332,15 @@ def test_unlike_accelerators_without_groups_are_sampled_as_others_are() -> None:
     halves = replace(
         problem.costs, op_time=problem.op_time * ([1.0] + [3.0] * (problem.cluster.num_devices - 1))
     )
-    assert len(_benches(Problem(problem.graph, problem.cluster, halves))) == 1
+    assert len(rule_schedulers(Problem(problem.graph, problem.cluster, halves))) == 1
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
         ("skip", np.zeros(3), "skip"),
-        ("ways", np.full((64, NUM_SEEN + 2), 7.0), "order or a temperature"),
-        ("rules", np.full((64, len(COLUMNS)), -1.0), "'rules' has a setting"),
+        ("ways", np.full((64, NUM_FEATURES + 2), 7.0), "invalid order or temperature"),
+        ("rules", np.full((64, len(COLUMNS)), -1.0), "'rules' has an invalid setting"),
         ("rules", np.zeros((64, 3)), "'rules' has shape"),
     ],
 )
@@ -374,15 +381,15 @@ def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
 
 def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
     problems = [wide(4), wide(5, devices=2)]
-    unbroken, notes = course(problems, []), []
+    unbroken, notes = training(problems, []), []
     states: list[dict[str, np.ndarray]] = []
     unbroken.run(lambda state: states.append(dict(state)))
     for at in (0, 2, len(states) // 2, len(states) - 2):
-        again = course(problems, notes)
+        again = training(problems, notes)
         again.restore(states[at])
         again.run(lambda _: None)
         assert all((again.tensors[name] == value).all() for name, value in unbroken.tensors.items())
-        assert (again.ways == unbroken.ways).all()
+        assert (again.samplers == unbroken.samplers).all()
         assert (again.rules.rules == unbroken.rules.rules).all()
 
 
@@ -402,8 +409,8 @@ def test_a_course_that_was_stopped_ends_with_the_same_weights() -> None:
         ("best", lambda value: value[:-1], "is not"),
         ("best", lambda value: value * np.nan, "is not"),
         ("ways", lambda value: value[:, :-1], "has shape"),
-        ("ways", lambda value: value + 0.5, "cannot be"),
-        ("rules.rows", lambda value: value + 99.0, "cannot be"),
+        ("ways", lambda value: value + 0.5, "invalid order"),
+        ("rules.rows", lambda value: value + 99.0, "invalid setting"),
         ("rules.cost", lambda value: value[:, :-1], "has shape"),
         ("rng", lambda value: value[:-1], "has shape"),
         ("at", lambda value: value + 1, "another plan"),
@@ -414,7 +421,7 @@ def test_a_state_that_is_not_of_the_course_is_refused_by_name(
 ) -> None:
     problems = [wide(4), wide(5, devices=2)]
     states: list[dict[str, np.ndarray]] = []
-    course(problems, []).run(lambda state: states.append(dict(state)))
+    training(problems, []).run(lambda state: states.append(dict(state)))
     state = states[-2]
     if changed is None:
         del state[name]
@@ -427,7 +434,7 @@ def test_a_state_that_is_not_of_the_course_is_refused_by_name(
     with pytest.raises(
         InputError, match=rf"here/checkpoint.npz: tensor '{name}'.* {said}.*; remove it"
     ) as error:
-        restore(course(problems, []), state, File)
+        restore(training(problems, []), state, File)
     assert error.value.__cause__ is None
 
 
@@ -435,12 +442,14 @@ def test_what_was_learned_is_better_than_what_it_began_with() -> None:
     problems = [
         timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, 3.0])
     ]
-    learned = Course(problems, 1.0, 1, 50, Rates(graphs=2, rolls=8), lambda _: None)
-    before, frame = dict(learned.tensors), learned.frames[0]
+    learned = ListerTraining(
+        problems, 1.0, 1, 50, TrainingSettings(graphs=2, schedules=8), lambda _: None
+    )
+    before, scheduler = dict(learned.tensors), learned.schedulers[0]
     learned.run(lambda _: None)
-    rolls = free_rolls(np.random.default_rng(0), frame, 32)
+    sampling = exploring(np.random.default_rng(0), scheduler, 32)
     costs = [
-        cost_of(frame.roll(network_of(each, frame), rolls), problems[0]).mean()
+        cost_of(scheduler.schedule(network_of(each, scheduler), sampling), problems[0]).mean()
         for each in (before, learned.tensors)
     ]
     assert costs[1] < costs[0]

@@ -121,10 +121,10 @@ def test_step_times_and_excess_of_rolled_rules_are_those_of_the_simulator() -> N
     problem = Problem(problem.graph, small, problem.costs)
     for scheduler in ListScheduler.all_of(Units.of(problem)):
         assert scheduler.is_tight
-        rolled = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
-        timeline = simulate(problem, rolled.best()[0])
-        assert timeline.step_time == rolled.step_time[0]
-        assert np.maximum(timeline.peak_memory - small.memory, 0).sum() == rolled.excess[0] == 0
+        schedules = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
+        timeline = simulate(problem, schedules.best()[0])
+        assert timeline.step_time == schedules.step_time[0]
+        assert np.maximum(timeline.peak_memory - small.memory, 0).sum() == schedules.excess[0] == 0
 
 
 def test_no_device_holds_more_than_one_that_runs_everything() -> None:
@@ -159,8 +159,8 @@ def test_heft_rule_equals_plain_list_scheduling_where_transfers_are_free() -> No
     for seed in range(20):
         problem = scattered_times(seed)
         scheduler = ListScheduler.of(Units.of(problem), "rank")
-        rolled = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
-        assert rolled.best()[0].device.tolist() == listed(problem, scheduler.layout.op.tolist())
+        schedules = scheduler.schedule(named_rules(scheduler.units, {"finish": 1.0}))
+        assert schedules.best()[0].device.tolist() == listed(problem, scheduler.layout.op.tolist())
 
 
 def scattered_times(seed: int) -> Problem:

@@ -12,16 +12,14 @@ from roost.core.problem import Problem
 from roost.placers._lister.portable_rules import (
     COLUMNS,
     SETTINGS,
-    Bench,
-    Near,
     are_valid,
-    drawn,
-    usable_by,
-    varied,
+    drawn_rules,
+    varied_rules,
 )
-from roost.placers._lister.rollouts import cost_of
-from roost.placers._lister.rule_training import RuleCourse, added, best_together
-from roost.placers._lister.visiting_orders import ORDERS, prepared
+from roost.placers._lister.rule_scheduler import Anchors, RuleScheduler, usable_by
+from roost.placers._lister.rule_training import RuleTraining, added, best_together
+from roost.placers._lister.sampling import cost_of
+from roost.placers._lister.visiting_orders import ORDERS, scheduler_in
 from roost.placers._listing.linear_rules import FEATURES
 from roost.placers._shared.units import Units
 from roost.placers.lister import Lister
@@ -45,9 +43,9 @@ def row(**settings: float) -> np.ndarray:
 @pytest.mark.parametrize("memory", [10_000, 600])
 def test_what_a_rule_costs_is_what_the_simulator_says(memory: int) -> None:
     problem = wide(memory=memory)
-    bench = Bench(problem)
-    assert bench.is_tight == (memory < 10_000)
-    tried = bench.roll(drawn(np.random.default_rng(0), 32))
+    scheduler = RuleScheduler(problem)
+    assert scheduler.is_tight == (memory < 10_000)
+    tried = scheduler.schedule(drawn_rules(np.random.default_rng(0), 32))
     for number in range(32):
         timeline = simulate(problem, tried.placement(number))
         over = np.maximum(timeline.peak_memory - timeline.capacity, 0).sum()
@@ -55,23 +53,23 @@ def test_what_a_rule_costs_is_what_the_simulator_says(memory: int) -> None:
 
 
 def test_a_rule_whose_devices_run_in_an_order_of_their_own_has_the_same_devices() -> None:
-    bench, rows = Bench(wide()), drawn(np.random.default_rng(0), 32)
+    scheduler, rows = RuleScheduler(wide()), drawn_rules(np.random.default_rng(0), 32)
     listed, own = rows.copy(), rows.copy()
     listed[:, COLUMNS.index("listed")], own[:, COLUMNS.index("listed")] = 1.0, 0.0
-    tried = [bench.roll(each) for each in (listed, own)]
+    tried = [scheduler.schedule(each) for each in (listed, own)]
     assert (tried[0].unit_device == tried[1].unit_device).all()
-    assert tried[0].in_listed.all()
-    assert not tried[1].in_listed.any()
+    assert tried[0].is_reordered.all()
+    assert not tried[1].is_reordered.any()
     assert tried[0].simulations == tried[1].simulations == 32
     assert tried[0].placement(0).order == "priority"
 
 
 def test_where_memory_is_tight_an_order_of_its_own_is_taken_only_where_it_is_better() -> None:
-    bench, rows = Bench(wide(memory=600)), drawn(np.random.default_rng(0), 64)
+    scheduler, rows = RuleScheduler(wide(memory=600)), drawn_rules(np.random.default_rng(0), 64)
     rows[:, COLUMNS.index("listed")] = 0.0
-    own = bench.roll(rows)
+    own = scheduler.schedule(rows)
     rows[:, COLUMNS.index("listed")] = 1.0
-    both = bench.roll(rows)
+    both = scheduler.schedule(rows)
     assert both.simulations == own.simulations + 64
     assert all(
         (both.excess[n], both.step_time[n]) <= (own.excess[n], own.step_time[n]) for n in range(64)
@@ -79,11 +77,14 @@ def test_where_memory_is_tight_an_order_of_its_own_is_taken_only_where_it_is_bet
 
 
 def test_a_rule_means_the_same_where_everything_takes_four_times_as_long() -> None:
-    rows, graph = drawn(np.random.default_rng(0), 64), model([f"m{number}" for number in range(6)])
+    rows, graph = (
+        drawn_rules(np.random.default_rng(0), 64),
+        model([f"m{number}" for number in range(6)]),
+    )
     devices = [
-        Bench(
+        RuleScheduler(
             timed(graph, machine(*[10_000] * 3, bandwidth=100.0 / times), times, [1.0, 1.0, 2.0])
-        ).roll(rows)
+        ).schedule(rows)
         for times in (1.0, 4.0)
     ]
     assert (devices[0].unit_device == devices[1].unit_device).all()
@@ -106,9 +107,9 @@ def test_rules_name_devices_by_how_fast_they_are() -> None:
 
 def test_children_are_rules_and_keep_to_the_orders_of_their_parents() -> None:
     rng = np.random.default_rng(1)
-    parents = drawn(rng, 200, [2, 5])
+    parents = drawn_rules(rng, 200, [2, 5])
     assert are_valid(parents)
-    children = varied(rng, parents, parents)
+    children = varied_rules(rng, parents, parents)
     assert are_valid(children)
     assert set(children[:, COLUMNS.index("order")]) == {2.0, 5.0}
     same = (children == parents).mean()
@@ -132,7 +133,7 @@ def test_columns_have_names() -> None:
 @pytest.mark.parametrize("eager", [False, True])
 def test_an_order_never_puts_an_op_before_its_inputs(order: str, eager: bool) -> None:
     problem = wide()
-    found = dispatch_order(problem, prepared(Units.of(problem), order, eager).example)
+    found = dispatch_order(problem, scheduler_in(Units.of(problem), order, eager).example)
     position = np.full(problem.graph.num_ops, -1)
     position[found] = np.arange(len(found))
     graph = problem.graph
@@ -163,16 +164,18 @@ def test_learned_rules_are_better_than_those_drawn_first() -> None:
         timed(model([f"m{n}" for n in range(5)]), machine(*[9_000] * 3), speed=[1.0, 1.0, s])
         for s in (2, 3)
     ]
-    course = RuleCourse(problems, np.random.default_rng(3))
+    training = RuleTraining(problems, np.random.default_rng(3))
     for done in range(len(ORDERS)):
-        course.step(done)
-    first = course.cost[::6][:64].min(axis=0).mean()
+        training.step(done)
+    first = training.cost[::6][:64].min(axis=0).mean()
     for done in range(len(ORDERS), len(ORDERS) + 4):
-        course.step(done)
-    assert course.cost[:64].min(axis=0).mean() <= first
-    again = [cost_of(Bench(problem).roll(course.rules), problem) for problem in problems]
-    assert np.array_equal(np.stack(again, axis=1), course.cost[:64])
-    assert len(set(course.rules[:, COLUMNS.index("order")].tolist())) <= 4
+        training.step(done)
+    assert training.cost[:64].min(axis=0).mean() <= first
+    again = [
+        cost_of(RuleScheduler(problem).schedule(training.rules), problem) for problem in problems
+    ]
+    assert np.array_equal(np.stack(again, axis=1), training.cost[:64])
+    assert len(set(training.rules[:, COLUMNS.index("order")].tolist())) <= 4
 
 
 def test_varying_the_rules_ends_with_the_trials() -> None:
@@ -182,32 +185,33 @@ def test_varying_the_rules_ends_with_the_trials() -> None:
 
 
 def test_what_is_held_firmly_stays_and_what_is_not_held_goes_where_the_rule_says() -> None:
-    bench, rows = Bench(wide(12)), drawn(np.random.default_rng(0), 24)
+    scheduler, rows = RuleScheduler(wide(12)), drawn_rules(np.random.default_rng(0), 24)
     # Any device may be taken.
     rows[:, COLUMNS.index("fast")], rows[:, COLUMNS.index("part")] = 0.0, 1.0
-    free = bench.roll(rows)
+    free = scheduler.schedule(rows)
     elsewhere = (free.unit_device + 1) % 3
-    held = bench.roll(rows, near=Near(elsewhere, np.full(24, 1e9)))
-    assert (held.unit_device == elsewhere)[:, bench.units.time.sum(axis=1) > 0].all()
-    loose = bench.roll(rows, near=Near(elsewhere, np.zeros(24)))
+    held = scheduler.schedule(rows, anchors=Anchors(elsewhere, np.full(24, 1e9)))
+    assert (held.unit_device == elsewhere)[:, scheduler.units.time.sum(axis=1) > 0].all()
+    loose = scheduler.schedule(rows, anchors=Anchors(elsewhere, np.zeros(24)))
     assert (loose.unit_device == free.unit_device).all()
     some = elsewhere.copy()
     some[:, ::2] = -1  # may go anywhere
-    part = bench.roll(rows, near=Near(some, np.full(24, 1e9)))
+    part = scheduler.schedule(rows, anchors=Anchors(some, np.full(24, 1e9)))
     assert (part.unit_device == some)[:, 1::2].all()
     assert (part.unit_device != elsewhere)[:, ::2].any()
 
 
 def test_rules_that_keep_near_mean_the_same_in_any_order_of_rows() -> None:
-    bench, rows = Bench(wide(12)), drawn(np.random.default_rng(2), 24)
-    near = Near(
-        np.resize(np.arange(3, dtype=np.int32), (24, bench.units.num_units)),
+    scheduler, rows = RuleScheduler(wide(12)), drawn_rules(np.random.default_rng(2), 24)
+    anchors = Anchors(
+        np.resize(np.arange(3, dtype=np.int32), (24, scheduler.units.num_units)),
         np.linspace(0.0, 30.0, 24),
     )
-    tried = bench.roll(rows, near=near)
+    tried = scheduler.schedule(rows, anchors=anchors)
     for number in range(24):
-        alone = bench.roll(
-            rows[[number]], near=Near(near.unit_device[[number]], near.hold[[number]])
-        )
+        alone = scheduler.schedule(rows[[number]], anchors=anchors.rows([number]))
         assert (alone.unit_device[0] == tried.unit_device[number]).all()
-        assert simulate(bench.problem, tried.placement(number)).step_time == tried.step_time[number]
+        assert (
+            simulate(scheduler.problem, tried.placement(number)).step_time
+            == tried.step_time[number]
+        )

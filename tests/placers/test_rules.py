@@ -14,7 +14,7 @@ from roost.errors import BudgetSpent, InputError
 from roost.placers._listing.linear_rules import FEATURES
 from roost.placers._listing.list_scheduler import SCALES, ListScheduler, named_rules
 from roost.placers._shared.units import Units
-from roost.placers.rules import Rules, best_placements, draw, portfolio
+from roost.placers.rules import Rules, portfolio, random_rules
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.simulating import Simulating
@@ -40,7 +40,7 @@ def test_equal_seeds_give_equal_rules_and_others_do_not() -> None:
 
 def test_the_best_come_first_and_each_once() -> None:
     problem = training_like(200, 3)
-    kept = best_placements(portfolio(problem, np.random.default_rng(0), 40), 12)
+    kept = portfolio(problem, np.random.default_rng(0), 40).best(12)
     times = [simulate(problem, placement).step_time for placement in kept]
     assert times == sorted(times)
     assert len({placement.digest for placement in kept}) == len(kept) == 12
@@ -51,8 +51,8 @@ def test_the_portfolio_is_no_worse_than_its_named_rules() -> None:
     placement = Rules(num_rules=16).place(problem, searching(problem)[1])
     scheduler = ListScheduler.of(Units.of(problem), "rank")
     for weights in ({"finish": 1.0}, {"in_line": 1.0}):
-        rolled = scheduler.schedule(named_rules(scheduler.units, weights))
-        assert simulate(problem, placement).step_time <= rolled.step_time.min()
+        schedules = scheduler.schedule(named_rules(scheduler.units, weights))
+        assert simulate(problem, placement).step_time <= schedules.step_time.min()
 
 
 def test_simulations_of_the_loop_are_counted() -> None:
@@ -86,7 +86,9 @@ def test_every_feature_is_drawn_for_some_rule() -> None:
     problem = training_like(100, 3)
     small = tuple(replace(device, memory=10**7) for device in problem.cluster.devices)
     problem = Problem(problem.graph, replace(problem.cluster, devices=small), problem.costs)
-    rules = draw(ListScheduler.of(Units.of(problem), "program"), np.random.default_rng(0), 200)
+    rules = random_rules(
+        ListScheduler.of(Units.of(problem), "program"), np.random.default_rng(0), 200
+    )
     assert (rules.weights >= 0).all()
     assert [FEATURES[n] for n in np.flatnonzero((rules.weights > 0).sum(axis=0) < 5)] == []
     assert (rules.usable > 0).all()

@@ -22,7 +22,7 @@ from roost.core.trial import Result, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate, Placer, Round
 from roost.placers._annealing.population import Heat
-from roost.placers._lister.rollouts import new_tensors
+from roost.placers._lister.weights import new_tensors
 from roost.placers.auto import Auto
 from roost.placers.genetic import Genetic
 from roost.placers.lister import Lister

@@ -32,13 +32,18 @@ from roost.placers import Evaluate
 from roost.placers._shared.fitting import best_reordered, fastest_allowed, fitted
 from roost.placers._shared.orders import common_orders
 from roost.placers._shared.units import Units
-from roost.placers._splits.chain import Chain
-from roost.placers._splits.cut_chain import cheapest_parts
+from roost.placers._splits.cheapest_cuts import (
+    DeviceKinds,
+    SectionBytes,
+    SectionSeconds,
+    cheapest_parts,
+)
+from roost.placers._splits.section_chain import SectionChain
 from roost.placers._splits.unit_graph import accelerators
 
 _SCALES = (1.0, 0.9, 0.8, 0.65)  # of the memory
 _MOST_STATES = 256  # eight devices of which no two are alike, or many more that are
-_MOST_WORK = 1e8  # parts to look at, a fraction of a second
+_MOST_WORK = 1e8  # parts to compare, a fraction of a second
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Contiguous:
         kinds = _kinds(units)
         states = int(np.prod([len(kind) + 1 for kind in kinds]))
         affordable = int(np.sqrt(2 * _MOST_WORK / (states * len(kinds) ** 2)))
-        chain = Chain.of(units, max(2, min(self.most_cuts + 1, affordable)))
+        chain = SectionChain.of(units, max(2, min(self.most_cuts + 1, affordable)))
         trials: list[Trial] = []
         for splits in _splits(chain, kinds):
             for unit_device in splits:
@@ -72,40 +77,34 @@ class Contiguous:
 
 
 def _kinds(units: Units) -> list[list[int]]:
-    """Devices that are alike, the quickest first; so many of them that there are not too many
-    states."""
+    """Devices that are alike, the quickest first; only so many that the states are few enough."""
     problem = units.problem
     alike: dict[tuple[object, ...], list[int]] = {}
     for number, device in enumerate(problem.cluster.devices):
-        key = (
-            device.kind,
-            device.host,
-            device.memory,
-            device.gap,
-            problem.op_time[:, number].tobytes(),
-        )
+        op_time = problem.op_time[:, number].tobytes()
+        key = (device.kind, device.host, device.memory, device.gap, op_time)
         alike.setdefault(key, []).append(number)
     seconds = np.where(units.allowed, units.time, 0.0).sum(axis=0)
-    found, states = [], 1
-    for kind in sorted(
-        alike.values(), key=lambda kind: (not units.allowed[:, kind[0]].any(), seconds[kind[0]])
-    ):
+    runs_nothing = np.asarray(~units.allowed.any(axis=0))
+    by_speed = sorted(alike.values(), key=lambda kind: (runs_nothing[kind[0]], seconds[kind[0]]))
+    kinds, states = [], 1
+    for kind in by_speed:
         room = min(len(kind), _MOST_STATES // states - 1)
         if room > 0:
-            found.append(kind[:room])
+            kinds.append(kind[:room])
             states *= room + 1
-    return found
+    return kinds
 
 
-def _splits(chain: Chain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
+def _splits(chain: SectionChain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
     """Devices of units [units]: for each goal, with less and less of the memory."""
-    cluster, graph = chain.units.problem.cluster, chain.units.problem.graph
+    cluster, num_ops = chain.units.problem.cluster, chain.units.problem.graph.num_ops
     firsts = [kind[0] for kind in kinds]
-    aside, late = chain.beside(), chain.late()
-    everything = _seconds(chain, firsts, np.ones(graph.num_ops, dtype=bool))
-    backward = _seconds(chain, firsts, late & ~aside)
-    beside, beside_late = _seconds(chain, firsts, aside), _seconds(chain, firsts, aside & late)
-    held, passing, traffic = chain.held(), chain.passing(), chain.traffic()
+    unawaited, late = chain.unawaited(), chain.late()
+    everything = _seconds(chain, firsts, np.ones(num_ops, dtype=bool))
+    backward = _seconds(chain, firsts, late & ~unawaited)
+    beside, beside_late = (_seconds(chain, firsts, ops) for ops in (unawaited, unawaited & late))
+    nbytes = SectionBytes(chain.held(), chain.passing(), chain.traffic())
     latency, rate = _between(cluster.latency, kinds), _between(cluster.seconds_per_byte, kinds)
     counts = np.array([len(kind) for kind in kinds])
     no_cpus = counts * np.isin(firsts, accelerators(chain.units.problem))
@@ -113,26 +112,28 @@ def _splits(chain: Chain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
     alone = no_cpus * (np.arange(len(counts)) == np.argmax(no_cpus > 0))
     penalty = 1.0 + 10.0 * float(everything[-1].max())
 
-    def split(pipelined: bool, counts: Array, *seconds: Array) -> Iterator[Array]:
+    def split(pipelined: bool, counts: Array, seconds: SectionSeconds) -> Iterator[Array]:
+        devices = DeviceKinds(counts, latency, rate)
         for scale in _SCALES:
-            most = cluster.memory[firsts] * scale
-            parts = cheapest_parts(
-                pipelined, *seconds, held, passing, most, penalty, counts, latency, rate, traffic
-            )
+            memory = cluster.memory[firsts] * scale
+            parts = cheapest_parts(pipelined, seconds, nbytes, devices, memory, penalty)
             yield _devices(chain, kinds, parts)
 
     nothing = np.zeros_like(everything)
-    yield split(False, counts, everything, nothing, nothing, nothing)
-    yield split(False, counts, everything - beside, backward, beside, beside_late)
+    one_by_one = SectionSeconds(everything, nothing, nothing, nothing)
+    yield split(False, counts, one_by_one)
+    yield split(False, counts, SectionSeconds(everything - beside, backward, beside, beside_late))
     if no_cpus.any():
-        yield split(True, no_cpus, everything, nothing, nothing, nothing)
+        yield split(True, no_cpus, one_by_one)
     if (alone != no_cpus).any():
-        yield split(True, alone, everything, nothing, nothing, nothing)
+        yield split(True, alone, one_by_one)
 
 
-def _seconds(chain: Chain, devices: list[int], ops: Array) -> Array:  # [pieces + 1, devices]
-    """Seconds of some ops, added up over all pieces before each; where a unit may not run, the
-    fastest it can."""
+def _seconds(chain: SectionChain, devices: list[int], ops: Array) -> Array:
+    """[sections + 1, devices] seconds of some ops, added up over all sections before each.
+
+    Where a unit may not run, its seconds are those of the fastest device.
+    """
     units = chain.units
     total = np.zeros((units.num_units, units.problem.cluster.num_devices))
     np.add.at(total, units.unit[ops], units.problem.op_time[ops])
@@ -142,26 +143,20 @@ def _seconds(chain: Chain, devices: list[int], ops: Array) -> Array:  # [pieces 
 
 def _between(matrix: Array, kinds: list[list[int]]) -> Array:  # [kinds, kinds]
     """The mean over the links from devices of one kind to others of another."""
-    found = np.zeros((len(kinds), len(kinds)))
-    for row, sources in enumerate(kinds):
-        for column, targets in enumerate(kinds):
-            links = [
-                matrix[source, target]
-                for source in sources
-                for target in targets
-                if source != target
-            ]
-            found[row, column] = np.mean(links) if links else 0.0
-    return found
+
+    def mean(sources: list[int], targets: list[int]) -> float:
+        links = [matrix[one, other] for one in sources for other in targets if one != other]
+        return float(np.mean(links)) if links else 0.0
+
+    return np.array([[mean(sources, targets) for targets in kinds] for sources in kinds])
 
 
-def _devices(chain: Chain, kinds: list[list[int]], parts: Array) -> Array:  # [units] i4
+def _devices(chain: SectionChain, kinds: list[list[int]], parts: Array) -> Array:  # [units] i4
     """The device of each unit, from the ends and kinds of the parts, the last part first."""
-    taken = [0] * len(kinds)
-    device = np.zeros(chain.num_pieces, dtype=np.int32)
+    free = [iter(kind) for kind in kinds]
+    device = np.zeros(chain.num_sections, dtype=np.int32)
     start = 0
     for end, kind in parts[::-1].tolist():
-        device[start:end] = kinds[kind][taken[kind]]
-        taken[kind] += 1
+        device[start:end] = next(free[kind])
         start = end
-    return fastest_allowed(chain.units, device[chain.piece])
+    return fastest_allowed(chain.units, device[chain.section])

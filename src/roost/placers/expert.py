@@ -1,5 +1,4 @@
-"""Expert: the placements that people make by hand, a contiguous split of the layers or a rule for a
-known model.
+"""Expert: placements as people make them by hand, by a rule for the model or layer by layer.
 
 The expert baselines of Mirhoseini et al., ICML 2017 (arXiv 1706.04972), as recalled. RNNLM and NMT:
 one LSTM layer on each GPU, embeddings with the first layer, attention and softmax with the last.
@@ -53,7 +52,7 @@ class Expert:
             raise UnknownName("rule of the expert placer", self.rule, RULES)
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        """Layers on the devices that are no CPU, as the rule says."""
+        """Put layers on the devices that are no CPU, by the rule."""
         if self.rule == "published":
             return Published().place(problem, evaluate)
         layers = Layers.of(problem.graph)
@@ -70,12 +69,11 @@ class Expert:
 
 
 def _by_speed(units: Units, layers: Layers, devices: Array, evaluate: Evaluate) -> Trial:
-    """Contiguous layers in proportion to the speed of the devices, less where memory does not allow
-    it."""
+    """Contiguous layers in proportion to the speed of the devices, as far as memory allows."""
     layer = layers.of_units(units)
     seconds = np.bincount(layer, mean_seconds(units, devices.tolist()), minlength=layers.num_layers)
     sizes = np.bincount(layer, lasting_bytes(units), minlength=layers.num_layers)
-    # Take what the others cannot hold.
+    # They take the layers that the others cannot hold.
     spare = np.setdiff1d(np.arange(units.problem.cluster.num_devices), devices)
     share = np.concatenate([speeds(units, devices.tolist()), np.zeros(len(spare))])
     devices = np.concatenate([devices, spare])

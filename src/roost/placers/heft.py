@@ -1,9 +1,9 @@
-"""Heterogeneous earliest finish time (Topcuoglu, Hariri, Wu 2002): by upward rank, each op where it
-ends first.
+"""Heterogeneous earliest finish time: by upward rank, each op goes where it ends first.
 
-Differs in: what must share a device goes where its first op ends first; only devices with room are
-asked; a device takes its ops in the order of their ranks, with no insertion into its pauses;
-transfers queue on buses; slower kinds of devices are tried with and without.
+Topcuoglu, Hariri, Wu 2002. Differs in: ops that must share a device go where the first of them ends
+first; only devices with room are candidates; a device takes its ops in the order of their ranks,
+with no insertion into its pauses; transfers queue on buses; slower kinds of devices are tried with
+and without.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import best_of
 from roost.placers import Evaluate
-from roost.placers._listing.list_scheduler import ListScheduler, with_other_orders, named_rules
+from roost.placers._listing.list_scheduler import ListScheduler, named_rules, with_other_orders
 from roost.placers._shared.units import Units
 
 

@@ -1,17 +1,16 @@
-"""A learned list scheduler: a portfolio of rules that were learned on other graphs, and a small
-network.
+"""A learned list scheduler: a portfolio of rules that were learned on other graphs, and a network.
 
 Our own generalising placer, after the idea of learned list scheduling (Paliwal et al. 2020, REGAL;
 Placeto's claim to place graphs it has never seen). Nothing depends on the number or the names of
-devices. With weights from `roost learn` it tries the first of its rules and a few that were never
-learned, for a graph unlike those that it learned on; it varies the best of them, and then lets the
-network learn on the problem at hand for as long as the budget lasts. Without, rules are random, and
-the network begins as a rule of earliest finish.
+devices. With weights from `roost learn` it first tries some of its learned rules, and a few drawn
+ones for a graph unlike those that it learned on. It varies the best of them. Then the network
+learns on the problem at hand for as long as the budget lasts. Without weights, rules are random,
+and the network begins as a rule of earliest finish.
 
-Differs in: what is learned over a family is foremost which linear rules are best together, in which
-orders ops are to be listed, and whether the devices found then run in an order made for them (by
-evolution), for a schedule of the network costs as much as twenty of a rule. The network (imitation,
-then trial and error) is drawn from only where `drawn` asks for it, or to learn on.
+Differs in: a family teaches foremost which linear rules are best together, in which orders to list
+ops, and whether the devices then run in an order made for them (by evolution), for a schedule of
+the network costs as much as twenty of a rule. The network (imitation, then trial and error) makes
+schedules only if `drawn` is above 0, or to learn.
 """
 
 from __future__ import annotations
@@ -31,46 +30,33 @@ from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.learners.threads import one_thread
 from roost.placers import Evaluate, Round
 from roost.placers._annealing.population import Heat, Population
-from roost.placers._lister.compiled_network import Rolls
-from roost.placers._lister.portable_rules import COLUMNS, Bench, Near, varied
-from roost.placers._lister.portable_rules import drawn as drawn_rules
-from roost.placers._lister.problem_view import Framed, Rolled
-from roost.placers._lister.rollouts import (
-    NUM_SEEN,
+from roost.placers._lister.compiled_network import SamplingSettings
+from roost.placers._lister.network_scheduler import (
     ORDERS,
+    NetworkScheduler,
+    NetworkSchedules,
+    network_schedulers,
+)
+from roost.placers._lister.portable_rules import COLUMN, COLUMNS
+from roost.placers._lister.rule_search import MOST_KEPT, RuleSearch
+from roost.placers._lister.sampling import cost_of, exploring, sampled_by
+from roost.placers._lister.visiting_orders import ORDERS as RULE_ORDERS
+from roost.placers._lister.weights import (
     PORTFOLIO,
-    cost_of,
-    drawn_ways,
-    framed,
-    free_rolls,
     load,
     network_of,
+    network_only,
     new_tensors,
-    rolls_of,
+    random_samplers,
 )
-from roost.placers._lister.visiting_orders import ORDERS as LIST_ORDERS
-from roost.placers._listing.list_scheduler import SCALES, total_time
+from roost.placers._listing.list_scheduler import SCALES
 from roost.placers._shared.checkpoints import restore
-from roost.placers._shared.groups import groups_of, may_group
 from roost.placers._shared.orders import all_orders
 from roost.placers._starts.starting_points import ask
 
 log = logging.getLogger(__name__)
 
-_KEPT = 4  # of the best schedules of a round become trials, at most one of eight
-# Of the samples: rules as they were learned, and rules drawn alike for every problem; the others
-# are varied. Chosen on members that were not learned on, and on those of other families
-# (benchmarks/results/generalise_*.md).
-_LEARNED, _DRAWN, _DRAWN_SEED = 3 / 8, 1 / 8, 12345
-# Where accelerators differ in speed, fewer are as they were learned, and more are drawn: under
-# every order, for whole groups. There each graph needs a rule of its own, and orders and units that
-# are good on like devices are not.
-_LEARNED_UNLIKE, _DRAWN_UNLIKE = 1 / 4, 3 / 8
-_UNLIKE = 1.5  # times as long for everything as another accelerator
-# Rules varied at a time among the samples, and after; from how many of the best.
-_SOON, _FAMILY, _PARENTS = 4, 32, 6
-# Share of these that keep near the best placement; how firmly, in ops of mean length.
-_NEAR, _HOLD = 0.5, (1.0, 30.0)
+_FEWEST_TRIALS = 16  # that are left, to try the best devices in other orders
 
 
 @dataclass(frozen=True)
@@ -82,13 +68,13 @@ class Lister:
     samples: int = PORTFOLIO
     varied: int = 192  # rules after that: the others that were learned, and then varied ones
     drawn: int = 0  # schedules that are then drawn from the network, before it begins to learn
-    tune: bool = True  # whether it goes on learning, until the budget is spent
+    tune: bool = True  # learn on this problem until the budget is spent
     refine: float = 0.0  # share of the budget that annealing gets at the end
     most_units: int = 5000  # decisions in a schedule, at most about so many
     batch: int = 16  # schedules in an update
     rate: float = 2e-3
     entropy: float = 0.01
-    baselines: tuple[str, ...] = ("single", "expert")  # asked first, where it has weights
+    baselines: tuple[str, ...] = ("single", "expert")  # tried first, with weights only
     heat: Heat = field(default_factory=Heat)
     # Of learning.
     parts: ClassVar[tuple[str, ...]] = ("rules", "targets", "imitation", "trial and error", "ways")
@@ -97,8 +83,7 @@ class Lister:
         if min(self.samples, self.varied, self.drawn) < 0 or self.samples + self.drawn < 1:
             raise InputError(
                 f"samples, varied and drawn are {self.samples}, {self.varied} and {self.drawn}; "
-                f"none may be below 0, "
-                "and there must be samples or something drawn"
+                "none may be below 0, and samples or drawn must be above 0"
             )
         if self.most_units < 1 or self.batch < 2:
             raise InputError(
@@ -109,228 +94,145 @@ class Lister:
                 f"refine is {self.refine} and rate is {self.rate}; 0 to 1, and above 0"
             )
         if self.weights is not None:
-            load(self.weights)  # what is wrong with it is told before any time is spent
+            load(self.weights)  # an invalid file is refused before any time is spent
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        tensors = new_tensors(evaluate.rng) if self.weights is None else load(self.weights)
-        if self.weights is not None:
-            self._ask_baselines(problem, evaluate)
-        until = self._until(evaluate)
-        self._follow(problem, tensors["rules"], evaluate)
-        frames = (
-            framed(problem, self.most_units, ORDERS)
-            if self.drawn or (self.tune and until(evaluate))
-            else []
-        )
-        best = self._sample(frames, tensors, evaluate)
-        self._reorder(problem, evaluate)
-        if self.tune and until(evaluate):
-            self._learn(frames, tensors, evaluate, until, best)
+        if self.weights is None:
+            tensors = new_tensors(evaluate.rng)
+        else:
+            tensors = load(self.weights)
+            self._try_baselines(problem, evaluate)
+        has_budget = self._budget_check(evaluate)
+        if self.samples > 0:
+            rules = tensors["rules"].astype(np.float64)
+            RuleSearch(problem, evaluate).run(rules, self.samples, self.varied)
+        schedulers: list[NetworkScheduler] = []
+        if self.drawn or (self.tune and has_budget(evaluate)):
+            schedulers = network_schedulers(problem, self.most_units)
+        least_cost = self._draw_schedules(schedulers, tensors, evaluate)
+        self._try_orders(problem, evaluate)
+        if self.tune and has_budget(evaluate):
+            self._tune(schedulers, network_only(tensors), evaluate, has_budget, least_cost)
         if self.refine > 0 and evaluate.best is not None:
             Population(problem, evaluate, self.heat).run([evaluate.best.placement])
         assert evaluate.best is not None
         return evaluate.best.placement
 
-    def _until(self, evaluate: Evaluate) -> Callable[[Evaluate], bool]:
-        """Whether its own share of the budget has room for another update; where nothing sets an
-        end, it has none.
+    def _budget_check(self, evaluate: Evaluate) -> Callable[[Evaluate], bool]:
+        """A function that is true while the budget has room for another update.
 
-        Updates are whole: a search that goes on with more trials then makes the same ones.
+        The share of `refine` is left. Without any limit there is no room: learning would never end.
+        Updates are whole, so a search that goes on with more trials makes the same ones.
         """
-        seconds, trials = (
-            0.0 if isinf(left) else self.refine * left
-            for left in (evaluate.seconds_left, evaluate.trials_left)
-        )
-        endless = isinf(evaluate.seconds_left) and isinf(evaluate.trials_left)
+        seconds, trials = evaluate.seconds_left, evaluate.trials_left
+        is_endless = isinf(seconds) and isinf(trials)
+        seconds_kept = 0.0 if isinf(seconds) else self.refine * seconds
+        trials_kept = 0.0 if isinf(trials) else self.refine * trials
 
-        def lasts(now: Evaluate) -> bool:
-            return (
-                not endless
-                and now.trials_left >= self.batch + trials
-                and now.seconds_left > seconds
-            )
+        def has_budget(now: Evaluate) -> bool:
+            if is_endless or now.trials_left < self.batch + trials_kept:
+                return False
+            return now.seconds_left > seconds_kept
 
-        return lasts
+        return has_budget
 
-    def _ask_baselines(self, problem: Problem, evaluate: Evaluate) -> None:
+    def _try_baselines(self, problem: Problem, evaluate: Evaluate) -> None:
         for name in self.baselines:
             try:
                 ask(name, problem, evaluate.named(name))
             except (MissingExtra, InputError) as error:
                 log.info("without %s: %s", name, error)
 
-    def _follow(self, problem: Problem, rules: Array, evaluate: Evaluate) -> None:
-        """The schedules of learned and drawn rules, and then of rules that are varied from the best
-        of them."""
-        if self.samples < 1:
-            return
-        benches = _benches(problem)
-        rows, kind, rest = self._split(rules.astype(np.float64), len(benches) > 1)
-        cost = self._tried(benches, rows, kind, False, evaluate)
-        while len(rows) < self.samples + self.varied and evaluate.trials_left >= 1:
-            soon = self.samples - len(rows)
-            is_varied = soon != 0 or not len(rest)
-            if is_varied:
-                count = min(_SOON, soon) if soon > 0 else min(_FAMILY, soon + self.varied)
-                parents = np.argsort(cost, kind="stable")[:_PARENTS]
-                chosen = parents[evaluate.rng.integers(0, len(parents), count)]
-                new, of = varied(evaluate.rng, rows[chosen], rows), kind[chosen]
-            else:
-                new, of = rest, np.zeros(len(rest), np.int64)
-            cost = np.concatenate([cost, self._tried(benches, new, of, is_varied, evaluate)])
-            rows, kind = np.concatenate([rows, new]), np.concatenate([kind, of])
-
-    def _split(self, learned: Array, unlike: bool = False) -> tuple[Array, Array, Array]:
-        """The rules to begin with [rules, columns], on which bench each is tried, and those to try
-        later.
-
-        Some are drawn: under the orders of the others, or for unlike accelerators under all of
-        them, for whole groups.
-        """
-        shares = (_LEARNED_UNLIKE, _DRAWN_UNLIKE) if unlike else (_LEARNED, _DRAWN)
-        count, more = max(1, round(shares[0] * self.samples)), round(shares[1] * self.samples)
-        first, rest = learned[:count], learned[count:][: self.varied]
-        orders = sorted(set(first[:, COLUMNS.index("order")].astype(int).tolist()))
-        other = drawn_rules(
-            np.random.default_rng(_DRAWN_SEED), more, range(len(LIST_ORDERS)) if unlike else orders
-        )
-        if unlike:
-            other[:, COLUMNS.index("listed")] = 1.0
-        return np.concatenate([first, other]), np.repeat([0, int(unlike)], [len(first), more]), rest
-
-    def _tried(
-        self, benches: list[Bench], rows: Array, kind: Array, near: bool, evaluate: Evaluate
-    ) -> Array:
-        """What rules cost [rules], each on its bench; `near` says whether some keep near the best
-        placement."""
-        cost = np.full(len(rows), np.inf)
-        for number, bench in enumerate(benches):
-            mine = np.flatnonzero(kind == number)
-            if len(mine):
-                held = _near(bench, evaluate, len(mine)) if near else None
-                cost[mine] = self._round_of_rules(bench, rows[mine], held, evaluate)
-        return cost
-
-    def _round_of_rules(
-        self, bench: Bench, rows: Array, near: Near | None, evaluate: Evaluate
-    ) -> Array:
-        """One round of rules, as many as there are trials for; what each costs, infinite where it
-        was not tried."""
-        left, more = (
-            evaluate.simulations_left,
-            int(bench.is_tight and evaluate.simulations_left > 1),
-        )
-        # Where memory is tight, both orders are simulated.
-        attempts = len(SCALES) + 1 if bench.is_tight else 1
-        count = int(max(1, min(len(rows), left // attempts)))
-        scales = SCALES[: int(max(1, min(attempts, left // count) - more))]
-        if bench.is_tight and not more:
-            rows = rows.copy()
-            rows[:, COLUMNS.index("listed")] = 0.0
-
-        def run() -> Round:
-            tried = bench.roll(rows[:count], scales, None if near is None else near.first(count))
-            cost = np.full(len(rows), np.inf)
-            cost[:count] = cost_of(tried, bench.problem)
-            kept = tried.ranked()[: min(_KEPT, max(1, len(rows) // 8))]
-            return Round([tried.placement(row) for row in kept], tried.simulations, {"cost": cost})
-
-        return np.asarray(evaluate.round(run)["cost"])
-
-    def _sample(
-        self, frames: Sequence[Framed], tensors: Mapping[str, Array], evaluate: Evaluate
+    def _draw_schedules(
+        self,
+        schedulers: Sequence[NetworkScheduler],
+        tensors: Mapping[str, Array],
+        evaluate: Evaluate,
     ) -> list[float]:
         """Schedules of the network before it learns; the least cost under each order."""
-        ways = tensors["ways"]
-        if self.drawn > len(ways):
-            ways = np.concatenate(
-                [ways, drawn_ways(evaluate.rng, self.drawn - len(ways), len(ORDERS))]
-            )
-        found = []
-        for number, frame in enumerate(frames):
-            rows = np.flatnonzero(ways[: self.drawn, -1] == number)
-            rolls = rolls_of(evaluate.rng, frame, ways[rows, :NUM_SEEN], ways[rows, NUM_SEEN])
-            cost = self._round(frame, tensors, rolls, evaluate) if len(rows) else np.zeros(0)
-            found.append(float(cost.min(initial=np.inf)))
-        return found
+        samplers = tensors["ways"]
+        if self.drawn > len(samplers):
+            more = random_samplers(evaluate.rng, self.drawn - len(samplers), len(ORDERS))
+            samplers = np.concatenate([samplers, more])
+        samplers = samplers[: self.drawn]
+        least_cost = []
+        for number, scheduler in enumerate(schedulers):
+            mine = samplers[samplers[:, -1] == number]
+            sampling = sampled_by(evaluate.rng, scheduler, mine)
+            cost = self._round(scheduler, tensors, sampling, evaluate) if len(mine) else np.zeros(0)
+            least_cost.append(float(cost.min(initial=np.inf)))
+        return least_cost
 
     def _round(
-        self, frame: Framed, tensors: Mapping[str, Array], rolls: Rolls, evaluate: Evaluate
+        self,
+        scheduler: NetworkScheduler,
+        tensors: Mapping[str, Array],
+        sampling: SamplingSettings,
+        evaluate: Evaluate,
     ) -> Array:
         """One round of schedules, as many as there are trials for; their costs."""
         if evaluate.trials_left < 1:
-            raise BudgetSpent("nothing is left for another schedule")
-        attempts = len(SCALES) if frame.under.is_tight else 1
-        count = int(max(1, min(len(rolls.heat), evaluate.simulations_left // attempts)))
-        scales = SCALES[: int(max(1, min(attempts, evaluate.simulations_left // count)))]
+            raise BudgetSpent("no trial is left for another schedule")
+        left = evaluate.simulations_left
+        attempts = len(SCALES) if scheduler.scheduler.is_tight else 1
+        count = int(max(1, min(len(sampling.heat), left // attempts)))
+        scales = SCALES[: int(max(1, min(attempts, left // count)))]
+        first = SamplingSettings(*(np.array(values[:count]) for values in sampling))
 
         def run() -> Round:
-            rolled = frame.roll(network_of(tensors, frame), first_rolls(rolls, count), scales)
-            cost = cost_of(rolled, frame.units.problem)
-            return Round(_best(frame, rolled, cost), rolled.simulations, {"cost": cost})
+            schedules = scheduler.schedule(network_of(tensors, scheduler), first, scales)
+            cost = cost_of(schedules, scheduler.problem)
+            best = _best(scheduler, schedules, cost, MOST_KEPT)
+            return Round(best, schedules.simulations, {"cost": cost})
 
         return np.asarray(evaluate.round(run)["cost"])
 
-    def _reorder(self, problem: Problem, evaluate: Evaluate) -> None:
-        """Try the best devices in every order there is, where trials are left for that."""
+    def _try_orders(self, problem: Problem, evaluate: Evaluate) -> None:
+        """Try the best devices in every order, if trials are left for that."""
         best = evaluate.best
-        if best is None or evaluate.trials_left < 16:
+        if best is None or evaluate.trials_left < _FEWEST_TRIALS:
             return
         device = problem.check(best.placement).device
         if not np.any(best.placement.prefetch_bytes):
             evaluate(all_orders(problem, device))
 
-    def _learn(
+    def _tune(
         self,
-        frames: Sequence[Framed],
+        schedulers: Sequence[NetworkScheduler],
         tensors: Mapping[str, Array],
         evaluate: Evaluate,
-        until: Callable[[Evaluate], bool],
-        best: list[float],
+        has_budget: Callable[[Evaluate], bool],
+        least_cost: list[float],
     ) -> None:
-        """Trial and error: mostly under the order that has been best so far."""
+        """Learn on this problem by trial and error.
+
+        Three of four updates are under the order with the least cost so far.
+        """
         import torch
 
         from roost.learners.recorded import clipped
-        from roost.placers._lister.training import Rates, batch_of
+        from roost.placers._lister.training import batch_of
+        from roost.placers._lister.training_plan import TrainingSettings
         from roost.policies.lister_network import ListerPolicy
 
-        rates = Rates(rolls=self.batch, entropy=self.entropy)
-        now = {name: value for name, value in tensors.items() if name not in ("ways", "rules")}
+        settings = TrainingSettings(schedules=self.batch, entropy=self.entropy)
         with one_thread():
-            policy = ListerPolicy(now)
+            policy = ListerPolicy(tensors)
             optimizer = torch.optim.Adam(policy.parameters(), lr=self.rate)
-            number = 0
-            while until(evaluate):
-                order = int(np.argmin(best)) if number % 4 else (number // 4) % len(frames)
-                frame = frames[order]
-                rolls = free_rolls(evaluate.rng, frame, self.batch)
-                done: list[Rolled] = []
-
-                def run(
-                    frame: Framed = frame, rolls: Rolls = rolls, done: list[Rolled] = done
-                ) -> Round:
-                    done.append(
-                        frame.roll(
-                            network_of(policy.arrays(), frame), rolls, SCALES[:1], record=True
-                        )
-                    )
-                    cost = cost_of(done[0], frame.units.problem)
-                    return Round(_best(frame, done[0], cost)[:1], done[0].simulations)
-
-                evaluate.round(run)
-                # The journal had it: the same schedules are made again, to learn the same from
-                # them.
-                if not done:
-                    run()
-                cost = cost_of(done[0], frame.units.problem)
-                best[order] = min(best[order], float(cost.min()))
-                batch = batch_of(frame, done[0], rolls, cost, evaluate.rng, rates)
+            update = 0
+            while has_budget(evaluate):
+                order = int(np.argmin(least_cost)) if update % 4 else update // 4 % len(schedulers)
+                scheduler = schedulers[order]
+                sampling = exploring(evaluate.rng, scheduler, self.batch)
+                schedules = _recorded_round(scheduler, policy.arrays(), sampling, evaluate)
+                cost = cost_of(schedules, scheduler.problem)
+                least_cost[order] = min(least_cost[order], float(cost.min()))
+                batch = batch_of(scheduler, schedules, sampling, cost, evaluate.rng, settings)
                 figures: dict[str, float] = {}
-                for _ in range(rates.steps if batch is not None else 0):
+                for _ in range(settings.steps if batch is not None else 0):
                     figures = clipped(policy, optimizer, [batch], self.entropy)
-                evaluate.note({"update": float(number), "mean_cost": float(cost.mean()), **figures})
-                number += 1
+                evaluate.note({"update": float(update), "mean_cost": float(cost.mean()), **figures})
+                update += 1
 
     def learn(
         self,
@@ -340,71 +242,65 @@ class Lister:
         on_note: Callable[[Mapping[str, float]], object],
         checkpoint: Any,
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Weights for problems like these, about so many seconds' work; and what the card is to say
-        of them.
+        """Weights for problems like these, and the facts of their card, in about so many seconds.
 
         `checkpoint` has `load() -> state or None` and `save(state)`, where a state is a dict of
         arrays.
         """
         import torch
 
-        from roost.placers._lister.training import Course, Rates
+        from roost.placers._lister.training import ListerTraining
+        from roost.placers._lister.training_plan import TrainingSettings
 
         with one_thread():
-            course = Course(problems, seconds, seed, self.most_units, Rates(), on_note)
+            settings = TrainingSettings()
+            training = ListerTraining(problems, seconds, seed, self.most_units, settings, on_note)
             state = checkpoint.load()
             if state is not None:
-                restore(course, state, checkpoint)
-            course.run(checkpoint.save)
-        orders = np.bincount(
-            course.rules.rules[:, COLUMNS.index("order")].astype(int), minlength=len(LIST_ORDERS)
-        )
+                restore(training, state, checkpoint)
+            training.run(checkpoint.save)
+        rules = training.rules.rules
+        orders = np.bincount(rules[:, COLUMN["order"]].astype(int), minlength=len(RULE_ORDERS))
         card = {
             "rules": {
                 "columns": COLUMNS,
-                "orders": dict(zip(LIST_ORDERS, orders.tolist(), strict=True)),
+                "orders": dict(zip(RULE_ORDERS, orders.tolist(), strict=True)),
             },
-            "plan": course.plan,
+            "plan": training.plan,
             "most_units": self.most_units,
             "torch": str(torch.__version__),
         }
-        ways = {
-            "ways": course.ways.astype(np.float32),
-            "rules": course.rules.rules.astype(np.float32),
-        }
-        return {**course.tensors, **ways}, card
+        samplers = training.samplers.astype(np.float32)
+        return {**training.tensors, "ways": samplers, "rules": rules.astype(np.float32)}, card
 
 
-def _benches(problem: Problem) -> list[Bench]:
-    """The problem for rules; where accelerators are unlike, a second time in whole groups
-    (`_groups.py`)."""
-    bench = Bench(problem)
-    total = total_time(bench.units)[[device.kind != "cpu" for device in problem.cluster.devices]]
-    total = total[np.isfinite(total)]
-    if len(total) < 2 or total.max() <= _UNLIKE * total.min() or not may_group(problem):
-        return [bench]
-    return [bench, Bench(problem, groups_of(problem))]
+def _recorded_round(
+    scheduler: NetworkScheduler,
+    tensors: Mapping[str, Array],
+    sampling: SamplingSettings,
+    evaluate: Evaluate,
+) -> NetworkSchedules:
+    """One round of schedules with their decisions; the best one becomes a trial."""
+    network, recorded = network_of(tensors, scheduler), []
+
+    def run() -> Round:
+        recorded.append(scheduler.schedule(network, sampling, SCALES[:1], record=True))
+        schedules = recorded[0]
+        cost = cost_of(schedules, scheduler.problem)
+        return Round(_best(scheduler, schedules, cost, 1), schedules.simulations)
+
+    evaluate.round(run)
+    if not recorded:  # a journal had the round: make the same schedules again, to learn from them
+        run()
+    return recorded[0]
 
 
-def _near(bench: Bench, evaluate: Evaluate, count: int) -> Near:
-    """Some of so many rules are to keep near the best placement so far, each as firmly as is drawn
-    for it."""
-    assert evaluate.best is not None
-    best = bench.units.unit_devices(bench.problem.check(evaluate.best.placement).device)
-    held = evaluate.rng.random(count) < _NEAR
-    least, most = np.log(_HOLD)
-    hold = np.exp(evaluate.rng.uniform(least, most, count))
-    return Near(np.tile(best, (count, 1)), np.where(held, hold, 0.0))
-
-
-def first_rolls(rolls: Rolls, count: int) -> Rolls:
-    """The first so many of them."""
-    return Rolls(*(np.array(value[:count]) for value in rolls))
-
-
-def _best(frame: Framed, rolled: Rolled, cost: Array) -> list[Placement]:
-    """The best of these schedules, each once."""
-    found: dict[bytes, int] = {}
+def _best(
+    scheduler: NetworkScheduler, schedules: NetworkSchedules, cost: Array, most: int
+) -> list[Placement]:
+    """The best placements, each once."""
+    row_of: dict[bytes, int] = {}
     for row in np.argsort(cost, kind="stable").tolist():
-        found.setdefault(rolled.unit_device[row].tobytes(), row)
-    return [frame.placement(rolled.unit_device[row]) for row in list(found.values())[:_KEPT]]
+        row_of.setdefault(schedules.unit_device[row].tobytes(), row)
+    rows = list(row_of.values())[:most]
+    return [scheduler.placement(schedules.unit_device[row]) for row in rows]

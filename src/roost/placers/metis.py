@@ -1,5 +1,4 @@
-"""METIS: a partition into parts as large as devices are fast, with as few seconds of transfers
-between them as can be.
+"""METIS: a partition with parts as large as devices are fast, and few seconds of transfers.
 
 Karypis and Kumar, SIAM Journal on Scientific Computing 20(1), 1998; multilevel k-way or recursive
 bisection, as the library chooses. Vertices are units, weighed by their seconds; edges weigh the
@@ -22,6 +21,7 @@ from roost.core.problem import Problem
 from roost.errors import MissingExtra
 from roost.placers import Evaluate
 from roost.placers._shared.fitting import fitted
+from roost.placers._shared.links import mean_link
 from roost.placers._shared.units import Units
 from roost.placers._splits.unit_graph import accelerators, mean_seconds, speeds, unit_graph, whole
 
@@ -39,7 +39,7 @@ class Metis:
 
 
 def partition(units: Units, devices: list[int]) -> Array:  # [units] device
-    """What METIS makes of the units and some of the devices."""
+    """The partition of the units that METIS makes for some of the devices."""
     try:
         import pymetis
     except ImportError as error:
@@ -53,14 +53,12 @@ def partition(units: Units, devices: list[int]) -> Array:  # [units] device
     share = speeds(units, chosen.tolist())
     seconds = mean_seconds(units, chosen.tolist())
     graph = unit_graph(units)
-    cluster = units.problem.cluster
-    apart = ~np.eye(cluster.num_devices, dtype=bool)
-    latency, rate = cluster.latency[apart].mean(), cluster.seconds_per_byte[apart].mean()
+    link = mean_link(units.problem.cluster)
     _, part = pymetis.part_graph(
         parts,
         pymetis.CSRAdjacency(graph.start, graph.neighbour),
         vweights=whole(np.minimum(seconds, seconds.sum() * share.min())),
-        eweights=whole(graph.tensors * latency + graph.size * rate),
+        eweights=whole(graph.tensors * link.latency + graph.size * link.seconds_per_byte),
         tpwgts=share.tolist(),
         options=pymetis.Options(seed=0),
     )

@@ -1,8 +1,7 @@
-"""MinCut: as `scotch`, without the CPU. A baseline of Mirhoseini et al., ICML 2017 (arXiv
-1706.04972).
+"""MinCut: the mapping of `scotch` without the CPU, a baseline.
 
-Differs in: as `scotch`. What may only run on the CPU still does, and where the other devices have
-too little memory some units go there too.
+Mirhoseini et al., ICML 2017 (arXiv 1706.04972). Differs in: as `scotch`. Units that may only run on
+the CPU do so. If the other devices have too little memory, more units go to the CPU.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""The placement of Inception-V3 on four GPUs that Mirhoseini et al., ICML 2017 (arXiv 1706.04972)
-published.
+"""The published placement of Inception-V3 on four GPUs, a fixed baseline for this model only.
 
-As transcribed by the park project in inception_learned_placement.py. A fixed baseline: for this
-model only.
+Mirhoseini et al., ICML 2017 (arXiv 1706.04972), as transcribed by the park project in
+inception_learned_placement.py.
 
-Differs in: what the table does not name is on the first GPU, as the logits are. Two convolutions
-side by side and their concat are one element there. Parameters, backward and update ops go with
-their forward op.
+Differs in: elements that the table does not name are on the first GPU, as the logits are. Two
+convolutions side by side and their concat are one element there. Parameters, backward and update
+ops go with their forward op.
 """
 
 from __future__ import annotations
@@ -57,11 +56,10 @@ BLOCKS = tuple(name for name in PUBLISHED if name.startswith("Mixed_"))
 
 @dataclass(frozen=True)
 class Published:
-    """The published placement of Inception-V3; raises InputError for other models and fewer than
-    four GPUs."""
+    """The published placement; raises InputError for other models and fewer than four GPUs."""
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        """The table, in the order that suits it best."""
+        """Take the devices of the table, in the best order."""
         gpus = accelerators(problem)
         if len(gpus) < NUM_GPUS:
             raise InputError(
@@ -70,17 +68,17 @@ class Published:
             )
         units = Units.of(problem)
         wish = np.array(gpus)[published_gpus(problem.graph)[units.leader]]
-        tried = evaluate(common_orders(problem, units.devices(fastest_allowed(units, wish))))
-        return best_reordered(problem, evaluate, best_of(tried)).placement
+        device = units.devices(fastest_allowed(units, wish))
+        best = best_of(evaluate(common_orders(problem, device)))
+        return best_reordered(problem, evaluate, best).placement
 
 
 def element(path: str) -> str:
-    """The element of the table that a module path belongs to: `Mixed_5b.b1x1`, or
-    `Conv2d_1a_3x3`."""
-    parts = path.split(".")
-    if parts[0] in BLOCKS:
-        return ".".join(parts[:2]) if len(parts) > 1 else ""
-    return parts[0]
+    """The table's element of a module path: `Mixed_5b.b1x1`, or `Conv2d_1a_3x3`."""
+    block, _, rest = path.partition(".")
+    if block not in BLOCKS:
+        return block
+    return f"{block}.{rest.partition('.')[0]}" if rest else ""
 
 
 def published_gpus(graph: Graph) -> Array:  # [ops] i4 GPU 0 to 3
@@ -94,9 +92,8 @@ def published_gpus(graph: Graph) -> Array:  # [ops] i4 GPU 0 to 3
         digits = [int(digit) for digit in text.replace(" ", "")]
         if len(elements[block]) != len(digits):
             raise InputError(
-                f"the published placement is for Inception-V3; graph {graph.name!r} has "
-                f"{len(elements[block])} "
-                f"elements in {block!r} where that has {len(digits)}"
+                f"the published placement is for Inception-V3, with {len(digits)} elements in "
+                f"{block!r}; graph {graph.name!r} has {len(elements[block])}"
             )
         gpu[elements[block]] = digits
     return gpu[layers.layer]

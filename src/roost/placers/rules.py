@@ -1,11 +1,10 @@
-"""A portfolio of random linear rules for list scheduling, each tried in one compiled loop; the best
-is kept.
+"""The best of a portfolio of random linear rules for list scheduling.
 
-No paper: random rules are what a learned list scheduler (such as Paliwal et al. 2020, REGAL) has to
-beat. A rule gives each device a score, which is a weighted sum of some twenty features of the op,
-the device and what has been placed so far; a unit goes to the device with the lowest score where it
-fits. Most weights of a rule are zero. The first rules are not drawn: the earliest finish, the place
-of the biggest input, the fastest device until it is full.
+No paper: random rules are a baseline for a learned list scheduler (such as Paliwal et al. 2020,
+REGAL). A rule gives each device a score, which is a weighted sum of some twenty features of the op,
+the device and the units placed so far. A unit goes to the device with the lowest score where it
+fits. Most weights of a rule are zero. The first rules are not drawn: earliest finish, the device of
+the biggest input, the fastest device until it is full.
 """
 
 from __future__ import annotations
@@ -24,17 +23,16 @@ from roost.placers._listing.linear_rules import FEATURES, LinearRules
 from roost.placers._listing.list_scheduler import (
     SCALES,
     ListScheduler,
-    Rolled,
-    bits,
+    RuleSchedules,
     device_choices,
-    fastest_first,
-    no_rules,
+    several_fast,
     total_time,
 )
 from roost.placers._shared.units import Units
 
-# What is drawn for a feature: how often its weight is not zero, and around which value it then is.
-# Seconds are weighed as they are, one of the others like so many ops of mean length.
+# Of each feature: the chance that its weight is not zero, and the middle of its weights then.
+# Seconds are weighed as they are; one of the other features weighs as much as so many ops of mean
+# length.
 _SECONDS = {
     "load": (0.1, 0.03),
     "over_share": (0.15, 0.3),
@@ -57,9 +55,9 @@ SHARES = {
 }
 _SPREAD = 3.0  # each weight is drawn up to so many times more or less
 _COMMON = (1 / 15, 6.0)  # and all weights of a rule together by a factor between these
-# How often a rule takes only fast devices; where memory is tight all are needed.
+# Share of the rules that take only fast devices; where memory is tight all are needed.
 _FAST, _FAST_TIGHT = 0.7, 0.25
-_SUBSET = 0.12  # and how often only some of them
+_SUBSET = 0.12  # share of the rules that take only some of the fast devices
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,31 @@ class Rules:
 
     def several(self, problem: Problem, evaluate: Evaluate) -> list[Placement]:
         """The best placements of the portfolio, the best first, each a trial by now."""
-        rolled = portfolio(
-            problem, evaluate.rng, self.num_rules, self.orders, evaluate.simulations_left
-        )
-        kept = best_placements(rolled, self.num_kept)
-        evaluate.round(lambda: Round(kept, simulations=sum(part.simulations for part in rolled)))
+        simulations_left = evaluate.simulations_left
+        made = portfolio(problem, evaluate.rng, self.num_rules, self.orders, simulations_left)
+        kept = made.best(self.num_kept)
+        evaluate.round(lambda: Round(kept, made.simulations))
         return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Portfolio:
+    """Schedules of many rules, under several orders."""
+
+    schedules: list[RuleSchedules]  # one for each order
+
+    @property
+    def simulations(self) -> int:
+        return sum(each.simulations for each in self.schedules)
+
+    def best(self, count: int) -> list[Placement]:
+        """The best placements, the best first; of the same order each once."""
+        ranked = sorted(
+            (each.excess[row], each.step_time[row], number, row)
+            for number, each in enumerate(self.schedules)
+            for row in each.ranked()
+        )
+        return [self.schedules[number].placement(row) for *_, number, row in ranked[:count]]
 
 
 def portfolio(
@@ -100,69 +117,49 @@ def portfolio(
     num_rules: int = 64,
     orders: tuple[str, ...] = ("program", "rank"),
     most_simulations: float = inf,
-) -> list[Rolled]:
-    """What so many rules, or fewer where there are not enough simulations for them, make of a
-    problem under each order.
+) -> Portfolio:
+    """Schedules of so many random rules, or fewer where there are few simulations for them.
 
-    Where memory is tight three quarters of them are used with early updates.
+    Where memory is tight, three quarters of the rules have early updates.
     """
-    units = Units.of(problem)
-    found: list[Rolled] = []
-    prepared = ListScheduler.all_of(units, orders)
-    # What does not fit is simulated again: with few simulations there are fewer rules, and in the
-    # end fewer attempts.
-    attempts = len(SCALES) if any(under.is_tight for under in prepared) else 1
+    schedulers = ListScheduler.all_of(Units.of(problem), orders)
+    # A placement that does not fit is made again: with few simulations there are fewer rules, and
+    # in the end fewer attempts.
+    is_tight = any(scheduler.is_tight for scheduler in schedulers)
+    attempts = len(SCALES) if is_tight else 1
     num_rules = int(max(1, min(num_rules, most_simulations // attempts)))
     scales = SCALES[: int(max(1, min(attempts, most_simulations // num_rules)))]
-    weight = np.array([1.0 if number < len(orders) else 3.0 for number in range(len(prepared))])
+    weight = np.ones(len(schedulers))
+    weight[len(orders) :] = 3.0
     edges = np.round(np.cumsum(weight) / weight.sum() * num_rules).astype(int)
-    for under, count in zip(prepared, np.diff(edges, prepend=0).tolist(), strict=True):
-        if count:
-            found.append(under.schedule(draw(under, rng, count), scales))
-    return found
-
-
-def best_placements(rolled: list[Rolled], count: int) -> list[Placement]:
-    """The best distinct placements of all, the best first."""
-    order = [
-        (part.excess[row], part.step_time[row], n, row)
-        for n, part in enumerate(rolled)
-        for row in part.ranked()
+    schedules = [
+        scheduler.schedule(random_rules(scheduler, rng, count), scales)
+        for scheduler, count in zip(schedulers, np.diff(edges, prepend=0).tolist(), strict=True)
+        if count
     ]
-    return [
-        rolled[n].under.placement(rolled[n].unit_device[row])
-        for *_, n, row in sorted(order)[:count]
-    ]
+    return Portfolio(schedules)
 
 
-def draw(under: ListScheduler, rng: np.random.Generator, count: int) -> LinearRules:
+def random_rules(scheduler: ListScheduler, rng: np.random.Generator, count: int) -> LinearRules:
     """So many rules: a few that have names, and random ones."""
-    units = under.units
-    rules = no_rules(units.problem, count)
-    total = total_time(units)
-    choices = device_choices(units)
-    # Without slower kinds, but not one device alone.
-    several = choices[1:][choices[1:].sum(axis=1) > 1]
-    choices = several if len(several) else choices[:1]
-    usable = _usable(rng, count, choices, _FAST_TIGHT if under.is_tight else _FAST)
-    price = float(total.min()) if under.is_tight else 0.0
-    weigh(rules.weights, rng, float(units.time.min(axis=1).mean()), price)
-    _name(rules.weights, usable, choices)
-    memory = units.problem.cluster.memory * usable
-    lasting = float(under.listing.lasting.sum())
-    rules.usable[:] = bits(usable)
-    rules.line[:] = fastest_first(units)
-    rules.share[:] = (rng.uniform(0.5, 1.5, count) / (usable / total).sum(axis=1))[:, None]
-    shares = memory / np.maximum(1, memory.sum(axis=1, keepdims=True))
-    rules.fair[:] = shares * lasting * rng.uniform(0.8, 1.5, (count, 1))
-    rules.cautious[:] = rng.random(count) < 0.5
-    rules.cautious[0] = True
-    return rules
+    units = scheduler.units
+    choices = several_fast(device_choices(units))
+    usable = _usable(rng, count, choices, _FAST_TIGHT if scheduler.is_tight else _FAST)
+    price = float(total_time(units).min()) if scheduler.is_tight else 0.0
+    weights = np.zeros((count, len(FEATURES)))
+    draw_weights(weights, rng, float(units.time.min(axis=1).mean()), price)
+    _name(weights, usable, choices)
+    share, fair = rng.uniform(0.5, 1.5, count), rng.uniform(0.8, 1.5, count)
+    cautious = rng.random(count) < 0.5
+    cautious[0] = True
+    return scheduler.linear_rules(weights, usable, share, fair, cautious)
 
 
-def weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -> None:
-    """Draw the weights [rules, features]; `tick` is the mean time of a unit, `price` the middle of
-    that feature."""
+def draw_weights(weights: Array, rng: np.random.Generator, tick: float, price: float) -> None:
+    """Draw the weights [rules, features].
+
+    `tick` is the mean time of a unit. `price` is the middle of the weights of that feature.
+    """
     count = len(weights)
 
     def between(least: float, most: float) -> Array:
@@ -171,30 +168,32 @@ def weigh(weights: Array, rng: np.random.Generator, tick: float, price: float) -
     def around(times: float) -> Array:
         return between(1 / times, times)
 
-    def drawn(feature: str, share: float, value: Array) -> None:
-        weights[:, FEATURES.index(feature)] = np.where(rng.random(count) < share, value, 0.0)
+    def draw(feature: str, share: float, value: Array) -> None:
+        is_there = rng.random(count) < share
+        weights[:, FEATURES.index(feature)] = np.where(is_there, value, 0.0)
 
     common = between(*_COMMON)
     for feature, (share, middle) in _SECONDS.items():
-        drawn(feature, share, middle * common * around(_SPREAD))
+        draw(feature, share, middle * common * around(_SPREAD))
     for feature, (share, middle) in SHARES.items():
-        drawn(feature, share, middle * common * around(_SPREAD) * tick)
-    drawn("in_way", 0.4, 3.0 * around(9.0))
-    drawn("price", 0.65, around(10.0) * price)
+        draw(feature, share, middle * common * around(_SPREAD) * tick)
+    draw("in_way", 0.4, 3.0 * around(9.0))
+    draw("price", 0.65, around(10.0) * price)
     start = rng.random(count) * rng.integers(0, 2, count)
-    timed = rng.random(count) >= 0.03
-    weights[:, FEATURES.index("start")] = np.where(timed, start, 0.0)
-    weights[:, FEATURES.index("finish")] = np.where(timed, 1.0 - start, 0.0)
+    is_timed = rng.random(count) >= 0.03
+    weights[:, FEATURES.index("start")] = np.where(is_timed, start, 0.0)
+    weights[:, FEATURES.index("finish")] = np.where(is_timed, 1.0 - start, 0.0)
 
 
 def _name(weights: Array, usable: Array, choices: Array) -> None:
-    """Make the first rules those with names; of few rules only half."""
-    everything = np.ones_like(choices[0])
+    """Replace the first rules by those with names; of few rules only half."""
     named: list[tuple[dict[str, float], Array]] = [
-        ({"finish": 1.0}, choice) for choice in (everything, choices[-1])
+        ({"finish": 1.0}, np.ones_like(choices[0])),
+        ({"finish": 1.0}, choices[-1]),
+        ({"finish": 1.0, "in_way": 1.0, "outgoing": 0.5}, choices[-1]),
+        ({"in_line": 1.0}, choices[-1]),
+        ({"not_home": 1.0, "finish": 1e-6}, choices[-1]),
     ]
-    named += [({"finish": 1.0, "in_way": 1.0, "outgoing": 0.5}, choices[-1])]
-    named += [({"in_line": 1.0}, choices[-1]), ({"not_home": 1.0, "finish": 1e-6}, choices[-1])]
     for row, (rule, choice) in enumerate(named[: len(weights) // 2]):
         weights[row] = 0.0
         usable[row] = choice
@@ -202,9 +201,11 @@ def _name(weights: Array, usable: Array, choices: Array) -> None:
             weights[row, FEATURES.index(feature)] = weight
 
 
-# [rules, devices] bool.
 def _usable(rng: np.random.Generator, count: int, choices: Array, share: float) -> Array:
-    """Which devices each rule takes: all, without slower kinds, or some of those."""
+    """[rules, devices] bool: the devices of each rule.
+
+    All, those without slower kinds, or some of these.
+    """
     usable = np.ones((count, choices.shape[1]), dtype=bool)
     fast = choices[rng.integers(0, len(choices), count)]
     kind = rng.random(count)

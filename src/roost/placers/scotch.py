@@ -1,15 +1,14 @@
-"""Scotch: static mapping of the graph onto the topology of the devices, the CPU among them.
+"""Scotch: static mapping of the graph onto the topology of the devices, with the CPU.
 
 A baseline of Mirhoseini et al., ICML 2017 (arXiv 1706.04972); the library is Pellegrini and Roman,
-HPCN Europe 1996. The graph has the units as vertices, weighed by their seconds, and the bytes
-between them as edges. The devices are a complete graph: a vertex weighs as much as its device is
-fast, an edge is as long as its link takes for a byte.
+HPCN Europe 1996. Units are the vertices of the graph, weighed by their seconds. The bytes between
+them are its edges. The devices are a complete graph: a vertex weighs as much as its device is fast,
+an edge is as long as its link takes for a byte.
 
 Differs in: seconds of the cost model where the paper has FLOP; units, with parameters where they
-are read, where the paper has single ops. Scotch knows nothing of memory, of what may run where or
-of the order of ops: units are moved to a device that may run them, and from devices that overflow.
-It always starts from the same seed, on one thread, which also is an order of magnitude faster than
-many.
+are read, where the paper has single ops. Scotch ignores memory, allowed devices and the order of
+ops. So units are moved to a device that may run them, and from devices that overflow. Scotch always
+starts from the same seed, on one thread: that is also ten times faster than many threads.
 """
 
 from __future__ import annotations
@@ -48,20 +47,17 @@ class Scotch:
 
 
 def mapping(units: Units, devices: list[int]) -> Array:  # [units] device
-    """What Scotch makes of the units and some of the devices."""
-    chosen = np.array(devices)
+    """The device of each unit in Scotch's mapping onto some of the devices."""
+    chosen, speed = np.array(devices), speeds(units, devices)
     if len(devices) == 1 or units.num_units == 1:
-        fastest = int(speeds(units, devices).argmax())
-        return np.full(units.num_units, chosen[fastest])
+        return np.full(units.num_units, chosen[speed.argmax()])
     scotch = _library()
     distance = _distances(units.problem, devices)
     graph = unit_graph(units)
     edge_weight = whole(graph.size, MOST_WEIGHT // int(distance.max()))
     with contextlib.ExitStack() as stack:
         scotch.random_reset()
-        machine = _graph(
-            scotch, stack, *_complete(distance), whole(speeds(units, devices), _FASTEST)
-        )
+        machine = _graph(scotch, stack, *_complete(distance), whole(speed, _FASTEST))
         target = _architecture(scotch, stack, machine, len(devices))
         seconds = whole(mean_seconds(units, devices))
         source = _graph(scotch, stack, graph.start, graph.neighbour, edge_weight, seconds)
@@ -70,7 +66,7 @@ def mapping(units: Units, devices: list[int]) -> Array:  # [units] device
 
 
 def _distances(problem: Problem, devices: list[int]) -> Array:  # [devices, devices] i8
-    """The lengths of the links, the fastest 1; both directions alike, as Scotch wants them."""
+    """The lengths of the links, the fastest 1, the same in both directions as Scotch needs it."""
     rate = problem.cluster.seconds_per_byte[np.ix_(devices, devices)]
     rate = (rate + rate.T) / 2
     fastest = rate[~np.eye(len(devices), dtype=bool)].min()
@@ -109,7 +105,7 @@ def _graph(
 
 
 def _architecture(scotch: Any, stack: contextlib.ExitStack, machine: Any, count: int) -> Any:
-    """A target of any shape: the library has it, its Python wrapper only knows regular ones."""
+    """A target of any shape, by the C library: its Python wrapper has regular shapes only."""
     library = scotch.libscotch
     target = stack.enter_context(scotch.Architecture())
     with scotch.Strategy()._materialized_mapping(count) as strategy:
@@ -117,12 +113,12 @@ def _architecture(scotch: Any, stack: contextlib.ExitStack, machine: Any, count:
             byref(target._arch), byref(machine._graph), library.SCOTCH_Num(0), None, byref(strategy)
         )
     if failed:
-        raise library.scotch_error("cannot describe the devices to Scotch", failed)
+        raise library.scotch_error("Scotch refuses the graph of the devices", failed)
     return target
 
 
 def _on_one_thread(scotch: Any, stack: contextlib.ExitStack, graph: Any) -> Any:
-    """The graph, to be worked on by one thread: with more, equal calls give unequal mappings."""
+    """The graph, bound to one thread: with more, equal calls give unequal mappings."""
     library = scotch.libscotch
     context = stack.enter_context(scotch.Context())
     if failed := library.SCOTCH_contextThreadSpawn(byref(context._ctx), 1, None):

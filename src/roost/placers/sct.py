@@ -2,13 +2,14 @@
 
 A linear programme gives each op at most one favourite consumer, which should follow it on its
 device. Then earliest task first, where an op with a favourite input goes to the device of that
-input, and a device waits for the favourite of what it has run last as long as the tensor would need
-to get elsewhere. Differs in: as in `etf`; the transfers of the programme are averaged over the
-links, its times are those of the fastest device; a graph of many ops is coarsened.
+input. A device waits for the favourite of the op it has run last, as long as a transfer of the
+tensor elsewhere would take. Differs in: as in `etf`; the transfers of the programme are averaged
+over the links, its times are those of the fastest device; a graph of many ops is coarsened.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,11 +18,12 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Trial, best_of
 from roost.errors import InputError
 from roost.placers import Evaluate
-from roost.placers._listing.list_scheduler import SCALES, ListScheduler, device_choices, total_time
+from roost.placers._listing.list_scheduler import ListScheduler, total_time
+from roost.placers._shared.links import mean_link
 from roost.placers._shared.units import Units
+from roost.placers.etf import earliest_first_trial
 from roost.simulator.kernels.base import Layout
 from roost.transforms.coarsen import Coarsen
 
@@ -54,26 +56,17 @@ class Sct:
         return _schedule(coarse.problem(problem), evaluate, expand)
 
 
-def _schedule(problem: Problem, evaluate: Evaluate, expand: Any) -> Placement:
-    """The best schedule of a problem that may stand for another: `expand` makes its placements
-    those of the other."""
+def _schedule(
+    problem: Problem, evaluate: Evaluate, expand: Callable[[Placement], Placement]
+) -> Placement:
     units = Units.of(problem)
     scheduler = ListScheduler.all_of(units, ("rank",))[-1]
-    favourite, parent = _favourites(units, scheduler.layout)
-    found: list[Trial] = []
-    for usable in device_choices(units):
-        for scale in SCALES:
-            made = scheduler.earliest_first(usable, scale, favourite, parent)
-            trials = evaluate([expand(placement) for placement in made])
-            found += trials
-            if any(trial.feasible for trial in trials):
-                break
-    return best_of(found).placement
+    favourites = _favourites(units, scheduler.layout)
+    return earliest_first_trial(scheduler, evaluate, favourites, expand).placement
 
 
 def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:
-    """[ops] the favourite consumer of each op, and of which op it is the favourite; -1 where there
-    is none."""
+    """[ops] the favourite consumer of each op, and the op whose favourite it is; -1 if none."""
     num_ops = len(layout.op)
     source = layout.previous.astype(np.int64)
     target = np.repeat(np.arange(num_ops), layout.num_inputs)
@@ -86,55 +79,51 @@ def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:
 
 
 def _relaxed(units: Units, layout: Layout, source: Array, target: Array) -> Array:
-    """[edges] 0 where the consumer should follow the op, 1 where it need not, by the relaxed
-    programme.
+    """[edges] 0 where the consumer should follow the op, 1 where it need not.
 
-    Variables: the start of each op, that number for each edge, and the end of the step, which is
-    made least. A consumer starts no earlier than its input ends, plus the transfer times that
-    number; of all consumers of an op, and of all inputs of an op, the numbers but one add up to as
-    many.
+    The relaxed programme has a variable for the start of each op, that number for each edge, and
+    the end of the step, which is made least. A consumer starts no earlier than its input ends, plus
+    the transfer times that number. Of all consumers of an op, and of all inputs of an op, the
+    numbers add up to at least as many less one.
     """
     from scipy import sparse
     from scipy.optimize import linprog
 
-    cluster, num_ops, num_edges = units.problem.cluster, len(layout.op), len(source)
-    width, edge, op = num_ops + num_edges + 1, np.arange(num_edges), np.arange(num_ops)
+    num_ops, num_edges = len(layout.op), len(source)
+    op, edge = np.arange(num_ops), np.arange(num_edges)
+    number, end = num_ops + edge, num_ops + num_edges  # columns; that of a start is the op
     time = layout.time.reshape(num_ops, -1)[:, int(total_time(units).argmin())]
-    apart = ~np.eye(cluster.num_devices, dtype=bool)
-    transfer = (
-        cluster.latency[apart].mean()
-        + layout.output[source] * cluster.seconds_per_byte[apart].mean()
-    )
+    transfer = mean_link(units.problem.cluster).seconds(layout.output[source])
     # Figures near 1 for the solver.
     scale = max(float(time.sum() + transfer.sum()) / max(1, num_ops), 1e-300)
-
-    def rows(count: int, *entries: tuple[Array, Array, Array]) -> Any:
-        row, column, value = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        return sparse.csr_array((value, (row, column)), shape=(count, width))
-
-    one = np.ones(num_edges)
-    waits = rows(
-        num_edges,
-        (edge, source, one),
-        (edge, target, -one),
-        (edge, num_ops + edge, transfer / scale),
-    )
-    ends = rows(
-        num_ops, (op, op, np.ones(num_ops)), (op, np.full(num_ops, width - 1), -np.ones(num_ops))
-    )
-    of_source, of_target = (rows(num_ops, (end, num_ops + edge, -one)) for end in (source, target))
+    # Rows: a consumer waits for its input, an op ends before the step, consumers, inputs.
+    ends, consumers, inputs = num_edges + op, end + source, end + num_ops + target
+    entries: list[tuple[Any, Any, Any]] = [
+        (edge, source, 1.0),
+        (edge, target, -1.0),
+        (edge, number, transfer / scale),
+        (ends, op, 1.0),
+        (ends, end, -1.0),
+        (consumers, number, -1.0),
+        (inputs, number, -1.0),
+    ]
+    columns = zip(*(np.broadcast_arrays(*entry) for entry in entries), strict=True)
+    row, column, value = (np.concatenate(parts) for parts in columns)
     limits = [
         -time[source] / scale,
         -time / scale,
         1.0 - np.maximum(1, np.bincount(source, minlength=num_ops)),
         1.0 - np.maximum(1, np.bincount(target, minlength=num_ops)),
     ]
-    upper = np.concatenate([np.full(num_ops, np.inf), one, [np.inf]])
-    found = linprog(
-        np.eye(1, width, width - 1)[0],
-        A_ub=sparse.vstack([waits, ends, of_source, of_target]),
+    upper = np.full(end + 1, np.inf)
+    upper[number] = 1.0
+    cost = np.zeros(end + 1)
+    cost[end] = 1.0
+    solution = linprog(
+        cost,
+        A_ub=sparse.csr_array((value, (row, column)), shape=(end + 2 * num_ops, end + 1)),
         b_ub=np.concatenate(limits),
-        bounds=np.stack([np.zeros(width), upper], axis=1),
+        bounds=np.stack([np.zeros(end + 1), upper], axis=1),
         method="highs-ds",
     )
-    return np.asarray(found.x[num_ops:-1]) if found.x is not None else one
+    return np.ones(num_edges) if solution.x is None else np.asarray(solution.x[number])

@@ -1,9 +1,8 @@
-"""m-TOPO of Baechi (Jeon et al., SoCC 2020): devices filled one after the other, in topological
-order.
+"""m-TOPO of Baechi (Jeon et al., SoCC 2020): fills one device after the other in program order.
 
-A device is full when it holds an equal share of all that lasts, and as much again as the largest
-unit. Differs in: what lasts is parameters and those outputs that live long; slower kinds of devices
-are tried with and without; the fastest device is filled first; ops of a module, backward ones too,
+A device is full when it holds an equal share of all lasting bytes, plus those of the largest unit.
+Differs in: lasting bytes are parameters and outputs that live long; slower kinds of devices are
+tried with and without; the fastest device is filled first; ops of a module, backward ones too,
 follow its first, as Baechi's co-placement has it.
 """
 
@@ -17,10 +16,15 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import best_of
 from roost.placers import Evaluate
-from roost.placers._listing.list_scheduler import ListScheduler, device_choices, with_other_orders, named_rules
+from roost.placers._listing.list_scheduler import (
+    ListScheduler,
+    device_choices,
+    named_rules,
+    with_other_orders,
+)
 from roost.placers._shared.units import Units
 
-# Being with the module counts before being over the share, and that before the place in the line.
+# Being with the module counts more than the share, and that more than the position in the line.
 _FAR_MORE = 1e6
 
 

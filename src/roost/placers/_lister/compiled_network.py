@@ -171,7 +171,17 @@ def given_device(constants, mask, given):
 
 @compiled
 def schedule_by_network(
-    layout, listing, constants, network, settings, row, capacity, schedule, count_memory, scratch, record
+    layout,
+    listing,
+    constants,
+    network,
+    settings,
+    row,
+    capacity,
+    schedule,
+    count_memory,
+    scratch,
+    record,
 ):
     """Write one schedule."""
     clear_schedule(schedule)
@@ -187,7 +197,17 @@ def schedule_by_network(
                 layout, listing, constants, capacity, schedule, unit, count_memory, placed, seen
             )
             write_features(
-                layout, listing, constants, capacity, schedule, op, unit, previous, placed, mask, seen
+                layout,
+                listing,
+                constants,
+                capacity,
+                schedule,
+                op,
+                unit,
+                previous,
+                placed,
+                mask,
+                seen,
             )
             score_devices(network, unit, mask, settings.tilt[row], scratch)
             fixed = given_device(constants, mask, settings.given[row, unit])
@@ -241,13 +261,24 @@ def write_windows(constants, device, window):
 
 @compiled
 def run_network(
-    layout, listing, constants, network, settings, memory, scales, count_memory, record, unit_device, costs
+    layout,
+    listing,
+    constants,
+    network,
+    settings,
+    memory,
+    scales,
+    count_memory,
+    record,
+    unit_device,
+    step_time,
+    excess,
 ):
     """Make a schedule for each row of the settings, and simulate its placement.
 
     Memory [devices] bytes is scaled by each of `scales` in turn until the placement fits. Writes
-    unit_device [schedules, units], and in costs [schedules, 2] the step time and the bytes over
-    memory. Returns the number of placements simulated. The last attempt is recorded.
+    unit_device [schedules, units], the step time [schedules] and the bytes over memory [schedules].
+    Returns the number of placements simulated. The last attempt is recorded.
     """
     num_devices, hidden, simulations = layout.num_devices, len(network.out), 0
     schedule = new_schedule(layout, listing)
@@ -267,7 +298,17 @@ def run_network(
             for d in range(num_devices):
                 capacity[d] = max(1.0, np.float64(memory[d]) * scales[number])
             schedule_by_network(
-                layout, listing, constants, network, settings, row, capacity, schedule, count_memory, scratch, record
+                layout,
+                listing,
+                constants,
+                network,
+                settings,
+                row,
+                capacity,
+                schedule,
+                count_memory,
+                scratch,
+                record,
             )
             for op in range(len(constants.op_unit)):
                 device[0, op] = schedule.unit_device[constants.op_unit[op]]
@@ -277,9 +318,9 @@ def run_network(
             over = 0.0
             for d in range(num_devices):
                 over += max(0.0, np.float64(peak[0, d] - memory[d]))
-            if number == 0 or over < costs[row, 1]:
+            if number == 0 or over < excess[row]:
                 unit_device[row] = schedule.unit_device
-                costs[row, 0], costs[row, 1] = step[0], over
+                step_time[row], excess[row] = step[0], over
             if over == 0.0:
                 break
     return simulations

@@ -79,7 +79,9 @@ class ProblemConstants(NamedTuple):
 
 
 @inlined
-def possible_devices(layout, listing, constants, capacity, schedule, unit, count_memory, placed, seen):
+def possible_devices(
+    layout, listing, constants, capacity, schedule, unit, count_memory, placed, seen
+):
     """The devices that a unit may go to, as bits; writes the share of their memory in use.
 
     Those with room for it, or else the least overfull. Of empty devices that are alike only the
@@ -110,7 +112,9 @@ def possible_devices(layout, listing, constants, capacity, schedule, unit, count
 
 
 @inlined
-def write_features(layout, listing, constants, capacity, schedule, op, unit, previous, placed, mask, seen):
+def write_features(
+    layout, listing, constants, capacity, schedule, op, unit, previous, placed, mask, seen
+):
     """Write the features `seen` [devices, features] of each device of a mask, 0 for others.
 
     The share of memory in use is there already.

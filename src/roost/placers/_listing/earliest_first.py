@@ -38,7 +38,7 @@ class Heaps(NamedTuple):
 
     key: Array  # [queues, ops] f8
     op: Array  # [queues, ops] u4
-    count: Array  # [queues] i8
+    size: Array  # [queues] i8 ops in each
 
 
 class Queues(NamedTuple):
@@ -68,25 +68,25 @@ def new_heaps(num_queues, num_ops):
 @inlined
 def push(heaps, queue, key, op):
     """Put an op into the heap of a queue."""
-    heap_push(heaps.key[queue], heaps.op[queue], heaps.count[queue], key, np.uint32(op))
-    heaps.count[queue] += 1
+    heap_push(heaps.key[queue], heaps.op[queue], heaps.size[queue], key, np.uint32(op))
+    heaps.size[queue] += 1
 
 
 @inlined
 def pop(heaps, queue):
     """Take the first op out of the heap of a queue."""
     op = heaps.op[queue, 0]
-    heap_pop(heaps.key[queue], heaps.op[queue], heaps.count[queue])
-    heaps.count[queue] -= 1
+    heap_pop(heaps.key[queue], heaps.op[queue], heaps.size[queue])
+    heaps.size[queue] -= 1
     return op
 
 
 @compiled
 def drop_done(queues, heaps, queue):
     """Drop the first ops that have been scheduled on other devices; true if others are left."""
-    while heaps.count[queue] > 0 and queues.done[heaps.op[queue, 0]]:
+    while heaps.size[queue] > 0 and queues.done[heaps.op[queue, 0]]:
         pop(heaps, queue)
-    return heaps.count[queue] > 0
+    return heaps.size[queue] > 0
 
 
 @compiled
@@ -169,7 +169,7 @@ def head(layout, schedule, queues, queue):
     d = queue % num_devices
     late, ready = queues.late, queues.ready
     free = schedule.free[d] if queue >= num_devices else max(schedule.free[d], queues.awake[d])
-    while late.count[queue] > 0 and late.key[queue, 0] <= free:
+    while late.size[queue] > 0 and late.key[queue, 0] <= free:
         op = pop(late, queue)
         if not queues.done[op]:
             push(ready, queue, np.float64(op), op)
@@ -259,7 +259,7 @@ def earliest_first(
     clear_schedule(schedule)
     with_favourites = len(favourite) > 0
     queues = new_queues(layout, with_favourites)
-    num_queues = np.uintp(len(queues.late.count))
+    num_queues = np.uintp(len(queues.late.size))
     for op in range(np.uintp(num_ops)):
         if queues.missing[op] == 0:
             welcome(layout, listing, schedule, queues, usable, parent, op)
@@ -268,7 +268,7 @@ def earliest_first(
         queue, number = next_pair(layout, schedule, queues, num_queues)
         op, d = np.uintp(number), queue % num_devices
         unit = np.uintp(listing.unit[op])
-        pop(queues.ready if queues.ready.count[queue] > 0 else queues.late, queue)
+        pop(queues.ready if queues.ready.size[queue] > 0 else queues.late, queue)
         there = schedule.unit_device[unit]
         if there < 0:
             most = schedule.held.peak[d] + listing.need[unit]

@@ -98,9 +98,25 @@ def hold_unit(layout, listing, held, unit, d, cautious):
         if listing.copies_in_memory:
             for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
                 source = np.uintp(layout.previous[edge])
-                _hold_until(others, until, d, source * num_devices + d, first[source], beyond[op], output[source])
+                _hold_until(
+                    others,
+                    until,
+                    d,
+                    source * num_devices + d,
+                    first[source],
+                    beyond[op],
+                    output[source],
+                )
         if cautious:
-            _hold_until(others, until, d, op * num_devices + d, first[op], listing.last_beyond[op], output[op])
+            _hold_until(
+                others,
+                until,
+                d,
+                op * num_devices + d,
+                first[op],
+                listing.last_beyond[op],
+                output[op],
+            )
     most = np.int64(0)
     for k in range(MOMENTS):
         most = max(most, others[d * MOMENTS + k])

@@ -77,7 +77,9 @@ class LinearRules(NamedTuple):
 
 
 @inlined
-def choose_device(layout, listing, rules, row, capacity, schedule, op, unit, previous, count_memory):
+def choose_device(
+    layout, listing, rules, row, capacity, schedule, op, unit, previous, count_memory
+):
     """The device with the lowest score among those where the unit fits, or the least overfull."""
     num_devices = np.uintp(layout.num_devices)
     weights = rules.weights
@@ -195,7 +197,19 @@ def _new_simulation(layout):
 @compiled
 def _step_time(layout, device, simulation):
     """The step time of some devices [ops]; `peak` is written, `held` has the parameters."""
-    step_time, _ = push(layout, device, *simulation)
+    step_time, _ = push(
+        layout,
+        device,
+        simulation.ready,
+        simulation.dying,
+        simulation.free,
+        simulation.bus_free,
+        simulation.arrives,
+        simulation.last,
+        simulation.held,
+        simulation.peak,
+        simulation.moves,
+    )
     return step_time
 
 

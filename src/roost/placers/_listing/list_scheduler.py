@@ -20,6 +20,7 @@ from roost.placers._listing.earliest_first import earliest_first
 from roost.placers._listing.held_memory import Listing
 from roost.placers._listing.linear_rules import FEATURES, LinearRules, peak_on_one_device, run_rules
 from roost.placers._listing.listed_problem import listing_of
+from roost.placers._shared.orders import last_before
 from roost.placers._shared.units import Units
 from roost.simulator.compiled import Simulator
 from roost.simulator.kernels.base import Layout
@@ -33,7 +34,7 @@ SCALES = np.array([1.0, 0.95, 0.9, 0.8, 0.65])
 _SLOWER = 1.5
 _MOST_CHOICES = 4
 
-_NOBODY = np.zeros(0, np.int32)
+NOBODY = np.zeros(0, np.int32)  # no op has a favourite
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,25 @@ class ListScheduler:
         """The placement with these devices of units, in this order."""
         return replace(self.example, device=self.units.devices(unit_device))
 
+    def linear_rules(
+        self, weights: Array, usable: Array, share: Array, fair: Array, cautious: Array
+    ) -> LinearRules:
+        """Rules with weights [rules, features] for usable [rules, devices] devices.
+
+        `share` and `fair` [rules] are factors on a fair share of the work and of the memory.
+        """
+        units, rules = self.units, no_rules(self.units.problem, len(weights))
+        memory = units.problem.cluster.memory * usable
+        memory_share = memory / np.maximum(1, memory.sum(axis=1, keepdims=True))
+        lasting = float(self.listing.lasting.sum())
+        rules.weights[:] = weights
+        rules.usable[:] = bits(usable)
+        rules.line[:] = fastest_first(units)
+        rules.share[:] = (share / (usable / total_time(units)).sum(axis=1))[:, None]
+        rules.fair[:] = memory_share * lasting * fair[:, None]
+        rules.cautious[:] = cautious
+        return rules
+
     def schedule(self, rules: LinearRules, scales: Array = SCALES) -> RuleSchedules:
         """The placement that each rule makes."""
         count = len(rules.weights)
@@ -102,7 +122,7 @@ class ListScheduler:
         return RuleSchedules(self, unit_device, step_time, excess, int(simulations))
 
     def earliest_first(
-        self, usable: Array, scale: float = 1.0, favourite: Array = _NOBODY, parent: Array = _NOBODY
+        self, usable: Array, scale: float = 1.0, favourite: Array = NOBODY, parent: Array = NOBODY
     ) -> list[Placement]:
         """The schedule of earliest task first, under its own order, program order and rank order.
 
@@ -145,7 +165,11 @@ class RuleSchedules:
 
     def best(self, count: int = 1) -> list[Placement]:
         """The best distinct placements."""
-        return [self.scheduler.placement(self.unit_device[row]) for row in self.ranked()[:count]]
+        return [self.placement(row) for row in self.ranked()[:count]]
+
+    def placement(self, row: int) -> Placement:
+        """The placement of a rule."""
+        return self.scheduler.placement(self.unit_device[row])
 
     def ranked(self) -> list[int]:
         """Rules from best to worst; of those that made the same placement only one."""
@@ -211,6 +235,12 @@ def device_choices(units: Units) -> Array:  # [choices, devices] bool
     return np.asarray(kind <= slowest[:, None])
 
 
+def several_fast(choices: Array) -> Array:  # [choices, devices] bool
+    """The choices without slower kinds, but of two or more devices; if none, all devices."""
+    several = choices[1:][choices[1:].sum(axis=1) > 1]
+    return several if len(several) else choices[:1]
+
+
 def bits(usable: Array) -> Array:
     """A bit for each device, from a row or rows of bool."""
     weights = np.uint64(1) << np.arange(usable.shape[-1], dtype=np.uint64)
@@ -228,21 +258,3 @@ def _eager(problem: Problem, example: Placement) -> Placement:
     rank = np.empty(len(position))
     rank[np.lexsort((position, when))] = np.arange(len(position))
     return replace(example, order="priority", priority=-rank)
-
-
-def last_before(problem: Problem, position: Array) -> Array:  # [ops]
-    """The last position of the ops that must come before each update.
-
-    These are its inputs, and all readers of the parameter that it rewrites. The simulator would let
-    an update pass a reader of its parameter; a real step would then be wrong.
-    """
-    graph = problem.graph
-    source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
-    reads = graph.is_parameter[source]
-    # Of a parameter: the position of its last reader that is no update.
-    last = np.where(graph.is_parameter, -1.0, position)
-    readers = reads & ~update[target]
-    np.maximum.at(last, source[readers], position[target[readers]])
-    before = np.full(graph.num_ops, -1.0)
-    np.maximum.at(before, target, last[source])
-    return before

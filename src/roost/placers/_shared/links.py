@@ -1,4 +1,4 @@
-"""The average link of a cluster, for placers that must guess a transfer before devices are known."""
+"""The average link of a cluster, to guess transfers before devices are chosen."""
 
 from __future__ import annotations
 

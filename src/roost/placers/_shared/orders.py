@@ -71,15 +71,26 @@ def early_updates(problem: Problem) -> Array:  # [ops]
     """
     kept = vars(problem).get("_early_updates")
     if kept is None:
-        graph = problem.graph
-        source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
-        position = np.arange(graph.num_ops, dtype=np.float64)
-        # Of a parameter: of its last reader that is no update.
-        last = np.where(graph.is_parameter, -1.0, position)
-        readers = graph.is_parameter[source] & ~update[target]
-        np.maximum.at(last, source[readers], position[target[readers]])
-        before = np.full(graph.num_ops, -1.0)
-        np.maximum.at(before, target, last[source])
-        position[update] = np.minimum(position[update], before[update] + 0.5)
+        update = problem.graph.phase == UPDATE
+        position = np.arange(problem.graph.num_ops, dtype=np.float64)
+        earliest = last_before(problem, position) + 0.5
+        position[update] = np.minimum(position, earliest)[update]
         kept = vars(problem)["_early_updates"] = -position
     return np.asarray(kept)
+
+
+def last_before(problem: Problem, position: Array) -> Array:  # [ops]
+    """The last position of the ops that must come before each update.
+
+    These are its inputs, and all readers of the parameter that it rewrites. The simulator would let
+    an update pass a reader of its parameter; a real step would then be wrong.
+    """
+    graph = problem.graph
+    source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
+    # Of a parameter: the position of its last reader that is no update.
+    last = np.where(graph.is_parameter, -1.0, position)
+    readers = graph.is_parameter[source] & ~update[target]
+    np.maximum.at(last, source[readers], position[target[readers]])
+    before = np.full(graph.num_ops, -1.0)
+    np.maximum.at(before, target, last[source])
+    return before

@@ -7,7 +7,7 @@ from roost.core.cluster import MEMORY, Cluster, Device, Link
 from roost.core.costs import Costs
 from roost.core.graph import GraphBuilder
 from roost.core.problem import Problem
-from roost.placers._starts.kept_or_streamed import mixed
+from roost.placers._starts.kept_or_streamed import streamed_placements
 from roost.search.solve import search
 
 COUNT, SIZE = 40, 1000
@@ -64,7 +64,7 @@ class Asked:
 
 
 def best(problem, *asked):
-    found = mixed(problem, Asked(problem, *asked))
+    found = streamed_placements(problem, Asked(problem, *asked))
     return min((trial for trial in found if trial.feasible), key=lambda trial: trial.step_time)
 
 
@@ -97,11 +97,11 @@ def test_a_slow_host_computes_nothing():
 
 
 def test_nothing_to_do_where_all_fits_or_steps_learn():
-    whole = mixed(fits := chain(room=10**9, host_seconds=1.0), Asked(fits))
+    whole = streamed_placements(fits := chain(room=10**9, host_seconds=1.0), Asked(fits))
     assert len(whole) == 1
     assert (whole[0].placement.device == 1).all()
     learns = chain(room=SIZE * COUNT // 2, host_seconds=1.0, phase="backward")
-    assert mixed(learns, Asked(learns)) == []
+    assert streamed_placements(learns, Asked(learns)) == []
 
 
 def uneven():
@@ -135,13 +135,13 @@ def test_chance_finds_better_patterns_and_the_same_seed_the_same():
 @pytest.mark.parametrize("left", [1, 20, 200])
 def test_no_more_simulations_are_spent_than_are_left(left):
     asked = Asked(problem := uneven(), left)
-    assert mixed(problem, asked)
+    assert streamed_placements(problem, asked)
     assert 0 < asked.spent <= left
 
 
 def test_where_seconds_are_short_others_have_their_turn():
     asked = Asked(problem := uneven(), seconds=40.0)
-    assert mixed(problem, asked)
+    assert streamed_placements(problem, asked)
     assert 0 < asked.spent < 40
     assert asked.seconds > 0
 
