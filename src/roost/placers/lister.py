@@ -299,8 +299,5 @@ def _best(
     scheduler: NetworkScheduler, schedules: NetworkSchedules, cost: Array, most: int
 ) -> list[Placement]:
     """The best placements, each once."""
-    row_of: dict[bytes, int] = {}
-    for row in np.argsort(cost, kind="stable").tolist():
-        row_of.setdefault(schedules.unit_device[row].tobytes(), row)
-    rows = list(row_of.values())[:most]
+    rows = schedules.ranked(cost)[:most]
     return [scheduler.placement(schedules.unit_device[row]) for row in rows]

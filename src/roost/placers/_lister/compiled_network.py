@@ -16,6 +16,7 @@ from roost.placers._lister.device_features import (
     possible_devices,
     write_features,
 )
+from roost.placers._listing.held_memory import consumers_of, inputs_of
 from roost.placers._listing.partial_schedule import (
     clear_schedule,
     is_in,
@@ -232,14 +233,16 @@ def schedule_by_network(
 @compiled
 def longest_paths(layout, time, transfer, head, tail):
     """Write the longest paths from the start to each op, and from each op, with it, to the end."""
-    for op in range(len(time)):
+    num_ops = np.uintp(len(time))
+    for op in range(num_ops):
         head[op] = 0.0
-        for edge in range(layout.previous_start[op], layout.previous_start[op + 1]):
+        for edge in inputs_of(layout, op):
             source = layout.previous[edge]
             head[op] = max(head[op], head[source] + time[source] + transfer[source])
-    for op in range(len(time) - 1, -1, -1):
+    for number in range(num_ops):
+        op = num_ops - ONE - number
         tail[op] = time[op]
-        for edge in range(layout.next_start[op], layout.next_start[op + 1]):
+        for edge in consumers_of(layout, op):
             tail[op] = max(tail[op], time[op] + transfer[op] + tail[layout.next[edge]])
 
 

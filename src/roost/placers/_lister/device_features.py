@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.placers._listing.held_memory import peak_with
+from roost.placers._listing.held_memory import inputs_of, peak_with
 from roost.placers._listing.partial_schedule import (
     is_in,
     measure_transfers,
@@ -183,14 +183,13 @@ def write_features(
 @inlined
 def _write_neighbours(layout, listing, schedule, op, seen):
     """Write the shares of the inputs, and of the readers of these, that are on each device."""
-    first, beyond = layout.previous_start[op], layout.previous_start[op + np.uintp(1)]
-    share = np.float32(1.0 / max(1, np.int64(beyond) - np.int64(first)))
+    share = np.float32(1.0 / max(1, np.int64(layout.num_inputs[op])))
     readers = 0
-    for edge in range(first, beyond):
+    for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         seen[schedule.device[source], INPUTS] += share
         start = layout.next_start[source]
-        end = min(layout.next_start[source + np.uintp(1)], start + _MOST_READERS)
+        end = min(layout.next_start[source + ONE], start + _MOST_READERS)
         for number in range(start, end):
             there = schedule.unit_device[listing.unit[layout.next[number]]]
             if there >= 0:

@@ -18,7 +18,7 @@ from roost.placers._lister.compiled_network import (
 )
 from roost.placers._lister.device_features import DEVICE_FEATURES, ProblemConstants
 from roost.placers._lister.unit_features import unit_features
-from roost.placers._listing.list_scheduler import SCALES, ListScheduler, total_time
+from roost.placers._listing.list_scheduler import SCALES, ListScheduler, Schedules, total_time
 from roost.placers._shared.groups import merged_units
 from roost.placers._shared.prefetch import fetched_once
 from roost.placers._shared.units import Units
@@ -27,13 +27,9 @@ ORDERS = ("program", "rank")
 
 
 @dataclass(frozen=True, eq=False)
-class NetworkSchedules:
-    """Schedules made by the network, and their costs."""
+class NetworkSchedules(Schedules):
+    """Schedules made by the network."""
 
-    unit_device: Array  # [schedules, units] i4
-    step_time: Array  # [schedules] seconds
-    excess: Array  # [schedules] bytes over memory
-    simulations: int
     record: DecisionRecord
 
 

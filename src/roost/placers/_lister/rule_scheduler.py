@@ -17,6 +17,7 @@ from roost.placers._listing.linear_rules import FEATURES, LinearRules
 from roost.placers._listing.list_scheduler import (
     SCALES,
     ListScheduler,
+    Schedules,
     device_choices,
     several_fast,
     total_time,
@@ -66,18 +67,12 @@ class RuleScheduler:
         self, rows: Array, scales: Array = SCALES, anchors: Anchors | None = None
     ) -> PortableSchedules:
         """The schedule of each rule, near its anchor where there are anchors."""
-        count = len(rows)
+        count, simulations = len(rows), 0
+        unit_device = np.zeros((count, self.units.num_units), np.int32)
+        step_time, excess = np.zeros(count), np.zeros(count)
+        schedulers: list[ListScheduler | None] = [None] * count
         order = rows[:, COLUMN["order"]].astype(int)
         eager = (rows[:, COLUMN["eager"]] > 0.5) & self.is_tight
-        made = PortableSchedules(
-            self,
-            order,
-            eager,
-            unit_device=np.zeros((count, self.units.num_units), np.int32),
-            is_reordered=np.zeros(count, bool),
-            step_time=np.zeros(count),
-            excess=np.zeros(count),
-        )
         for number, early in sorted(set(zip(order.tolist(), eager.tolist(), strict=True))):
             mine = np.flatnonzero((order == number) & (eager == early))
             scheduler = self.under(number, early)
@@ -85,29 +80,30 @@ class RuleScheduler:
             if anchors is not None:
                 near = anchors.rows(mine)
                 rules = rules._replace(kept=near.unit_device, hold=near.hold * self.mean_time)
-            schedules = scheduler.schedule(rules, scales)
-            made.unit_device[mine] = schedules.unit_device
-            made.step_time[mine] = schedules.step_time
-            made.excess[mine] = schedules.excess
-            made.simulations += schedules.simulations
+            made = scheduler.schedule(rules, scales)
+            unit_device[mine], step_time[mine], excess[mine] = (
+                made.unit_device,
+                made.step_time,
+                made.excess,
+            )
+            simulations += made.simulations
+            for row in mine.tolist():
+                schedulers[row] = scheduler
         for row in np.flatnonzero(rows[:, COLUMN["listed"]] > 0.5).tolist():
-            self._reorder(made, row)
-        return made
+            over, seconds = self._in_own_order(unit_device[row])
+            # Where memory is tight both orders are simulated, and the better one is taken.
+            simulations += self.is_tight
+            if not self.is_tight or (over, seconds) < (excess[row], step_time[row]):
+                schedulers[row], step_time[row], excess[row] = None, seconds, over
+        return PortableSchedules(unit_device, step_time, excess, simulations, self, schedulers)
 
-    def _reorder(self, made: PortableSchedules, row: int) -> None:
-        """Take an order made for the devices; where memory is tight only if it is better."""
-        device = self.units.devices(made.unit_device[row])
+    def _in_own_order(self, unit_device: Array) -> tuple[float, float]:
+        """Bytes over memory and step time of devices in an order that is made for them."""
+        device = self.units.devices(unit_device)
         if not self.is_tight:
-            # One simulation is counted: the first result is replaced.
-            excess, step_time = 0.0, list_schedule(self.problem, device).seconds
-        else:
-            made.simulations += 1
-            timeline = Simulator.of(self.problem).simulate(list_scheduled(self.problem, device))
-            excess, step_time = float(timeline.missing.sum()), timeline.step_time
-            is_better = (excess, step_time) < (made.excess[row], made.step_time[row])
-            if not is_better:
-                return
-        made.is_reordered[row], made.step_time[row], made.excess[row] = True, step_time, excess
+            return 0.0, list_schedule(self.problem, device).seconds
+        timeline = Simulator.of(self.problem).simulate(list_scheduled(self.problem, device))
+        return float(timeline.missing.sum()), timeline.step_time
 
     def linear_rules(self, rows: Array, scheduler: ListScheduler) -> LinearRules:
         """The rules in seconds and bytes of this problem."""
@@ -137,33 +133,21 @@ def usable_by(rows: Array, choices: Array, total: Array) -> Array:  # [rules, de
     return np.asarray(usable & (position <= count))
 
 
-@dataclass(eq=False)
-class PortableSchedules:
-    """Schedules made by portable rules, and their costs."""
+@dataclass(frozen=True, eq=False)
+class PortableSchedules(Schedules):
+    """Schedules made by portable rules."""
 
-    scheduler: RuleScheduler
-    order: Array  # [rules] i8
-    eager: Array  # [rules] bool: early updates
-    unit_device: Array  # [rules, units] i4
-    # [rules] bool: the order is made for the devices, it is not that of the rule.
-    is_reordered: Array
-    step_time: Array  # [rules] seconds; exact unless devices share a bus to send, or have gaps
-    excess: Array  # [rules] bytes over memory
-    simulations: int = 0
+    rule_scheduler: RuleScheduler
+    # [schedules] None where the order is made for the devices, and not that of the rule.
+    schedulers: list[ListScheduler | None]
 
-    def ranked(self) -> list[int]:
-        """Rules from best to worst; of those that made the same placement only one."""
-        row_of: dict[tuple[bytes, bool], int] = {}
-        for row in np.lexsort((self.step_time, self.excess)).tolist():
-            key = self.unit_device[row].tobytes(), bool(self.is_reordered[row])
-            row_of.setdefault(key, row)
-        return list(row_of.values())
+    def _key(self, row: int) -> object:
+        return super()._key(row), self.schedulers[row] is None
 
     def placement(self, row: int) -> Placement:
         """The placement that a rule made."""
-        unit_device = self.unit_device[row]
-        if self.is_reordered[row]:
-            device = self.scheduler.units.devices(unit_device)
-            return list_scheduled(self.scheduler.problem, device)
-        scheduler = self.scheduler.under(int(self.order[row]), bool(self.eager[row]))
-        return scheduler.placement(unit_device)
+        scheduler = self.schedulers[row]
+        if scheduler is not None:
+            return scheduler.placement(self.unit_device[row])
+        device = self.rule_scheduler.units.devices(self.unit_device[row])
+        return list_scheduled(self.rule_scheduler.problem, device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from roost.core.problem import Problem
 from roost.placers._lister.compiled_network import SamplingSettings
 from roost.placers._lister.network_scheduler import NetworkScheduler, NetworkSchedules
 from roost.placers._lister.weights import NUM_FEATURES, random_samplers
+from roost.placers._listing.list_scheduler import Schedules
 
 if TYPE_CHECKING:
     from roost.policies.lister_network import Decisions
@@ -19,15 +20,6 @@ if TYPE_CHECKING:
 # all memory once more.
 _OVER, _OVER_SHARE, _MOST_OVER = 0.5, 20.0, 3.0
 _FAILED = 5.0  # of a schedule that has no step time
-
-
-class Schedules(Protocol):
-    """Schedules whose costs are known."""
-
-    @property
-    def step_time(self) -> Array: ...  # [schedules] seconds
-    @property
-    def excess(self) -> Array: ...  # [schedules] bytes over memory
 
 
 def cost_of(schedules: Schedules, problem: Problem) -> Array:  # [schedules]

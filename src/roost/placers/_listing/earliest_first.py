@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.placers._listing.held_memory import peak_with
+from roost.placers._listing.held_memory import consumers_of, inputs_of, peak_with
 from roost.placers._listing.partial_schedule import (
     clear_schedule,
     is_in,
@@ -111,7 +111,7 @@ def ready_on(layout, schedule, op, d):
     """The time when the inputs of an op can be on a device, if no bus is busy."""
     num_devices = np.uintp(layout.num_devices)
     ready = 0.0
-    for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+    for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         arrival = schedule.arrives[source * num_devices + d]
         if arrival < 0.0:
@@ -288,7 +288,7 @@ def earliest_first(
         count += 1
         if with_favourites:
             stay_awake(layout, listing, schedule, queues, favourite, op, d)
-        for edge in range(layout.next_start[op], layout.next_start[op + np.uintp(1)]):
+        for edge in consumers_of(layout, op):
             consumer = np.uintp(layout.next[edge])
             queues.missing[consumer] -= 1
             if queues.missing[consumer] == 0:

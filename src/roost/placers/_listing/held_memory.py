@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.simulator.kernels.base import inlined
+from roost.simulator.kernels.base import ONE, inlined
 
 MOMENTS = np.uintp(24)
 
@@ -53,6 +53,24 @@ class HeldBytes(NamedTuple):
 
 
 @inlined
+def inputs_of(layout, op):
+    """Positions in `layout.previous` of the ops whose outputs an op reads."""
+    return range(layout.previous_start[op], layout.previous_start[op + ONE])
+
+
+@inlined
+def consumers_of(layout, op):
+    """Positions in `layout.next` of the ops that read the output of an op."""
+    return range(layout.next_start[op], layout.next_start[op + ONE])
+
+
+@inlined
+def ops_of(listing, unit):
+    """Positions in `listing.unit_op` of the ops of a unit."""
+    return range(listing.unit_start[unit], listing.unit_start[unit + ONE])
+
+
+@inlined
 def clear_held(held):
     """Nothing is held."""
     held.base[:] = 0
@@ -68,10 +86,10 @@ def peak_with(layout, listing, held, unit, d, cautious, extra):
     first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
     for k in range(MOMENTS):
         extra[k] = 0
-    for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
+    for number in ops_of(listing, unit):
         op = np.uintp(listing.unit_op[number])
         if listing.copies_in_memory:
-            for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+            for edge in inputs_of(layout, op):
                 source = np.uintp(layout.previous[edge])
                 since = max(first[source], until[source * num_devices + d])
                 for k in range(np.uintp(since), np.uintp(beyond[op])):
@@ -93,10 +111,10 @@ def hold_unit(layout, listing, held, unit, d, cautious):
     first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
     others = held.others
     held.base[d] += listing.resident[unit]
-    for number in range(listing.unit_start[unit], listing.unit_start[unit + np.uintp(1)]):
+    for number in ops_of(listing, unit):
         op = np.uintp(listing.unit_op[number])
         if listing.copies_in_memory:
-            for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+            for edge in inputs_of(layout, op):
                 source = np.uintp(layout.previous[edge])
                 _hold_until(
                     others,

@@ -119,7 +119,7 @@ class ListScheduler:
             step_time,
             excess,
         )
-        return RuleSchedules(self, unit_device, step_time, excess, int(simulations))
+        return RuleSchedules(unit_device, step_time, excess, int(simulations), self)
 
     def earliest_first(
         self, usable: Array, scale: float = 1.0, favourite: Array = NOBODY, parent: Array = NOBODY
@@ -151,17 +151,35 @@ class ListScheduler:
 
 
 @dataclass(frozen=True, eq=False)
-class RuleSchedules:
-    """Placements made by rules, and their costs.
+class Schedules:
+    """Placements of many schedules, and their costs.
 
-    Step times are exact unless devices share a bus to send.
+    Step times are exact unless devices have gaps or share a bus to send.
     """
 
+    unit_device: Array  # [schedules, units] i4
+    step_time: Array  # [schedules] seconds
+    excess: Array  # [schedules] bytes over memory
+    simulations: int  # one for each schedule, and one for each attempt to make it fit
+
+    def ranked(self, cost: Array | None = None) -> list[int]:
+        """Schedules from best to worst, each placement once; by `cost` [schedules] if given."""
+        keys = (self.step_time, self.excess) if cost is None else (cost,)
+        row_of: dict[object, int] = {}
+        for row in np.lexsort(keys).tolist():
+            row_of.setdefault(self._key(row), row)
+        return list(row_of.values())
+
+    def _key(self, row: int) -> object:
+        """A key that is equal for equal placements."""
+        return self.unit_device[row].tobytes()
+
+
+@dataclass(frozen=True, eq=False)
+class RuleSchedules(Schedules):
+    """Schedules made by rules."""
+
     scheduler: ListScheduler
-    unit_device: Array  # [rules, units] i4
-    step_time: Array  # [rules] seconds
-    excess: Array  # [rules] bytes over memory
-    simulations: int  # one for each rule, and one for each attempt to make its placement fit
 
     def best(self, count: int = 1) -> list[Placement]:
         """The best distinct placements."""
@@ -170,13 +188,6 @@ class RuleSchedules:
     def placement(self, row: int) -> Placement:
         """The placement of a rule."""
         return self.scheduler.placement(self.unit_device[row])
-
-    def ranked(self) -> list[int]:
-        """Rules from best to worst; of those that made the same placement only one."""
-        row_of: dict[bytes, int] = {}
-        for row in np.lexsort((self.step_time, self.excess)).tolist():
-            row_of.setdefault(self.unit_device[row].tobytes(), row)
-        return list(row_of.values())
 
 
 def with_other_orders(placement: Placement) -> list[Placement]:

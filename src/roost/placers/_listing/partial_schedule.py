@@ -12,7 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.placers._listing.held_memory import MOMENTS, HeldBytes, clear_held, hold_unit
+from roost.placers._listing.held_memory import (
+    MOMENTS,
+    HeldBytes,
+    clear_held,
+    consumers_of,
+    hold_unit,
+    inputs_of,
+)
 from roost.simulator.kernels.base import ONE, ZERO, compiled, inlined, lowest_bit
 from roost.simulator.kernels.busy import keep_sender, with_ends, with_receiver
 
@@ -113,7 +120,7 @@ def run_op(layout, schedule, op, d):
     num_devices = np.uintp(layout.num_devices)
     arrives, bus_free = schedule.arrives, schedule.bus_free
     start, takes = schedule.free[d], layout.time[op * num_devices + d]
-    for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+    for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         arrival = arrives[source * num_devices + d]
         if arrival < 0.0:
@@ -159,7 +166,7 @@ def measure_transfers(layout, listing, schedule, op):
         absent[d] = 0.0
         outgoing[d] = 0.0
     biggest, home, total = -1.0, -1, 0.0
-    for edge in range(layout.previous_start[op], layout.previous_start[op + np.uintp(1)]):
+    for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         nbytes = np.float64(layout.output[source])
         made = schedule.finish[source]
@@ -181,7 +188,7 @@ def measure_transfers(layout, listing, schedule, op):
         for d in range(num_devices):
             absent[d] /= total
     readers = ZERO
-    for edge in range(layout.next_start[op], layout.next_start[op + np.uintp(1)]):
+    for edge in consumers_of(layout, op):
         there = schedule.unit_device[listing.unit[layout.next[edge]]]
         if there >= 0:
             readers |= ONE << np.uint64(there)
@@ -210,7 +217,7 @@ def related_devices(listing, schedule, op):
     Of the same module, of its parent, of the same role, and of the op whose output meets its own.
     """
     module = device_of(schedule, listing.before[op * KINDS])
-    parent = device_of(schedule, listing.before[op * KINDS + np.uintp(1)])
+    parent = device_of(schedule, listing.before[op * KINDS + ONE])
     role = device_of(schedule, listing.before[op * KINDS + np.uintp(2)])
     partner = device_of(schedule, listing.partner[op])
     return module, parent, role, partner

@@ -1,8 +1,8 @@
-"""How people place models by hand: rules that give each layer one of so many devices."""
+"""Rules by which people place models by hand: each layer gets one of so many parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
 
 import numpy as np
 
@@ -27,36 +27,34 @@ def rule_for(graph: Graph, layers: Layers) -> str:
 
 
 def split(weights: Array, shares: Array) -> Array:  # [items] part
-    """Contiguous parts with about these shares of the weight; an item belongs to the part that
-    holds its middle."""
+    """Contiguous parts with about these shares of the weight.
+
+    An item belongs to the part that holds its middle.
+    """
     total = weights.sum()
-    middle = (
-        (np.cumsum(weights) - weights / 2) / total if total > 0 else np.linspace(0, 1, len(weights))
-    )
-    last = np.flatnonzero(shares)[-1]
-    return np.asarray(np.minimum(np.searchsorted(np.cumsum(shares), middle, side="right"), last))
+    middle = np.linspace(0, 1, len(weights))
+    if total > 0:
+        middle = (np.cumsum(weights) - weights / 2) / total
+    part = np.searchsorted(np.cumsum(shares), middle, side="right")
+    return np.asarray(np.minimum(part, np.flatnonzero(shares)[-1]))
 
 
 def split_within(weights: Array, shares: Array, sizes: Array, room: Array) -> Array:  # [items] part
-    """As `split`, but a part ends where its room does; what is left over is in the last part."""
-    wanted, part, found = split(weights, shares), 0, []
-    left = float(room[0])
-    for item, size in enumerate(sizes.tolist()):
-        while part < len(shares) - 1 and (wanted[item] > part or size > left):
+    """The parts of `split`, but a part ends where its room does; the last part takes the rest."""
+    part, parts, left = 0, [], float(room[0])
+    for wanted, size in zip(split(weights, shares).tolist(), sizes.tolist(), strict=True):
+        while part < len(shares) - 1 and (wanted > part or size > left):
             part += 1
             left = float(room[part])
         left -= size
-        found.append(part)
-    return np.array(found, dtype=np.int64)
+        parts.append(part)
+    return np.array(parts, dtype=np.int64)
 
 
 def blocks(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers] part
     """Inception-V3: contiguous blocks with about as many convolutions and pools in each part."""
-    elements = Layers.of(graph, element)
-    count = np.zeros(layers.num_layers)
-    for name in elements.names:
-        if (block := name.partition(".")[0]) in layers.index:
-            count[layers.index[block]] += 1
+    num_elements = Counter(name.partition(".")[0] for name in Layers.of(graph, element).names)
+    count = np.array([num_elements[name] for name in layers.names], dtype=float)
     return split(count, np.full(num_devices, 1 / num_devices))
 
 
@@ -69,21 +67,19 @@ def cells(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers] 
 
 
 def recurrent(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [layers] part
-    """RNNLM and NMT: one recurrent layer on each device; the embedding with the first, attention
-    and softmax on top.
+    """RNNLM and NMT: one recurrent layer on each device.
 
-    Where there are more layers than devices, layer i of the encoder is with layer i of the decoder.
+    The embedding is with the first, attention and softmax with the last. If there are more layers
+    than devices, layer i of the encoder is with layer i of the decoder.
     """
     stack = recurrent_layers(graph, layers)
     sides = {layer: _side(layers.names[layer]) for layer in stack}
     part = np.zeros(layers.num_layers, dtype=np.int64)
-    for side in dict.fromkeys(sides.values()):
-        own = [layer for layer in stack if sides[layer] == side]
-        alone = len(stack) <= num_devices
-        part[own] = [
-            stack.index(layer) if alone else number * num_devices // len(own)
-            for number, layer in enumerate(own)
-        ]
+    part[stack] = np.arange(len(stack))
+    if len(stack) > num_devices:
+        for side in set(sides.values()):
+            own = [layer for layer in stack if sides[layer] == side]
+            part[own] = np.arange(len(own)) * num_devices // len(own)
     for layer, name in enumerate(layers.names):
         if layer not in stack:
             part[layer] = part[_companion(layer, name, sides)]
@@ -91,7 +87,7 @@ def recurrent(graph: Graph, layers: Layers, num_devices: int) -> Array:  # [laye
 
 
 def _companion(layer: int, name: str, sides: dict[int, str]) -> int:
-    """The recurrent layer that another layer goes with."""
+    """The recurrent layer that another layer goes with; `sides` are those of recurrent layers."""
     stack = list(sides)
     own = [other for other in stack if sides[other] == _side(name)]
     if "attention" in name or (not own and layer > stack[0]):
@@ -106,18 +102,14 @@ def recurrent_layers(graph: Graph, layers: Layers) -> list[int]:
     for module in set(graph.modules):
         if (path := without_calls(module)) in calls:
             calls[path] += 1
-    whole = {
-        layers.names[layer] for layer in set(layers.layer[_recurrent_ops(graph.kinds)].tolist())
-    }
+    is_recurrent = [any(word in kind for word in _RECURRENT_KINDS) for kind in graph.kinds]
+    in_one_op = set(layers.layer[np.flatnonzero(is_recurrent)].tolist())
     return [
         layer
         for layer, name in enumerate(layers.names)
-        if name.rpartition(".")[2].isdigit() and (calls[name] >= _FEWEST_CALLS or name in whole)
+        if name.rpartition(".")[2].isdigit()
+        and (calls[name] >= _FEWEST_CALLS or layer in in_one_op)
     ]
-
-
-def _recurrent_ops(kinds: Iterable[str]) -> list[int]:
-    return [op for op, kind in enumerate(kinds) if any(word in kind for word in _RECURRENT_KINDS)]
 
 
 def _side(name: str) -> str:

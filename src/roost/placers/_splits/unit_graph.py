@@ -1,5 +1,7 @@
-"""What the partition placers share: the units as an undirected graph with whole weights, and the
-speeds of devices."""
+"""The units as an undirected graph with whole weights, and the speeds of devices.
+
+For the partition placers `scotch`, `mincut` and `metis`, and for splits of layers.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,7 @@ MOST_WEIGHT = 2**30
 
 
 class UnitGraph(NamedTuple):
-    """Units and the tensors between them, each pair of units in both directions and without
-    loops."""
+    """Units and the tensors between them: each pair of units in both directions, no loops."""
 
     start: Array  # [units + 1] i8 neighbours of unit i are neighbour[start[i]:start[i + 1]]
     neighbour: Array  # [pairs] i8
@@ -41,29 +42,29 @@ def unit_graph(units: Units) -> UnitGraph:
 
 
 def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
-    """Weights as whole numbers of at least 1 that keep their proportions and add up to about `most`
-    or less."""
+    """Weights as whole numbers of at least 1 that keep their proportions.
+
+    They add up to about `most` or less.
+    """
     total = float(weights.sum())
     scale = most / total if total > 0 else 0.0
-    if isinf(scale):  # weights so small that a float does not hold what they are multiplied with
+    if isinf(scale):  # the weights are so small that a float does not hold their factor
         weights, scale = weights / total, float(most)
     return np.maximum(np.rint(weights * scale), 1).astype(np.int64)
 
 
 def accelerators(problem: Problem) -> list[int]:
     """The devices that are no CPU, or all of them where there is nothing else."""
-    devices = problem.cluster.devices
-    return [d for d, device in enumerate(devices) if device.kind not in ("cpu", MEMORY)] or list(
-        range(len(devices))
-    )
+    kinds = [device.kind for device in problem.cluster.devices]
+    chosen = [d for d, kind in enumerate(kinds) if kind not in ("cpu", MEMORY)]
+    return chosen or list(range(len(kinds)))
 
 
 def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1
-    """How fast devices are beside one another, by the seconds of all the ops that may run on every
-    one of them."""
+    """The relative speeds of devices, by the seconds of all units that may run on each of them."""
     everywhere = units.allowed[:, devices].all(axis=1)
     seconds = units.time[everywhere][:, devices].sum(axis=0)
-    if not (seconds > 0).all():  # nothing to tell them by, or one that takes no time at all
+    if not (seconds > 0).all():  # nothing to compare, or a device that takes no time at all
         return np.full(len(devices), 1.0 / len(devices))
     rates = seconds.min() / seconds  # not 1 / seconds, which may be more than a float holds
     return np.asarray(rates / rates.sum())
@@ -72,6 +73,5 @@ def speeds(units: Units, devices: list[int]) -> Array:  # [devices] adds up to 1
 def mean_seconds(units: Units, devices: list[int]) -> Array:  # [units]
     """Seconds of each unit, averaged over those of the devices on which it may run."""
     may = units.allowed[:, devices]
-    return np.asarray(
-        np.where(may, units.time[:, devices], 0.0).sum(axis=1) / np.maximum(may.sum(axis=1), 1)
-    )
+    total = np.where(may, units.time[:, devices], 0.0).sum(axis=1)
+    return np.asarray(total / np.maximum(may.sum(axis=1), 1))
