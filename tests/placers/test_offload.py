@@ -1,4 +1,4 @@
-"""What does not fit on the fastest device, moved to where there is room."""
+"""Parameters that do not fit on the fastest device move to where there is room."""
 
 from dataclasses import replace
 

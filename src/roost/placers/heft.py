@@ -25,8 +25,8 @@ class Heft:
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         units = Units.of(problem)
         rules = named_rules(units, {"finish": 1.0})
-        found: list[Placement] = []
+        placements: list[Placement] = []
         for scheduler in ListScheduler.all_of(units, ("rank",)):
             for placement in scheduler.schedule(rules).best(count=4):
-                found += with_other_orders(placement)
-        return best_of(evaluate(found)).placement
+                placements += with_other_orders(placement)
+        return best_of(evaluate(placements)).placement

@@ -49,7 +49,7 @@ from roost.placers._lister.weights import (
     new_tensors,
     random_samplers,
 )
-from roost.placers._listing.list_scheduler import SCALES
+from roost.placers._listing.list_scheduler import SCALES, affordable
 from roost.placers._shared.checkpoints import restore
 from roost.placers._shared.orders import all_orders
 from roost.placers._starts.starting_points import ask
@@ -173,10 +173,8 @@ class Lister:
         """One round of schedules, as many as there are trials for; their costs."""
         if evaluate.trials_left < 1:
             raise BudgetSpent("no trial is left for another schedule")
-        left = evaluate.simulations_left
-        attempts = len(SCALES) if scheduler.scheduler.is_tight else 1
-        count = int(max(1, min(len(sampling.heat), left // attempts)))
-        scales = SCALES[: int(max(1, min(attempts, left // count)))]
+        left, is_tight = evaluate.simulations_left, scheduler.scheduler.is_tight
+        count, scales = affordable(len(sampling.heat), left, is_tight)
         first = SamplingSettings(*(np.array(values[:count]) for values in sampling))
 
         def run() -> Round:

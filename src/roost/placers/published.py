@@ -92,8 +92,8 @@ def published_gpus(graph: Graph) -> Array:  # [ops] i4 GPU 0 to 3
         digits = [int(digit) for digit in text.replace(" ", "")]
         if len(elements[block]) != len(digits):
             raise InputError(
-                f"the published placement is for Inception-V3, with {len(digits)} elements in "
-                f"{block!r}; graph {graph.name!r} has {len(elements[block])}"
+                f"the published placement is for Inception-V3; graph {graph.name!r} has "
+                f"{len(elements[block])} elements in {block!r}, not {len(digits)}"
             )
         gpu[elements[block]] = digits
     return gpu[layers.layer]

@@ -21,9 +21,9 @@ from roost.errors import InputError
 from roost.placers import Evaluate, Round
 from roost.placers._listing.linear_rules import FEATURES, LinearRules
 from roost.placers._listing.list_scheduler import (
-    SCALES,
     ListScheduler,
     RuleSchedules,
+    affordable,
     device_choices,
     several_fast,
     total_time,
@@ -123,12 +123,8 @@ def portfolio(
     Where memory is tight, three quarters of the rules have early updates.
     """
     schedulers = ListScheduler.all_of(Units.of(problem), orders)
-    # A placement that does not fit is made again: with few simulations there are fewer rules, and
-    # in the end fewer attempts.
     is_tight = any(scheduler.is_tight for scheduler in schedulers)
-    attempts = len(SCALES) if is_tight else 1
-    num_rules = int(max(1, min(num_rules, most_simulations // attempts)))
-    scales = SCALES[: int(max(1, min(attempts, most_simulations // num_rules)))]
+    num_rules, scales = affordable(num_rules, most_simulations, is_tight)
     weight = np.ones(len(schedulers))
     weight[len(orders) :] = 3.0
     edges = np.round(np.cumsum(weight) / weight.sum() * num_rules).astype(int)

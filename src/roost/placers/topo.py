@@ -38,11 +38,11 @@ class Topo:
             units, {"in_line": 1.0, "over_fair": _FAR_MORE, "not_module": _FAR_MORE**2}
         )
         choices = device_choices(units)
-        found: list[Placement] = []
+        placements: list[Placement] = []
         for scheduler in ListScheduler.all_of(units, ("program",)):
             lasting = scheduler.listing.lasting
             share = lasting.sum() / choices.sum(axis=1, keepdims=True) + lasting.max(initial=0)
             rules.fair[:] = np.where(choices, share, 0.0)
             for placement in scheduler.schedule(rules).best(count=4):
-                found += with_other_orders(placement)
-        return best_of(evaluate(found)).placement
+                placements += with_other_orders(placement)
+        return best_of(evaluate(placements)).placement

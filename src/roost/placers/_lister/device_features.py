@@ -13,6 +13,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.placers._listing.held_memory import inputs_of, peak_with
 from roost.placers._listing.partial_schedule import (
+    is_elsewhere,
     is_in,
     measure_transfers,
     related_devices,
@@ -158,22 +159,22 @@ def write_features(
         row[INBOUND_TICKS] = np.log1p(schedule.inbound[d] * tick)
         row[OUTGOING_TICKS] = np.log1p(schedule.outgoing[d] * tick)
         row[ABSENT] = schedule.absent[d]
-        row[HOME] = 1.0 if home == here else 0.0
-        row[PREVIOUS] = 1.0 if previous == here else 0.0
-        row[MODULE] = 1.0 if module == here else 0.0
-        row[PARENT] = 1.0 if parent == here else 0.0
-        row[ROLE] = 1.0 if role == here else 0.0
-        row[PARTNER] = 1.0 if partner == here else 0.0
-        is_apart = partner >= 0 and partner != here
+        row[HOME] = home == here
+        row[PREVIOUS] = previous == here
+        row[MODULE] = module == here
+        row[PARENT] = parent == here
+        row[ROLE] = role == here
+        row[PARTNER] = partner == here
+        is_apart = is_elsewhere(partner, here)
         row[PARTNER_TICKS] = np.log1p(listing.partner_time[op] * tick) if is_apart else 0.0
-        row[RIVAL] = 1.0 if rival == here else 0.0
+        row[RIVAL] = rival == here
         lasting = np.float64(schedule.lasting[d] + listing.lasting[unit])
         row[LASTING] = min(4.0, lasting / capacity[d])
         row[UNIT_MEMORY] = min(4.0, np.float64(listing.resident[unit]) / capacity[d])
         least = 1e-3 * constants.tick
         row[SLOWER] = np.log((unit_time + least) / (time_min + least))
         row[SLOWER_IN_ALL] = np.log(constants.total[d] / constants.least_total)
-        row[USED] = 1.0 if placed[d] > 0 else 0.0
+        row[USED] = placed[d] > 0
         row[UNITS] = np.float64(placed[d]) / max(1, decided)
         row[INPUTS] = 0.0
         row[READERS] = 0.0

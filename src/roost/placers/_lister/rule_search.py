@@ -13,7 +13,7 @@ from roost.placers._lister.portable_rules import COLUMN, COLUMNS, drawn_rules, v
 from roost.placers._lister.rule_scheduler import Anchors, RuleScheduler
 from roost.placers._lister.sampling import cost_of
 from roost.placers._lister.visiting_orders import ORDERS
-from roost.placers._listing.list_scheduler import SCALES, total_time
+from roost.placers._listing.list_scheduler import affordable, total_time
 from roost.placers._shared.groups import groups_of, may_group
 
 MOST_KEPT = 4  # of the best schedules of a round become trials
@@ -137,17 +137,14 @@ class RuleSearch:
     def _round(self, scheduler: RuleScheduler, rows: Array, anchors: Anchors | None) -> Array:
         """One round of rules, as many as there are simulations for; the costs of all rows."""
         left, is_tight = self.evaluate.simulations_left, scheduler.is_tight
-        reorders = is_tight and left > 1  # then both orders are simulated
-        attempts = len(SCALES) + 1 if is_tight else 1
-        count = int(max(1, min(len(rows), left // attempts)))
-        num_scales = int(max(1, min(attempts, left // count) - int(reorders)))
-        if is_tight and not reorders:
+        count, scales = affordable(len(rows), left, is_tight, own_orders=True)
+        if is_tight and left <= 1:
             rows = rows.copy()
             rows[:, COLUMN["listed"]] = 0.0
 
         def run() -> Round:
             near = None if anchors is None else anchors.rows(slice(count))
-            schedules = scheduler.schedule(rows[:count], SCALES[:num_scales], near)
+            schedules = scheduler.schedule(rows[:count], scales, near)
             cost = np.full(len(rows), np.inf)
             cost[:count] = cost_of(schedules, scheduler.problem)
             kept = schedules.ranked()[: min(MOST_KEPT, max(1, len(rows) // 8))]

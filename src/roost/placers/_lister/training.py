@@ -244,19 +244,19 @@ class ListerTraining:
         if count > len(self.schedulers):
             raise InputError("tensor 'at' is of a training with more problems")
         best = np.asarray(state.get("best", np.zeros(0)))
-        found: list[Array] = []
+        targets: list[Array] = []
         for number, scheduler in enumerate(self.schedulers[:count]):
             name = f"target.{number}"
             target = taken(state, name, (None, scheduler.units.num_units), "iu")
             if ((target < 0) | (target >= scheduler.problem.cluster.num_devices)).any():
                 raise InputError(f"tensor {name!r} names a device that is not there")
-            found.append(target)
-        known = [number for number, target in enumerate(found) if len(target)]
+            targets.append(target)
+        known = [number for number, target in enumerate(targets) if len(target)]
         if best.shape != (count,) or best.dtype.kind != "f" or not np.isfinite(best[known]).all():
             raise InputError(
                 f"tensor 'best' is not {count} numbers, finite where there are targets"
             )
-        self.targets = [Targets(*pair) for pair in zip(found, best.tolist(), strict=True)]
+        self.targets = [Targets(*pair) for pair in zip(targets, best.tolist(), strict=True)]
 
 
 def batch_of(

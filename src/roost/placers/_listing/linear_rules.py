@@ -14,6 +14,7 @@ from roost.core.arrays import Array
 from roost.placers._listing.held_memory import peak_with
 from roost.placers._listing.partial_schedule import (
     clear_schedule,
+    is_elsewhere,
     is_in,
     measure_transfers,
     new_schedule,
@@ -93,7 +94,7 @@ def choose_device(
         if not is_in(listing.allowed[unit], d):
             continue
         rank = _USABLE if is_in(rules.usable[row], d) else _UNWANTED
-        there = d
+        here = np.int64(d)
         most = schedule.held.peak[d] + listing.need[unit]
         if count_memory and np.float64(most) > capacity[d]:
             cautious = rules.cautious[row]
@@ -119,27 +120,27 @@ def choose_device(
                 + weights[row, IN_LINE] * rules.line[row, d]
                 + weights[row, MEMORY] * np.float64(most) / capacity[d]
             )
-            if partner >= 0 and partner != there:
+            if is_elsewhere(partner, here):
                 score += weights[row, PARTNER] * listing.partner_time[op]
-            if home >= 0 and home != there:
+            if is_elsewhere(home, here):
                 score += weights[row, NOT_HOME]
-            if previous >= 0 and previous != there:
+            if is_elsewhere(previous, here):
                 score += weights[row, NOT_PREVIOUS]
-            if module >= 0 and module != there:
+            if is_elsewhere(module, here):
                 score += weights[row, NOT_MODULE]
-            if parent >= 0 and parent != there:
+            if is_elsewhere(parent, here):
                 score += weights[row, NOT_PARENT]
-            if role >= 0 and role != there:
+            if is_elsewhere(role, here):
                 score += weights[row, NOT_ROLE]
             beyond = np.float64(schedule.lasting[d] + listing.lasting[unit]) - rules.fair[row, d]
             if beyond > 0.0:
                 score += weights[row, OVER_FAIR] * beyond / capacity[d]
             if schedule.load[d] == 0.0:
                 score += weights[row, UNUSED]
-            if rival == np.int64(there):
+            if rival == here:
                 score += weights[row, IN_WAY] * op_time
             score += weights[row, PRICE] * np.float64(listing.lasting[unit]) / capacity[d]
-            if kept >= 0 and kept != np.int64(there):
+            if is_elsewhere(kept, here):
                 score += hold
         if rank < best_rank or (rank == best_rank and score < best_score):
             best, best_rank, best_score = d, rank, score

@@ -246,6 +246,21 @@ def device_choices(units: Units) -> Array:  # [choices, devices] bool
     return np.asarray(kind <= slowest[:, None])
 
 
+def affordable(
+    count: int, simulations_left: float, is_tight: bool, own_orders: bool = False
+) -> tuple[int, Array]:
+    """The number of schedules that the budget allows, at most `count`, and their scales.
+
+    Where memory is tight, a placement that does not fit is made again for each scale; with
+    `own_orders` each placement is simulated once more in an order made for its devices.
+    """
+    reorders = int(is_tight and own_orders)
+    attempts = (len(SCALES) if is_tight else 1) + reorders
+    count = int(max(1, min(count, simulations_left // attempts)))
+    num_scales = int(max(1, min(attempts, simulations_left // count) - reorders))
+    return count, SCALES[:num_scales]
+
+
 def several_fast(choices: Array) -> Array:  # [choices, devices] bool
     """The choices without slower kinds, but of two or more devices; if none, all devices."""
     several = choices[1:][choices[1:].sum(axis=1) > 1]

@@ -100,6 +100,12 @@ def is_in(devices, d):
 
 
 @inlined
+def is_elsewhere(device, here):
+    """True if a device is known, that is not -1, and is another one."""
+    return device >= 0 and device != here
+
+
+@inlined
 def transfer_seconds(layout, nbytes, pair):
     """Seconds of a transfer between a pair of devices."""
     return layout.sent_latency[pair] + nbytes * layout.sent_seconds_per_byte[pair]

@@ -1,1 +1,1 @@
-"""Where searches begin: placements of other placers, and parameters that live elsewhere."""
+"""Starts of searches: placements of other placers, and parameters that live elsewhere."""

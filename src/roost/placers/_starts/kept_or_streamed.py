@@ -4,8 +4,8 @@ A link that brings weights and a host that computes beside it work at the same t
 have something to do. So each placement is made in one pass through the program with a clock. Where
 the link is ahead, a weight is streamed. Where the main device would have to wait for it, the host
 computes, and meanwhile the link gets ahead. Kept are the weights that take the host longest for
-their size. The settings of a pass are found by trying: a pass takes as long as a simulation, and
-random settings find better patterns than even ones.
+their size. Many settings are tried: a pass takes as long as a simulation, and random settings
+make better patterns than even ones.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def streamed_placements(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     program = _Program(problem, start, parts, devices)
     # Drawn even if a journal has the round: later random numbers must be the same.
     rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
-    state = evaluate.round(lambda: _Search(program, excess, rng, evaluate).run(), "walks")
+    state = evaluate.round(lambda: _SettingsSearch(program, excess, rng, evaluate).run(), "walks")
     rows = zip(state["devices"], state["windows"].tolist(), strict=True)
     placements = [program.as_placement(np.array(device), window) for device, window in rows]
     return [whole, *evaluate(placements)]
@@ -125,7 +125,7 @@ def _devices(problem: Problem) -> _Devices | None:
 
 
 @dataclass
-class _Search:
+class _SettingsSearch:
     """A search for good settings of a pass, in a share of the simulations and seconds left."""
 
     program: _Program

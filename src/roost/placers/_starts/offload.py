@@ -160,7 +160,7 @@ def _movables(problem: Problem, units: Units, with_updates: bool) -> list[_Movab
     """Parameters that updates rewrite, with these or without; those read least often first."""
     graph = problem.graph
     readers = np.diff(graph.consumer_start)
-    found: list[tuple[int, int, _Movable]] = []
+    rows: list[tuple[int, int, _Movable]] = []
     for unit in np.unique(units.unit[graph.is_parameter]).tolist():
         ops = _ops_of(units, unit)
         is_parameter = graph.is_parameter[ops]
@@ -171,8 +171,8 @@ def _movables(problem: Problem, units: Units, with_updates: bool) -> list[_Movab
         moved = ops if with_updates else parameters
         movable = _Movable(moved, int(graph.output_bytes[moved].sum()))
         parameter_bytes = int(graph.output_bytes[parameters].sum())
-        found.append((int(readers[parameters].max()), -parameter_bytes, movable))
-    return [movable for *_, movable in sorted(found, key=lambda row: row[:2])]
+        rows.append((int(readers[parameters].max()), -parameter_bytes, movable))
+    return [movable for *_, movable in sorted(rows, key=lambda row: row[:2])]
 
 
 def _ops_of(units: Units, unit: int) -> Array:
