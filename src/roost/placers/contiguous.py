@@ -4,15 +4,18 @@ After Tarnawski, Phanishayee, Devanur, Mahajan and Nina Paravecino, Efficient Al
 Placement of DNN Graph Operators, NeurIPS 2020, and PipeDream (Narayanan et al., SOSP 2019). A part
 takes its forward and its backward ops, parameters and updates. Devices that are alike are counted,
 not named, so there are few states: the cut, how many of each kind are taken, and the kind of the
-last. Three goals, each within the memory of every device:
-- the sum of the parts and of the transfers between them: without micro-batches, parts run one after
-  another;
-- the same, but work that nothing waits for (gradients of weights, updates) runs beside the backward
-  pass of the parts before, as it does in the order `rank`;
-- the slowest part, as in a pipeline, which the steps of a recurrent model are.
+last.
+
+There are three goals, each within the memory of every device:
+
+1. The sum of the parts and of the transfers between them. Without microbatches, parts run one after
+   another.
+2. The same, with unawaited work (gradients of weights, updates) beside the backward pass of earlier
+   parts, as in the order `rank`.
+3. The slowest part, as in a pipeline. The steps of a recurrent model are one.
 
 Differs in: one chain (by layer, then program order) where Tarnawski et al. cut the graph along any
-of its ideals; large graphs are cut at a few hundred places only. Memory is an estimate: the
+of its ideals. Large graphs are cut at a few hundred places only. Memory is an estimate: the
 capacity is lowered until the simulation agrees.
 """
 

@@ -1,9 +1,11 @@
 """Earliest task first (Hwang, Chow, Anger, Lee 1989; m-ETF of Baechi, Jeon et al., SoCC 2020).
 
 Of all ready ops and all devices, the pair that can start first is next; of equals the op with the
-highest upward rank. Differs in: ops that must share a device follow the first of them; only devices
-with room are candidates; the choice takes buses to be free, and only the op chosen then queues on
-them; slower kinds of devices are tried with and without.
+highest upward rank.
+
+Differs in: ops that must share a device follow the first of them. Only devices with room are
+candidates. The choice takes buses to be free; only the chosen op then queues on them. Slower kinds
+of devices are tried with and without.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Heterogeneous earliest finish time: by upward rank, each op goes where it ends first.
 
-Topcuoglu, Hariri, Wu 2002. Differs in: ops that must share a device go where the first of them ends
-first; only devices with room are candidates; a device takes its ops in the order of their ranks,
-with no insertion into its pauses; transfers queue on buses; slower kinds of devices are tried with
-and without.
+Topcuoglu, Hariri, Wu 2002.
+
+Differs in: ops that must share a device go where the first of them ends first. Only devices with
+room are candidates. A device takes its ops in the order of their ranks, with no insertion into its
+pauses. Transfers queue on buses. Slower kinds of devices are tried with and without.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ ones for a graph unlike those that it learned on. It varies the best of them. Th
 learns on the problem at hand for as long as the budget lasts. Without weights, rules are random,
 and the network begins as a rule of earliest finish.
 
-Differs in: a family teaches foremost which linear rules are best together, in which orders to list
-ops, and whether the devices then run in an order made for them (by evolution), for a schedule of
-the network costs as much as twenty of a rule. The network (imitation, then trial and error) makes
-schedules only if `drawn` is above 0, or to learn.
+Differs in: a family teaches mostly rules, by evolution: which linear rules are best together, in
+which orders to list ops, and whether the devices then run in an order made for them. A schedule of
+the network costs as much as twenty of a rule. So the network (imitation, then trial and error) only
+makes schedules if `drawn` is above 0, or to learn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """m-TOPO of Baechi (Jeon et al., SoCC 2020): fills one device after the other in program order.
 
 A device is full when it holds an equal share of all lasting bytes, plus those of the largest unit.
-Differs in: lasting bytes are parameters and outputs that live long; slower kinds of devices are
-tried with and without; the fastest device is filled first; ops of a module, backward ones too,
+
+Differs in: lasting bytes are parameters and outputs that live long. Slower kinds of devices are
+tried with and without. The fastest device is filled first. Ops of a module, backward ones too,
 follow its first, as Baechi's co-placement has it.
 """
 

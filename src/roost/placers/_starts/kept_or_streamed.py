@@ -64,7 +64,7 @@ class _Settings:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _WeightedPart:
     """Ops that run together, and the weights that they alone read."""
 
     ops: list[int]
@@ -207,7 +207,9 @@ def _near(best: _Settings, rng: np.random.Generator) -> _Settings:
     return replace(best, worth=worth, shift=shift, uneven=uneven)
 
 
-def _settings_of_all_kinds(problem: Problem, parts: list[_Part], memory: int) -> list[_Settings]:
+def _settings_of_all_kinds(
+    problem: Problem, parts: list[_WeightedPart], memory: int
+) -> list[_Settings]:
     """Windows from small to large, each with several values of being ahead."""
     nbytes = problem.graph.output_bytes
     counted = Counter(int(nbytes[weight]) for part in parts for weight in part.weights)
@@ -224,7 +226,7 @@ def _settings_of_all_kinds(problem: Problem, parts: list[_Part], memory: int) ->
     return grid
 
 
-def _parts(problem: Problem, start: Array, devices: _Devices) -> list[_Part]:
+def _parts(problem: Problem, start: Array, devices: _Devices) -> list[_WeightedPart]:
     """The parts on the main device, in program order.
 
     Weights in a group with ops go with these; other weights may go wherever they are allowed.
@@ -253,7 +255,7 @@ def _parts(problem: Problem, start: Array, devices: _Devices) -> list[_Part]:
         may_be_stored = problem.allowed[weights[head], devices.store].all()
         home = devices.store if may_be_stored else devices.host
         if size and (start[ops[head]] == devices.main).all():
-            parts.append(_Part(ops[head], weights[head], size, is_movable, home))
+            parts.append(_WeightedPart(ops[head], weights[head], size, is_movable, home))
     return parts
 
 
@@ -261,7 +263,7 @@ class _Program:
     """The parts of a program in their order, and their seconds on the main device and the host."""
 
     def __init__(
-        self, problem: Problem, start: Array, parts: list[_Part], devices: _Devices
+        self, problem: Problem, start: Array, parts: list[_WeightedPart], devices: _Devices
     ) -> None:
         self.problem, self.start, self.parts, self.devices = problem, start, parts, devices
         (main, _, host), graph, cluster = devices, problem.graph, problem.cluster
