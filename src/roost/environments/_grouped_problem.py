@@ -74,7 +74,8 @@ class GroupedProblem:
 
     def simulate(self, group_device: Array) -> Outcomes:
         """Simulate placements [batch, groups]."""
-        return Simulator.of(self.problem).evaluate(group_device[:, self.units.unit], self.order)
+        device = group_device[:, self.units.unit]
+        return Simulator.of(self.problem).evaluate(device, self.order)
 
     def placement(self, group_device: Array) -> Placement:
         return self.problem.placement(self.units.devices(group_device), self.order)
@@ -83,7 +84,7 @@ class GroupedProblem:
     def _single(self) -> tuple[Array, float]:
         """Devices [groups] and step time of the best single device that fits, or of the one nearest
         to fitting."""
-        wishes = [np.full(self.num_groups, device) for device in range(self.num_devices)]
+        wishes = np.tile(np.arange(self.num_devices)[:, None], self.num_groups)
         devices = np.array([fastest_allowed(self.units, wish) for wish in wishes])
         outcomes = self.simulate(devices)
         best = np.lexsort((outcomes.step_time, outcomes.missing_bytes))[0]
@@ -99,9 +100,13 @@ class GroupedProblem:
         are 0."""
         return self._single[1] or 1.0
 
-    @cached_property
+    @property
+    def allowed_time(self) -> Array:  # [groups, devices] seconds; infinite where it may not run
+        return np.where(self.units.allowed, self.units.time, np.inf)
+
+    @property
     def fastest(self) -> Array:  # [groups] device on which it runs fastest
-        return np.asarray(np.where(self.units.allowed, self.units.time, np.inf).argmin(axis=1))
+        return np.asarray(self.allowed_time.argmin(axis=1))
 
     @cached_property
     def held_bytes(self) -> Array:  # [groups]
@@ -162,24 +167,26 @@ class GroupedProblem:
 
     def _device_features(self) -> Array:  # [devices, those features that no placement changes]
         units, memory = self.units, self.problem.cluster.memory.astype(np.float64)
-        fastest = np.where(units.allowed, units.time, np.inf).min(axis=1, keepdims=True)
+        fastest = self.allowed_time.min(axis=1, keepdims=True)
         here = np.where(units.allowed, units.time, 0.0).sum(axis=0)
         ideal = np.where(units.allowed, fastest, 0.0).sum(axis=0)
         speed = np.divide(ideal, here, out=np.ones(self.num_devices), where=here > 0)
-        need = beside(np.full(self.num_devices, self.held_bytes.sum()), memory)
-        return np.stack([np.minimum(speed, 1.0), memory / (memory.max() or 1.0), need], axis=1)
+        share_of_memory = memory / (memory.max() or 1.0)
+        need = beside(self.held_bytes.sum(), memory)
+        return np.stack([np.minimum(speed, 1.0), share_of_memory, need], axis=1)
 
     def _link_features(self) -> Array:  # [devices, devices, features]
         size, cluster = self.units.edges[2], self.problem.cluster
         mean_size = size.mean() if len(size) else 0.0
-        both = (cluster.latency, mean_size * cluster.seconds_per_byte)
-        return np.stack([beside(seconds, self.typical_seconds) for seconds in both], axis=2)
+        both = np.stack([cluster.latency, mean_size * cluster.seconds_per_byte], axis=2)
+        return beside(both, self.typical_seconds)
 
 
 def beside(value: Array, typical: Array | float) -> Array:
     """A figure that is not negative as a number from 0 to 1. It is 0.5 for the typical figure."""
     total = value + typical
-    return np.divide(value, total, out=np.zeros(np.shape(total)), where=total > 0)
+    found = np.zeros(np.shape(total))
+    return np.divide(value, total, out=found, where=total > 0)
 
 
 def _beside_mean(value: Array) -> Array:

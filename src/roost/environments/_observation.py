@@ -69,14 +69,12 @@ class Sizes:
         found._check_bytes(len(problems), count)
         return found
 
-    @property
-    def num_cells(self) -> int:
-        """Numbers in an observation, about."""
-        of_groups = self.groups * (len(GROUP_FEATURES) + 2 * self.devices + 2)
-        return of_groups + 5 * self.edges + self.devices * (len(LINK_FEATURES) * self.devices + 7)
-
     def _check_bytes(self, num_problems: int, count: int) -> None:
-        need = _CELL_BYTES * self.num_cells * (num_problems + count)
+        # Numbers in an observation, about.
+        of_groups = self.groups * (len(GROUP_FEATURES) + 2 * self.devices + 2)
+        of_devices = self.devices * (len(LINK_FEATURES) * self.devices + 7)
+        num_cells = of_groups + 5 * self.edges + of_devices
+        need = _CELL_BYTES * num_cells * (num_problems + count)
         if need > _MOST_BYTES:
             raise InputError(
                 f"observations of {self.groups:,} groups, {self.edges:,} edges and "

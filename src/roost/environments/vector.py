@@ -31,6 +31,7 @@ from roost.environments.placement import (
     checked_seed,
 )
 from roost.errors import InputError
+from roost.placers.toolkit import check_whole
 
 _MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP)
 
@@ -56,14 +57,13 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         render_mode: str | None = None,
         **settings: Any,
     ) -> None:
-        if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-            raise InputError(f"num_envs is {num_envs!r}; it must be a whole number, at least 1")
+        self.num_envs = num_envs
+        check_whole(self, 1, "num_envs")
         if autoreset_mode not in (*_MODES, *(mode.value for mode in _MODES)):
             known = " and ".join(mode.value for mode in _MODES)
             raise InputError(f"autoreset_mode is {autoreset_mode!r}; known are {known}")
         check_render_mode(render_mode)
         self.render_mode = render_mode
-        self.num_envs = num_envs
         autoreset_mode = AutoresetMode(autoreset_mode)
         self._resets_at_once = autoreset_mode == AutoresetMode.SAME_STEP
         self.metadata = {**PlacementEnvironment.metadata, "autoreset_mode": autoreset_mode}

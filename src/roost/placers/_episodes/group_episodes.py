@@ -18,6 +18,7 @@ class GroupEpisodes:
     """Devices and turns of episodes. Rows are episodes; each is at its own step."""
 
     NOWHERE: ClassVar = -1  # the device of a group that has none yet
+    ARRAYS = ("device", "visited", "visits", "num_groups", "step", "length")  # all of its state
     device: Array  # [episodes, groups] device or NOWHERE
     visited: Array  # [episodes, groups] bool: the group had its turn
     visits: Array  # [episodes, groups] groups in the order of their turns

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -34,15 +35,15 @@ Choose = Callable[["PolicyInput"], Array]
 MISSING_BYTES, STEP_TIME, _PEAKS = 0, 1, slice(2, None)
 # Attributes that a state keeps.
 _KEPT = (
+    *GroupEpisodes.ARRAYS,
+    "outcome",
+    "previous",
+    "group_start",
+    "group_finish",
     "starts",
     "first_outcome",
     "best",
     "best_outcome",
-    "device",
-    "outcome",
-    "group_start",
-    "group_finish",
-    "previous",
 )
 _MOST_REMEMBERED = 50_000  # placements
 _WORST = 1e3  # balanced steps: the step time of a trial that has none
@@ -101,8 +102,8 @@ class PlacetoEpisodes(GroupEpisodes):
     @property
     def has_tried_all(self) -> bool:
         """True if every placement is remembered."""
-        placements = np.log(self.units.allowed.sum(axis=1)).sum()
-        return bool(np.log(max(1, len(self.remembered))) >= placements - 1e-9)
+        choices: list[int] = self.units.allowed.sum(axis=1).tolist()
+        return max(1, len(self.remembered)) >= prod(choices)
 
     @property
     def best_step_time(self) -> float:
@@ -134,21 +135,20 @@ class PlacetoEpisodes(GroupEpisodes):
         """Begin episodes at the best placement so far, by other settings."""
         self.settings, self.group_times = settings, {}
         copies = settings.episodes, 1
-        self._restart_at(np.tile(self.best, copies), np.tile(self.best_outcome, copies), rng)
+        outcome = np.tile(self.best_outcome, copies)
+        self._restart_at(np.tile(self.best, copies), outcome, rng)
 
     def _restart_at(self, device: Array, outcome: Array, rng: np.random.Generator) -> None:
         self.tried, self.outcome = device, outcome  # what was tried last in each episode
-        self._start_turns(device, self.features.visits)
-        self._simulate_groups()
-        self.previous = device[:, self.features.visits[-1]].copy()
+        visits = self.features.visits
+        self.previous = device[:, visits[-1]].copy()
         if self.settings.order == "random":
-            self.visits[:] = rng.permutation(self.num_steps)
+            visits = rng.permutation(self.num_steps)
         elif self.settings.order == "reversed":
-            self.visits[:] = self.features.visits[::-1]
-
-    def _start_turns(self, device: Array, visits: Array) -> None:
+            visits = visits[::-1]
         self.make_room(*device.shape)
         self.start(slice(None), device, visits)
+        self._simulate_groups()
 
     def run(
         self, choose: Choose, rng: np.random.Generator, num_steps: int
@@ -254,26 +254,21 @@ class PlacetoEpisodes(GroupEpisodes):
 
     def state(self) -> dict[str, Array]:
         """The state of the episodes between two updates."""
-        remembered = [np.frombuffer(key, self.device.dtype) for key in self.remembered]
+        tried = [np.frombuffer(key, self.device.dtype) for key in self.remembered]
         outcomes = np.array(list(self.remembered.values()))
         return {
             **{name: np.array(getattr(self, name)) for name in _KEPT},
             "baseline": self.baseline.past.copy(),
-            "visits": self.visits[0].copy(),
-            "counts": np.array([self.turn]),
-            "tried": np.array(remembered, np.uint8).reshape(-1, self.num_steps),
-            "tried_outcome": outcomes.reshape(len(remembered), self.outcome.shape[1]),
+            "tried": np.array(tried, np.uint8).reshape(-1, self.num_steps),
+            "tried_outcome": outcomes.reshape(len(tried), self.outcome.shape[1]),
         }
 
     def resume(self, state: Mapping[str, Array], settings: PlacetoSettings) -> None:
         """Go on from a state."""
         self.settings = settings
-        self._start_turns(state["device"], state["visits"])
         for name in _KEPT:
             setattr(self, name, np.array(state[name]))
         self.tried = self.device.copy()
-        self.step[:] = state["counts"][0]
-        self.visited[:, self.visits[0, : self.turn]] = True
         self.baseline.past = np.array(state["baseline"])
         tried = state["tried"].astype(self.device.dtype)
         outcomes = np.array(state["tried_outcome"])
@@ -294,22 +289,26 @@ def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:  # [
 def anywhere(units: Units, rng: np.random.Generator, count: int) -> Array:  # [count, groups]
     """Random devices: each device that a group allows is equally likely."""
     choices = units.allowed.sum(axis=1)
-    pick = (rng.random((count, units.num_units)) * choices).astype(np.int64)
-    return np.asarray((np.cumsum(units.allowed, axis=1)[None] > pick[..., None]).argmax(axis=2))
+    pick = rng.random((count, units.num_units)) * choices
+    return _first_beyond(np.cumsum(units.allowed, axis=1), pick.astype(np.int64))
 
 
 def _drawn(log_probs: Array, rng: np.random.Generator) -> Array:  # [episodes]
     """A device for each episode, drawn with its probability."""
     share = np.cumsum(np.exp(log_probs.astype(np.float64)), axis=1)
-    pick = rng.random(len(log_probs)) * share[:, -1]
-    return np.asarray((share > pick[:, None]).argmax(axis=1))
+    return _first_beyond(share, rng.random(len(log_probs)) * share[:, -1])
+
+
+def _first_beyond(total: Array, pick: Array) -> Array:
+    """The first device at which the running total exceeds the pick."""
+    return np.asarray((total > pick[..., None]).argmax(axis=-1))
 
 
 def _worse(new: Array, old: Array) -> Array:  # [episodes] bool
     """More bytes are missing; or as many, and the step is longer."""
-    more = new[:, MISSING_BYTES] > old[:, MISSING_BYTES]
-    as_many = new[:, MISSING_BYTES] == old[:, MISSING_BYTES]
-    return np.asarray(more | (as_many & (new[:, STEP_TIME] > old[:, STEP_TIME])))
+    more = new[:, MISSING_BYTES] - old[:, MISSING_BYTES]
+    longer = new[:, STEP_TIME] > old[:, STEP_TIME]
+    return np.asarray((more > 0) | ((more == 0) & longer))
 
 
 def _best(group_device: Array, outcome: Array) -> tuple[Array, Array]:

@@ -4,7 +4,7 @@ problem."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -70,9 +70,8 @@ class SimulatedPlacements:
     @staticmethod
     def joined(parts: Sequence[SimulatedPlacements]) -> SimulatedPlacements:
         """All placements of these batches, as one batch."""
-        names = [field.name for field in fields(SimulatedPlacements)]
-        arrays = [np.concatenate([getattr(part, name) for part in parts]) for name in names]
-        return SimulatedPlacements(*arrays)
+        rows = [vars(part).values() for part in parts]
+        return SimulatedPlacements(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 class ProblemFeatures:
@@ -89,24 +88,29 @@ class ProblemFeatures:
         onward = self.position[source] < self.position[target]
         self.source, self.target = source[onward], target[onward]
         # [groups, groups] bytes that the row reads of the column, and that the column reads.
-        self.inputs = np.zeros((self.num_groups, self.num_groups), dtype=np.float32)
+        square = self.num_groups, self.num_groups
+        self.inputs = np.zeros(square, dtype=np.float32)
         self.inputs[target, source] = size
         self.outputs = self.inputs.T
-        self._read, self._written = self.inputs.sum(axis=1), self.outputs.sum(axis=1)
+        self._read = self.inputs.sum(axis=1)
+        self._written = self.outputs.sum(axis=1)
 
         # Seconds of each group on each device, and of a step, were the work spread over all
         # devices in proportion to their speed.
-        self.time = np.where(units.allowed, units.time, np.nanmax(units.time, initial=0.0))
+        most = np.nanmax(units.time, initial=0.0)
+        self.time = np.where(units.allowed, units.time, most)
         work = np.maximum(units.time.sum(axis=0), _LEAST_SECONDS)
-        self.balanced = max(float(1.0 / (1.0 / work).sum()), _LEAST_SECONDS)
+        speed = (1.0 / work).sum()
+        self.balanced = max(float(1.0 / speed), _LEAST_SECONDS)
         self._loads = (self.time.T / self.balanced).astype(np.float32)  # [devices, groups]
         self._takes_time = (self.time > 0).any(axis=1)
         # Logarithms of times relative to the fastest device: [groups, devices], and of all work.
         fastest = np.maximum(_LEAST_SECONDS, self.time.min(axis=1, keepdims=True))
-        slowness = np.log(np.maximum(self.time, _LEAST_SECONDS) / fastest)
-        self._slowness, self._speed = slowness.clip(-3, 3), np.log(work / work.min()).clip(0, 5)
+        slowness = np.maximum(self.time, _LEAST_SECONDS) / fastest
+        self._slowness = np.log(slowness).clip(-3, 3)
+        self._speed = np.log(work / work.min()).clip(0, 5)
 
-        self._numbers = np.arange(self.num_devices)
+        self._numbers = np.arange(self.num_devices)[:, None]
         self.memory = np.maximum(1.0, cluster.memory.astype(np.float64))
         # [groups] bytes that a group holds for most of a step, about.
         output_bytes = units.problem.graph.output_bytes
@@ -120,10 +124,9 @@ class ProblemFeatures:
 
     @cached_property
     def reach(self) -> Array:  # [groups, groups] bool: the column comes after the row
-        found = np.zeros((self.num_groups, self.num_groups), dtype=bool)
-        last_first = np.argsort(self.position[self.source], kind="stable")[::-1]
-        edges = zip(self.source[last_first], self.target[last_first], strict=True)
-        for source, target in edges:
+        found = np.zeros(self.inputs.shape, dtype=bool)
+        last_first = np.argsort(-self.position[self.source])
+        for source, target in zip(self.source[last_first], self.target[last_first], strict=True):
             found[source] |= found[target]
             found[source, target] = True
         return found
@@ -144,14 +147,16 @@ class ProblemFeatures:
         for spread in (near, far):  # a group does not see itself in others
             np.fill_diagonal(spread, 0.0)
         pooled = pools(self.reach) * self.time.min(axis=1)
-        rows = np.stack([self.inputs, self.outputs, near, far, *pooled], axis=1).astype(np.float32)
-        return np.asarray(rows / np.maximum(1e-12, rows.sum(axis=2, keepdims=True)))
+        rows = np.stack([self.inputs, self.outputs, near, far, *pooled], axis=1)
+        rows = rows.astype(np.float32)
+        total = rows.sum(axis=2, keepdims=True)
+        return np.asarray(rows / np.maximum(1e-12, total))
 
     @cached_property
     def fixed(self) -> Array:  # [FIXED, groups] f4
         count = self.num_groups
         mean_times = self.units.time.min(axis=1) * count / 10
-        columns = [
+        columns = (
             np.log1p(_STRETCH * mean_times / self.balanced),
             _beside_mean(self._written),
             _beside_mean(self.units.resident_bytes),
@@ -161,8 +166,8 @@ class ProblemFeatures:
             self._depths(self.target, self.source, -self.position),
             np.log1p(np.bincount(self.target, minlength=count)),
             np.log1p(np.bincount(self.source, minlength=count)),
-        ]
-        return np.stack(columns).astype(np.float32)
+        )
+        return _filled(columns, count)
 
     def _depths(self, before: Array, after: Array, position: Array) -> Array:
         """[groups] edges on the longest path to a group, as a share of the longest of all."""
@@ -177,28 +182,27 @@ class ProblemFeatures:
 
         `done` [batch, groups] are the groups that had their turn.
         """
-        device, rows = placements.device, np.arange(len(at))
-        time = self.time[np.arange(self.num_groups), device]  # [batch, groups]
-        start = placements.start - placements.start[rows, at][:, None]
+        device, groups = placements.device, np.arange(self.num_groups)
+        time = self.time[groups, device]  # [batch, groups]
+        start = placements.start - np.take_along_axis(placements.start, at[:, None], axis=1)
+        longest = time.max(axis=1, keepdims=True)
         latest = np.abs(start).max(axis=1, keepdims=True)
-        written = self._written
-        shape = len(MOVING), len(at), self.num_devices, self.num_groups
-        found = np.zeros(shape, dtype=np.float32)
-        feature = dict(zip(MOVING, found, strict=True))
-        feature["time"][:] = (time / np.maximum(1e-12, time.max(axis=1, keepdims=True)))[:, None]
-        feature["output_bytes"][:] = written / max(1e-12, written.max())
-        feature["start"][:] = (start / np.maximum(1e-12, latest))[:, None]
-        feature["is_current"][rows, :, at] = 1.0
-        feature["is_done"][:] = done[:, None]
-        feature["is_here"][:] = device[:, None] == self._numbers[:, None]
-        feature["time_here"][:] = self._slowness.T
-        return found
+        columns = (
+            (time / np.maximum(_LEAST_SECONDS, longest))[:, None],
+            self._written / max(1e-12, self._written.max()),
+            (start / np.maximum(_LEAST_SECONDS, latest))[:, None],
+            (at[:, None] == groups)[:, None],
+            done[:, None],
+            device[:, None] == self._numbers,
+            self._slowness.T,
+        )
+        return _filled(columns, len(at), self.num_devices, self.num_groups)
 
     def devices(self, placements: SimulatedPlacements, at: int, previous: Array) -> Array:
         """[DEVICE, batch, devices] f4 for one group; `previous` [batch] is the device that the
         group before it went to."""
         # [batch, devices, groups].
-        here = (placements.device[:, None] == self._numbers[:, None]).astype(np.float32)
+        here = (placements.device[:, None] == self._numbers).astype(np.float32)
         time_share = self.time[at] / self.balanced
         is_current = here[:, :, at]
         # Of all other groups.
@@ -210,7 +214,6 @@ class ProblemFeatures:
         transfer = self._transfer(read, written).astype(np.float32)
         memory = (placements.peak / self.memory).astype(np.float32)
         memory_after = memory + (1.0 - is_current) * (self.need[at] / self.memory)
-        found = np.empty((len(DEVICE), *here.shape[:2]), dtype=np.float32)
         columns = (
             is_current,
             self._slowness[at],
@@ -225,14 +228,13 @@ class ProblemFeatures:
             self._stretched(self._late(placements, at)),
             np.minimum(memory, _MOST_RATIO),
             np.minimum(memory_after, _MOST_RATIO),
-            previous[:, None] == self._numbers,
+            previous[:, None] == self._numbers[:, 0],
         )
-        for row, column in zip(found, columns, strict=True):
-            row[:] = column
-        return found
+        return _filled(columns, *here.shape[:2])
 
     def _stretched(self, seconds: Array) -> Array:
-        return np.asarray(np.log1p(seconds.astype(np.float32) * (_STRETCH / self.balanced)))
+        factor = _STRETCH / self.balanced
+        return np.asarray(np.log1p(seconds.astype(np.float32) * factor))
 
     def _transfer(self, read: Array, written: Array) -> Array:
         """[batch, devices] seconds on the links for a group there, from the bytes that it reads
@@ -250,7 +252,8 @@ class ProblemFeatures:
         common *= self._takes_time
         common[:, at] = 0.0
         busy = (here @ common.astype(np.float32)[..., None])[..., 0]
-        return np.asarray(np.minimum(busy / np.maximum(end - begin, 1e-12), _MOST_RATIO))
+        length = np.maximum(end - begin, _LEAST_SECONDS)
+        return np.asarray(np.minimum(busy / length, _MOST_RATIO))
 
     def _late(self, placements: SimulatedPlacements, at: int) -> Array:
         """[batch, devices] seconds by which its inputs arrive later than at the best device."""
@@ -258,9 +261,18 @@ class ProblemFeatures:
         if not len(before):
             return np.zeros((len(placements.device), self.num_devices))
         there = placements.device[:, before]  # [batch, inputs]
-        sent = self.inputs[at, before][:, None] * self._pace[there] + self._latency[there]
+        size = self.inputs[at, before][:, None]
+        sent = size * self._pace[there] + self._latency[there]
         ready = (placements.finish[:, before, None] + sent).max(axis=1)
         return np.asarray(ready - ready.min(axis=1, keepdims=True))
+
+
+def _filled(columns: Sequence[Array], *shape: int) -> Array:
+    """[columns, *shape] f4; each column is broadcast."""
+    found = np.empty((len(columns), *shape), dtype=np.float32)
+    for row, column in zip(found, columns, strict=True):
+        row[:] = column
+    return found
 
 
 def _beside_mean(size: Array) -> Array:
