@@ -26,7 +26,7 @@ from roost.plan.plan import simulated
 from roost.plan.trial_runs import corrected, tuned
 from roost.runtime.whole.apply import ModulePlacement, apply, named_tensors, remove, signature
 from roost.runtime.whole.rounding import by_modules
-from roost.runtime.whole.trial_run import Tried
+from roost.runtime.whole.trial_run import TrialRun
 from roost.runtime.whole.verify import verify_modules
 from roost.testing.schemas import published
 
@@ -166,7 +166,7 @@ def test_verify_tells_what_differs(model, plan):
 
     def wrong(self, placement=None, settle=roost.runtime.whole.apply.Placed._stream):
         settle(self)
-        for load in self.ring._order:
+        for load in self.window._order:
             if load.name == odd:
                 load.tensors[0] = load.tensors[0] * 3.0  # not what the module has
 
@@ -529,7 +529,7 @@ def course_of(model, cap="112MiB", inputs=IDS, **more):
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            roost.plan.module_search.Course,
+            roost.plan.module_search.PlanSearch,
             "fitting",
             lambda self, tries: found.append(self) or 1 / 0,
         )
@@ -557,7 +557,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
         runs.append(plan)
         cpu = computed_on_cpu(first if plan is first else plan)
         thought = cpu if plan is first else cpu / 8.0
-        return Tried(
+        return TrialRun(
             plan.step_time + 7.0 * thought * (plan is first),
             2**20,
             2**20,
@@ -582,19 +582,19 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
     def tries(plan):
         beyond = 100 * 2**20  # more than the rules leave free
         peaks.append(int(plan.timeline.peak_memory[1]) + beyond)
-        return Tried(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
+        return TrialRun(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
 
     best = tuned(course, first, known, tries)
     assert peaks[0] > room
     assert int(best.timeline.peak_memory[1]) + 100 * 2**20 <= room
     assert best.measured == best.step_time
     assert len(peaks) >= 2
-    hopeless = lambda plan: Tried(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
+    hopeless = lambda plan: TrialRun(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(
         Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"
     ):
         tuned(course, first, known, hopeless)
-    monkeypatch.setattr("roost.runtime.whole.trial_run.tried", raises_out_of_memory)
+    monkeypatch.setattr("roost.runtime.whole.trial_run.trial_run", raises_out_of_memory)
     with pytest.raises(
         Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"
     ):
@@ -614,12 +614,12 @@ def test_what_a_run_leaves_free_is_used(model):
         course,
         first,
         known,
-        lambda plan: Tried(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0),
+        lambda plan: TrialRun(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0),
     )
     assert best.step_time < first.step_time
     assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
     growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
-    assert corrected(growing, first, known, Tried(1.0, 0, 0, 0.0, 0)).held == growing.held(known)
+    assert corrected(growing, first, known, TrialRun(1.0, 0, 0, 0.0, 0)).held == growing.held(known)
 
 
 def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
@@ -684,7 +684,7 @@ def test_less_is_left_free_than_by_rule_only_where_a_run_shows_that_it_is_enough
     )
     monkeypatch.setattr(
         "roost.plan.placing._tried",
-        lambda _, plan: runs.append(plan) or Tried(1.0, 2**20, 0, 0.0, 0),
+        lambda _, plan: runs.append(plan) or TrialRun(1.0, 2**20, 0, 0.0, 0),
     )
     plan = roost.place(model, IDS, memory=little, trials=200, seconds=None)
     assert len(runs) == 1

@@ -166,7 +166,7 @@ def placed(
         step, problem, placement, residents, Optimizer(rate=RATE), cores, one_thread=one_thread
     ) as run:
         built = time.perf_counter() - begun
-        threads = len(run.hosts)
+        threads = len(run.launchers)
         peak: dict[str, int] = {}
         for batch in batches:
             begun = time.perf_counter()

@@ -24,7 +24,7 @@ from roost.errors import InputError
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
 from roost.presets import machine, measurement_cache
-from roost.runtime.ops.device_code import Code, _Writer
+from roost.runtime.ops.device_code import StepCode, _DeviceWriter
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
@@ -304,7 +304,7 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
     with GraphRuntime(
         step, problem, problem.placement(np.zeros(step.graph.num_ops, int)), residents_of(model)
     ) as run:
-        lines = _Writer(Code(step, problem, run.placement, run), 0).written()
+        lines = _DeviceWriter(StepCode(step, problem, run.placement, run), 0).written()
     changed = {
         line.node: line.call
         for line in lines

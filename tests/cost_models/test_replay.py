@@ -63,7 +63,7 @@ def test_a_replay_calls_what_the_runtime_calls(make, train):
         step, problem, problem.placement(np.zeros(step.graph.num_ops)), residents_of(model)
     )
     with theirs:
-        run._inputs, run.chance.step = list(inputs), 1
+        run._inputs, run.random_ops.step = list(inputs), 1
         with torch.no_grad():
             run._functions[0][0]()
     run.close()

@@ -8,7 +8,7 @@ import roost
 from roost.errors import InputError
 from roost.report.trace import write_trace
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.step.devices import Cpu
+from roost.runtime.step.devices import CpuDevice
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
 from support.late import late_place
@@ -26,7 +26,7 @@ def test_ops_run_after_what_they_read_and_one_at_a_time(kinds, tmp_path):
         placement = any_placement(problem, rng)
         runs = {}
         for record in (True, False):
-            places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             rate = Optimizer(rate=1e-2)
             with GraphRuntime(
                 step, problem, placement, residents_of(model), rate, places=places, record=record

@@ -17,12 +17,12 @@ from torch import nn
 from roost.errors import ExecutionError, InputError
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
-from roost.runtime.ops.cuda import Pins, device_named
-from roost.runtime.ops.fetch_window import ALIGNMENT, lives, packed
+from roost.runtime.ops.cuda import PinnedMemory, device_named
+from roost.runtime.ops.fetch_window import ALIGNMENT, lifetimes, packed
 from roost.runtime.ops.lines import Line, Ref
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.ops.segments import Segment, segmented
-from roost.runtime.step.devices import Cpu
+from roost.runtime.step.devices import CpuDevice
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
 from roost.simulator.order import dispatch_order
@@ -70,7 +70,7 @@ def test_bytes_are_taken_over_after_all_who_used_them():
         place = {op: number for number, op in enumerate(order)}
         for copies in plan_fetches(problem, placement, order)[0]:
             sizes = [int(problem.graph.output_bytes[copy.parameter]) for copy in copies]
-            offsets, _ = packed(sizes, lives(copies))
+            offsets, _ = packed(sizes, lifetimes(copies))
             asked = -1
             for number, copy in enumerate(copies):
                 asked = max([asked, *(place[user] for old in copy.replaces for user in old.users)])
@@ -91,14 +91,14 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
     names = [f"{'cpu' if kind == 'c' else 'cuda'}:{number}" for number, kind in enumerate(kinds)]
     problem, rng = mixed_problem(step, *names), np.random.default_rng(6)
     alone = run_steps(
-        step, problem, on_one(step), model, inputs, count=3, places=[Cpu() for _ in kinds]
+        step, problem, on_one(step), model, inputs, count=3, places=[CpuDevice() for _ in kinds]
     )
     for seed, make in enumerate([any_placement, streamed, any_placement, streamed]):
         placement = (
             make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
         )
         for together in (False, True):
-            places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             found = run_steps(
                 step, problem, placement, model, inputs, 3, places=places, one_thread=together
             )
@@ -114,12 +114,12 @@ def test_ops_that_are_recorded_change_no_number(kinds):
     )
     on = len(kinds) - 1
     alone = run_steps(
-        step, problem, on_one(step), model, inputs, count=4, places=[Cpu() for _ in kinds]
+        step, problem, on_one(step), model, inputs, count=4, places=[CpuDevice() for _ in kinds]
     )
     for seed in range(4):
         placement = streamed(problem, rng, on) if seed % 2 else any_placement(problem, rng)
         for together in (False, True):
-            places = [Cpu() if kind == "c" else late_place(seed) for kind in kinds]
+            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             found = run_steps(
                 step,
                 problem,
@@ -183,7 +183,7 @@ def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(ho
     problem = mixed_problem(step, "cpu", "cuda:0")
     device = np.full(step.graph.num_ops, home)
     device[step.graph.op_names.index(step.op_of[step.program.results[1]])] = 1 - home
-    places, settings = [Cpu(), late_place(most=0.05)], Optimizer(rate=1.0)
+    places, settings = [CpuDevice(), late_place(most=0.05)], Optimizer(rate=1.0)
     with GraphRuntime(
         step, problem, problem.placement(device), residents_of(model), settings, places=places
     ) as run:
@@ -213,11 +213,13 @@ def test_new_values_on_their_way_home_are_no_more_than_the_window():
         place.left(Arrival(number), new.nbytes)
 
 
-def test_a_failure_on_a_device_that_is_told_ahead_ends_the_step():
+def test_a_failure_on_a_device_that_is_launched_ahead_ends_the_step():
     model, inputs, step = made()
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = streamed(problem, np.random.default_rng(7))
-    run = GraphRuntime(step, problem, placement, residents_of(model), places=[Cpu(), late_place()])
+    run = GraphRuntime(
+        step, problem, placement, residents_of(model), places=[CpuDevice(), late_place()]
+    )
     with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
         run.step(torch.full((3, 4), 99), inputs[1])
     run.close()
@@ -229,7 +231,9 @@ def test_memory_goes_back_with_the_run(fails):
     model, inputs, step = made("adam")
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = any_placement(problem, np.random.default_rng(9))
-    run = GraphRuntime(step, problem, placement, residents_of(model), places=[Cpu(), late_place()])
+    run = GraphRuntime(
+        step, problem, placement, residents_of(model), places=[CpuDevice(), late_place()]
+    )
     held = weakref.ref(run)
     gc.disable()
     try:
@@ -261,7 +265,7 @@ def test_a_device_that_does_not_exist_is_named_with_those_that_do():
 
 
 def test_what_cannot_be_pinned_is_told_once(caplog):
-    pins, value = Pins(limit=8), torch.arange(2.0)
+    pins, value = PinnedMemory(limit=8), torch.arange(2.0)
     with caplog.at_level(logging.WARNING):
         found = [pins.home(value, torch.empty_like) for _ in range(3)]
     assert len(caplog.records) == 1
@@ -270,7 +274,7 @@ def test_what_cannot_be_pinned_is_told_once(caplog):
     def refuse(like):
         raise RuntimeError("CUDA error: out of memory")
 
-    assert torch.equal(Pins().home(value, refuse), value)
+    assert torch.equal(PinnedMemory().home(value, refuse), value)
 
 
 def test_looks_alone_are_no_graph():

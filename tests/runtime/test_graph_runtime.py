@@ -20,7 +20,7 @@ from roost.frontends.tracing.trace import trace
 from roost.runtime.ops.device_code import _compiled
 from roost.runtime.ops.lines import Line
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.step.device_threads import Worker
+from roost.runtime.step.device_threads import TaskThread
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
 from roost.runtime.whole import cpu_beside_gpu
@@ -352,7 +352,7 @@ def test_threads_that_start_others_at_once_keep_their_number_of_threads():
 
     def work(number):
         for _ in range(40):
-            ours = Worker("ours", lambda error: None, threads=number % 2)
+            ours = TaskThread("ours", lambda error: None, threads=number % 2)
             if number % 2 == 0:  # it has what its caller has
                 ours.give(lambda: seen.update([torch.get_num_threads()]))
             ours.close()
@@ -379,7 +379,7 @@ def test_the_thread_beside_a_gpu_changes_no_other(monkeypatch):
     try:
         torch.set_num_threads(5)
         assert torch.get_num_threads() == 5
-        beside = cpu_beside_gpu.Aside(torch.device("cuda:0"))
+        beside = cpu_beside_gpu.CpuBesideGpu(torch.device("cuda:0"))
         beside._work.put(lambda: seen.append(torch.get_num_threads()))
         beside.join()
         with ThreadPoolExecutor(1) as pool:

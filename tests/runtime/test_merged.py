@@ -8,12 +8,12 @@ from test_graph_runtime import made
 
 import roost
 from roost.core.cluster import Cluster, Device, Link
-from roost.runtime.ops.device_code import Code, _Writer
+from roost.runtime.ops.device_code import StepCode, _DeviceWriter
 from roost.runtime.ops.lines import Line
 from roost.runtime.ops.merged import has_time, merged
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.ops.transfers import hosts
-from roost.runtime.step.devices import Cpu
+from roost.runtime.ops.transfers import launchers
+from roost.runtime.step.devices import CpuDevice
 from roost.runtime.step.unplaced import residents_of
 from roost.simulator.compiled import simulate
 from support.late import late_place
@@ -55,10 +55,10 @@ def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kind
     rng, crossed = np.random.default_rng(9), 0
     for make in [any_placement, streamed] * 3:
         placement = make(problem, rng)
-        places = [Cpu() if kind == "c" else late_place() for kind in kinds]
+        places = [CpuDevice() if kind == "c" else late_place() for kind in kinds]
         with GraphRuntime(step, problem, placement, residents_of(model), places=places) as run:
-            code = Code(step, problem, placement, run)
-            rows = {device: _Writer(code, device).written() for device in range(len(kinds))}
+            code = StepCode(step, problem, placement, run)
+            rows = {device: _DeviceWriter(code, device).written() for device in range(len(kinds))}
         timeline = simulate(problem, placement, full=True)
         told = [device for device, kind in enumerate(kinds) if kind == "g"]
         lines = merged(rows, told, timeline.start, timeline.finish)
@@ -77,12 +77,12 @@ def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kind
 
 
 def test_one_cpu_may_share_a_thread_with_the_gpus_and_several_do_not():
-    cpu, gpu = Cpu(), late_place()
-    assert hosts([cpu, gpu, gpu], True) == [[0, 1, 2]]
-    assert hosts([cpu, gpu, gpu]) == [[0], [1], [2]]
-    assert hosts([gpu, gpu], True) == [[0, 1]]
-    assert hosts([cpu, gpu, cpu, gpu], True) == [[0], [1], [2], [3]]
-    assert hosts([cpu, cpu], True) == [[0], [1]]
+    cpu, gpu = CpuDevice(), late_place()
+    assert launchers([cpu, gpu, gpu], True) == [[0, 1, 2]]
+    assert launchers([cpu, gpu, gpu]) == [[0], [1], [2]]
+    assert launchers([gpu, gpu], True) == [[0, 1]]
+    assert launchers([cpu, gpu, cpu, gpu], True) == [[0], [1], [2], [3]]
+    assert launchers([cpu, cpu], True) == [[0], [1]]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.5, True), (0.8, False), (1.0, False)])
@@ -104,7 +104,7 @@ def test_a_step_starts_no_thread(one_thread):
     model, inputs, step = made("adam")
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(2)
     for _ in range(3):
-        places = [Cpu(), late_place()]
+        places = [CpuDevice(), late_place()]
         settings = {"places": places, "one_thread": one_thread}
         with GraphRuntime(
             step, problem, any_placement(problem, rng), residents_of(model), **settings
@@ -119,9 +119,9 @@ def test_whoever_runs_it_may_say_whether_one_thread_has_both(one_thread, expecte
     model, inputs, step = made()
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = any_placement(problem, np.random.default_rng(1))
-    places = [Cpu(), late_place()]
+    places = [CpuDevice(), late_place()]
     with GraphRuntime(
         step, problem, placement, residents_of(model), places=places, one_thread=one_thread
     ) as run:
-        assert run.hosts == expected
+        assert run.launchers == expected
         run.step(*inputs)

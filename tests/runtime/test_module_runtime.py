@@ -134,7 +134,7 @@ def test_streamed_weights_are_in_the_window_while_a_module_runs_and_at_home_else
     name = "blocks.1.up.weight"
     apply(model, ModulePlacement("cpu:0", {name: "cpu:1"}, {}, {"blocks.1.up": (name,)}))
     model(torch.zeros(1, 3, dtype=torch.long))
-    begin = model.__dict__["_roost_placed"].ring._memory.data_ptr()
+    begin = model.__dict__["_roost_placed"].window._memory.data_ptr()
     assert model.blocks[1].up.seen == begin != model.blocks[1].up.weight.data_ptr()
     assert model.blocks[2].up.seen == model.blocks[2].up.weight.data_ptr()
     remove(model)
@@ -407,7 +407,7 @@ def test_generate_gives_the_same_tokens():
     runs_on = {"model.layers.2.mlp": "cpu:1", "model.embed_tokens": "cpu:1"}
     apply(model, ModulePlacement("cpu:0", home, runs_on, streamed, 20_000, signature(model)))
     assert torch.equal(model.generate(ids, **ask), expected)
-    assert model.__dict__["_roost_placed"].ring.num_unexpected <= 1
+    assert model.__dict__["_roost_placed"].window.num_unexpected <= 1
     remove(model)
     assert torch.equal(model.generate(ids, **ask), expected)
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from roost.runtime.whole.copy_streams import ThreadWay
-from roost.runtime.whole.weight_window import Load, Ring
+from roost.runtime.whole.copy_streams import ThreadCopyQueue
+from roost.runtime.whole.weight_window import ModuleWeights, WeightWindow
 
 
-class LateWay:
+class LateCopyQueue:
     """Copies when it is waited for, or when a mark says that the place is free: as late as can
     be."""
 
@@ -37,17 +37,17 @@ class LateWay:
 def loads(rng, count, most=3000):
     sizes = rng.integers(1, most, count)
     return [
-        Load(str(n), [torch.full((int(s),), float(n)), torch.full((3,), n)])
+        ModuleWeights(str(n), [torch.full((int(s),), float(n)), torch.full((3,), n)])
         for n, s in enumerate(sizes)
     ]
 
 
-@pytest.mark.parametrize("way", [ThreadWay, LateWay])
+@pytest.mark.parametrize("way", [ThreadCopyQueue, LateCopyQueue])
 @pytest.mark.parametrize("seed", range(20))
 def test_each_module_finds_its_own_weights_whatever_comes(seed, way):
     rng = np.random.default_rng(seed)
     known = loads(rng, int(rng.integers(1, 12)))
-    window = Ring(way(), torch.device("cpu"), int(rng.integers(0, 40_000)), known)
+    window = WeightWindow(way(), torch.device("cpu"), int(rng.integers(0, 40_000)), known)
     order = list(range(len(known)))
     for _ in range(6):
         if rng.random() < 0.5:  # as expected, or with some left out, repeated and exchanged
@@ -63,7 +63,7 @@ def test_each_module_finds_its_own_weights_whatever_comes(seed, way):
 
 def test_a_run_like_the_last_one_finds_everything_fetched():
     known = loads(np.random.default_rng(0), 9)
-    window = Ring(ThreadWay(), torch.device("cpu"), 30_000, known)
+    window = WeightWindow(ThreadCopyQueue(), torch.device("cpu"), 30_000, known)
     for run in range(3):
         for load in reversed(known):
             window.leave(window.enter(load))
@@ -76,7 +76,7 @@ def test_a_run_like_the_last_one_finds_everything_fetched():
 
 def test_a_module_inside_another_has_weights_too():
     known = loads(np.random.default_rng(1), 3, most=10)
-    window = Ring(ThreadWay(), torch.device("cpu"), 0, known)  # room for one alone
+    window = WeightWindow(ThreadCopyQueue(), torch.device("cpu"), 0, known)  # room for one alone
     outer = window.enter(known[0])
     inner = window.enter(known[1])
     assert (inner.views[0] == 1).all()

@@ -15,7 +15,7 @@ from roost.frontends.tracing.trace import trace
 from roost.runtime.ops import run as graph_runtime
 from roost.runtime.ops import transfers
 from roost.runtime.ops import verify as verification
-from roost.runtime.ops.device_code import _Writer
+from roost.runtime.ops.device_code import _DeviceWriter
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.ops.verify import check_devices, verify
 from roost.runtime.step.differences import apart
@@ -218,14 +218,14 @@ def test_settings_of_pytorch_are_as_before():
 
 def test_a_wrong_kernel_on_one_device_is_named(monkeypatch):
     step, problem, model, inputs = made("sgd", dropout=0.0)
-    right = _Writer._define
+    right = _DeviceWriter._define
 
     def wrong(self, op, node, call, args, kwargs=None):
         if self.device == 1 and call is torch.ops.aten.relu.default:
             call = torch.ops.aten.sigmoid.default
         return right(self, op, node, call, args, kwargs)
 
-    monkeypatch.setattr(_Writer, "_define", wrong)
+    monkeypatch.setattr(_DeviceWriter, "_define", wrong)
     assert verify(step, problem, wholly_on(problem, 0), model, inputs).bitwise
     found = verify(step, problem, wholly_on(problem, 1), model, inputs)
     assert not found.same

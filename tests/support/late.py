@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from roost.runtime.ops.cuda import Cuda, Stream
+from roost.runtime.ops.cuda import CudaDevice, Stream
 from roost.runtime.ops.segments import Capture
-from roost.runtime.step.devices import Mark
+from roost.runtime.step.devices import Event
 
 
-class LateMark:
+class LateEvent:
     """Past when the stream has come to it."""
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class LateStream(_HostClock):
     def empty_like(self, like: Tensor) -> Tensor:
         return _nonsense(like)
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Event) -> None:
         self._work.put(("wait", (mark,)))
 
-    def mark(self, sleep: bool = False) -> Mark:
-        mark = LateMark()
+    def mark(self, sleep: bool = False) -> Event:
+        mark = LateEvent()
         self._work.put(("mark", (mark,)))
         return mark
 
@@ -83,9 +83,9 @@ class LateStream(_HostClock):
             match what, things:
                 case "copy", (Tensor() as target, Tensor() as source):
                     target.copy_(source)
-                case "wait", (LateMark() as mark,):
+                case "wait", (LateEvent() as mark,):
                     mark.synchronize()
-                case "mark", (LateMark() as mark,):
+                case "mark", (LateEvent() as mark,):
                     mark.reach()
 
 
@@ -98,11 +98,11 @@ class AtOnce(_HostClock):
     def empty_like(self, like: Tensor) -> Tensor:
         return _nonsense(like)
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Event) -> None:
         mark.synchronize()
 
-    def mark(self, sleep: bool = False) -> Mark:
-        mark = LateMark()
+    def mark(self, sleep: bool = False) -> Event:
+        mark = LateEvent()
         mark.reach()
         return mark
 
@@ -142,8 +142,8 @@ class LateEngine:
         return 0
 
 
-def late_place(seed: int = 0, most: float = 1e-3) -> Cuda:
-    return Cuda(torch.device("cpu"), LateEngine(seed, most))
+def late_place(seed: int = 0, most: float = 1e-3) -> CudaDevice:
+    return CudaDevice(torch.device("cpu"), LateEngine(seed, most))
 
 
 def _capture(

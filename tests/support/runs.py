@@ -15,7 +15,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.step.devices import Place
+from roost.runtime.step.devices import RuntimeDevice
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
 from support.numerics import distance
@@ -62,7 +62,7 @@ def run_steps(
     model: nn.Module,
     inputs: tuple[Any, ...],
     count: int = 2,
-    places: Sequence[Place] | None = None,
+    places: Sequence[RuntimeDevice] | None = None,
     graphs: bool = False,
     one_thread: bool | None = None,
 ) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:

@@ -74,7 +74,7 @@ _NO_RELIEF = Relief()
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
+class PlanSearch:
     """All that a search for a plan is given."""
 
     model: nn.Module

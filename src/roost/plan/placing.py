@@ -18,7 +18,7 @@ from roost.core.units import parse_bytes
 from roost.errors import Infeasible, InputError, UnknownName
 from roost.placers import Placer
 from roost.plan.clusters import cluster_of, main_of, with_less
-from roost.plan.module_search import Course
+from roost.plan.module_search import PlanSearch
 from roost.plan.plan import Plan
 from roost.plan.trial_runs import tuned
 from roost.search.evaluate import Progress
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from roost.frontends.tracing.captured_step import CapturedStep
-    from roost.runtime.whole.trial_run import Tried
+    from roost.runtime.whole.trial_run import TrialRun
 
 log = logging.getLogger(__name__)
 
@@ -100,8 +100,8 @@ def place(
         room[main] += max(own, default=0)
     few, capped = max(_FEW, 2 * _rows(example_inputs)), main in (memory or {})
 
-    def course(found: Costs, spaces: Array | None) -> Course:
-        return Course(
+    def course(found: Costs, spaces: Array | None) -> PlanSearch:
+        return PlanSearch(
             model, example_inputs, step, spaces, where, capped, main, room, found, exact, few,
             placer, seconds, trials, seed, on_trial,
         )  # fmt: skip
@@ -162,16 +162,16 @@ def _spaces(step: CapturedStep, main: str) -> Array | None:
     )
 
 
-def _tried(model: nn.Module, plan: Plan) -> Tried | None:
+def _tried(model: nn.Module, plan: Plan) -> TrialRun | None:
     """What a run of a plan shows; None where it cannot be run here, for which a log tells why."""
     import torch
 
-    from roost.runtime.whole.trial_run import Tried, tried
+    from roost.runtime.whole.trial_run import TrialRun, trial_run
 
     try:
-        return tried(model, plan.modules, plan.example_inputs)
+        return trial_run(model, plan.modules, plan.example_inputs)
     except torch.OutOfMemoryError:
-        return Tried(math.inf, _TOO_MUCH, _TOO_MUCH, 0.0, 0)
+        return TrialRun(math.inf, _TOO_MUCH, _TOO_MUCH, 0.0, 0)
     # Of any model; the plan may be for other inputs than these, or for another day.
     except Exception as error:
         log.warning(

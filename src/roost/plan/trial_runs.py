@@ -14,12 +14,12 @@ from roost.core.costs import Costs
 from roost.core.problem import Problem
 from roost.core.units import show_bytes, show_seconds
 from roost.errors import Infeasible
-from roost.plan.module_search import Correction, Course
+from roost.plan.module_search import Correction, PlanSearch
 from roost.plan.plan import Plan, simulated
 
 if TYPE_CHECKING:
     from roost.runtime.whole.apply import ModulePlacement
-    from roost.runtime.whole.trial_run import Tried
+    from roost.runtime.whole.trial_run import TrialRun
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ _SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
 
 
 def tuned(
-    course: Course, plan: Plan, known: Correction, tries: Callable[[Plan], Tried | None]
+    course: PlanSearch, plan: Plan, known: Correction, tries: Callable[[Plan], TrialRun | None]
 ) -> Plan:
     """Run the plan, correct what was thought by what that shows, search again: the fastest that was
     run."""
@@ -88,7 +88,7 @@ def _expected(plan: Plan, problem: Problem) -> float:
     return max(plan.measured, simulated(problem, plan.placement, plan.modules).step_time)
 
 
-def corrected(course: Course, plan: Plan, known: Correction, found: Tried) -> Correction:
+def corrected(course: PlanSearch, plan: Plan, known: Correction, found: TrialRun) -> Correction:
     """What a run of a plan says of what was thought when it was made."""
     held, too_few = _held_next(course, plan, known, found)
     slower, hop = known.slower, known.hop
@@ -110,7 +110,9 @@ def corrected(course: Course, plan: Plan, known: Correction, found: Tried) -> Co
     return Correction(held, too_few, slower, hop)
 
 
-def _held_next(course: Course, plan: Plan, known: Correction, found: Tried) -> tuple[int, int]:
+def _held_next(
+    course: PlanSearch, plan: Plan, known: Correction, found: TrialRun
+) -> tuple[int, int]:
     """How many bytes to leave free, after a run that held some; and with how many it is known to be
     too few.
 

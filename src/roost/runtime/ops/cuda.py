@@ -25,8 +25,8 @@ from torch import Tensor
 
 from roost.errors import InputError
 from roost.runtime.ops.segments import Capture
-from roost.runtime.step.device_threads import AWAKE, look
-from roost.runtime.step.devices import Mark, Parcel
+from roost.runtime.step.device_threads import AWAKE_SECONDS, look
+from roost.runtime.step.devices import Event, SentTensor
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Stream(Protocol):
         is another one."""
 
     def empty_like(self, like: Tensor) -> Tensor: ...
-    def wait(self, mark: Mark) -> None: ...
-    def mark(self, sleep: bool = False) -> Mark:
+    def wait(self, mark: Event) -> None: ...
+    def mark(self, sleep: bool = False) -> Event:
         """The point when all is done that was given so far; who waits for it may sleep, or look all
         the time."""
 
@@ -100,11 +100,11 @@ class CudaStream:
         finally:
             torch.cuda.set_stream(self._default)
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Event) -> None:
         assert isinstance(mark, torch.cuda.Event)
         self.raw.wait_event(mark)
 
-    def mark(self, sleep: bool = False) -> Mark:
+    def mark(self, sleep: bool = False) -> Event:
         event = torch.cuda.Event(blocking=sleep)  # type: ignore[no-untyped-call]
         event.record(self.raw)
         return event
@@ -176,8 +176,8 @@ class CudaEngine:
         return torch.cuda.max_memory_allocated(device)
 
 
-class Cuda:
-    """A CUDA device: a `Place`."""
+class CudaDevice:
+    """A CUDA device: a `RuntimeDevice`."""
 
     def __init__(self, device: torch.device, engine: Engine | None = None) -> None:
         self.device, self.engine = device, engine or CudaEngine()
@@ -188,10 +188,10 @@ class Cuda:
         self.window_bytes = 0
         self._before = self.engine.allocated(device)
         # Copies of new values on their way home, and their bytes.
-        self._leaving: deque[tuple[Mark, int]] = deque()
+        self._leaving: deque[tuple[Event, int]] = deque()
         self._leaving_bytes = 0
 
-    # ------------------------------------------------------------------ Place
+    # ------------------------------------------------------------------ RuntimeDevice
 
     def enter(self) -> None:
         self.engine.enter(self.device)
@@ -202,22 +202,22 @@ class Cuda:
     def finish(self) -> None:
         # Asleep after a while, not looking all the time: the other devices need the cores.
         done = self.compute.mark(sleep=True)
-        look(done.query, AWAKE)
+        look(done.query, AWAKE_SECONDS)
         done.synchronize()
         self._leaving_bytes = 0
         self._leaving.clear()  # whoever waits for the step waits for each of them
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> Event | None:
         return self.compute.mark()
 
-    def wait(self, mark: Mark | None) -> None:
+    def wait(self, mark: Event | None) -> None:
         if mark is not None:
             self.compute.wait(mark)
 
     def given(self, value: Tensor) -> Tensor:
         return value.to(self.device) if value.is_cuda else self.received(self.bring(value))
 
-    def received(self, parcel: Parcel) -> Tensor:
+    def received(self, parcel: SentTensor) -> Tensor:
         if parcel.on_host:
             return parcel.tensor.to(self.device, non_blocking=True)
         self.wait(parcel.arrival)
@@ -250,32 +250,32 @@ class Cuda:
     def bring(
         self,
         tensor: Tensor,
-        after: Sequence[Mark | None] = (),
+        after: Sequence[Event | None] = (),
         into: Tensor | None = None,
-        source: Cuda | None = None,
-    ) -> Parcel:
+        source: CudaDevice | None = None,
+    ) -> SentTensor:
         """Copy a tensor to this device, from the host or from another CUDA device."""
         if source is None and not tensor.is_pinned():
             tensor = self.engine.pinned(tensor).copy_(tensor)
         return self._bring(self.arrivals, tensor, after, into, source)
 
-    def posted(self, tensor: Tensor) -> Parcel:
+    def posted(self, tensor: Tensor) -> SentTensor:
         """A small tensor of the host for this device: whoever receives it copies it in the stream
         that computes.
 
         Streams of their own cost whoever sends more than they save. And a thread of the host that
         computes has nothing to ask of the device then.
         """
-        return Parcel(self.engine.pinned(tensor).copy_(tensor), None, on_host=True)
+        return SentTensor(self.engine.pinned(tensor).copy_(tensor), None, on_host=True)
 
-    def handed(self, tensor: Tensor) -> Parcel:
+    def handed(self, tensor: Tensor) -> SentTensor:
         """A small tensor of this device for the host, copied in the stream that computes; by its
         own thread."""
         target = self.engine.pinned(tensor)
         target.copy_(tensor, non_blocking=True)
-        return Parcel(target, self.mark())
+        return SentTensor(target, self.mark())
 
-    def fetch(self, tensor: Tensor, slot: Tensor, source: Cuda | None = None) -> Parcel:
+    def fetch(self, tensor: Tensor, slot: Tensor, source: CudaDevice | None = None) -> SentTensor:
         """Copy a resident of another device into the window, when what was told to this device so
         far is done."""
         return self._bring(self.fetches, tensor, (self.mark(),), slot, source)
@@ -284,10 +284,10 @@ class Cuda:
         self,
         stream: Stream,
         tensor: Tensor,
-        after: Sequence[Mark | None],
+        after: Sequence[Event | None],
         into: Tensor | None,
-        source: Cuda | None,
-    ) -> Parcel:
+        source: CudaDevice | None,
+    ) -> SentTensor:
         target = stream.empty_like(tensor) if into is None else into
         for mark in after:
             if mark is not None:
@@ -297,11 +297,11 @@ class Cuda:
         stream.copy(target, tensor, None if source is None else source.departures)
         if source is not None:
             source.departures.keep(tensor)
-        return Parcel(target, stream.mark())
+        return SentTensor(target, stream.mark())
 
     def take(
-        self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None
-    ) -> Parcel:
+        self, tensor: Tensor, after: Sequence[Event | None] = (), into: Tensor | None = None
+    ) -> SentTensor:
         """Copy a tensor of this device to the host."""
         target = self.engine.pinned(tensor) if into is None else into
         for mark in after:
@@ -310,7 +310,7 @@ class Cuda:
         self.departures.copy(target, tensor)
         self.departures.keep(tensor)
         # For a new value nobody is in haste.
-        return Parcel(target, self.departures.mark(sleep=into is not None))
+        return SentTensor(target, self.departures.mark(sleep=into is not None))
 
     # ------------------------------------------------------------------ new values on their way
     # home
@@ -328,7 +328,7 @@ class Cuda:
             self._leaving_bytes -= size
         return value.clone()
 
-    def left(self, arrival: Mark | None, size: int) -> None:
+    def left(self, arrival: Event | None, size: int) -> None:
         """A copy that `leaving` made will be home at that point."""
         if arrival is not None:
             self._leaving.append((arrival, size))
@@ -356,7 +356,7 @@ class Cuda:
         ]
 
 
-class Pins:
+class PinnedMemory:
     """Residents of the host that are pinned, so that a copy to a CUDA device is one transfer; up to
     a limit."""
 

@@ -38,7 +38,7 @@ from roost.simulator.reference import Copy, plan_fetches
 aten = torch.ops.aten
 
 
-class Hands(Protocol):
+class DeviceCalls(Protocol):
     """What the code of a device calls, apart from ops of PyTorch. Ops are named by their number."""
 
     def torch_device(self, device: int) -> torch.device: ...
@@ -76,7 +76,7 @@ class Hands(Protocol):
         """What is called before an op and after it, where ops are timed."""
 
 
-class Code:
+class StepCode:
     """The functions of all devices for one placement."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Code:
         step: CapturedStep,
         problem: Problem,
         placement: Placement,
-        hands: Hands,
+        calls: DeviceCalls,
         watch: Callable[[int, Any], None] | None = None,
     ) -> None:
         """`watch` is called after each op with its number and its output, which is only valid then.
@@ -97,7 +97,7 @@ class Code:
                 "a placement in fifo order cannot be run: devices follow one order; take program "
                 "or rank"
             )
-        self.step, self.problem, self.placement, self.hands = step, problem, placement, hands
+        self.step, self.problem, self.placement, self.calls = step, problem, placement, calls
         self.watch = watch
         graph = step.graph
         self.device: list[int] = placement.device.tolist()
@@ -115,18 +115,18 @@ class Code:
             self.results.setdefault(self.number[step.op_of[node]], []).append(number)
 
     def function(
-        self, devices: Sequence[int], told_ahead: Sequence[int] = ()
+        self, devices: Sequence[int], launched_ahead: Sequence[int] = ()
     ) -> tuple[Callable[[], None], dict[str, list[int]]]:
         """What a host runs in a step; and for the title of each source of it, the op that each line
         belongs to.
 
-        `told_ahead` are those of its devices that it only tells what to do.
+        `launched_ahead` are those of its devices that it only tells what to do.
         """
         names, parts = self.problem.cluster.device_names, dict[str, list[int]]()
         rows: dict[int, list[Line]] = {}
         for device in devices:
-            rows[device] = _Writer(self, device).written()
-            if (capture := self.hands.capturing(device)) is not None:
+            rows[device] = _DeviceWriter(self, device).written()
+            if (capture := self.calls.capturing(device)) is not None:
                 rows[device], more = segmented(
                     rows[device], f"<step of {names[device]}>", capture, f"d{device}"
                 )
@@ -137,7 +137,7 @@ class Code:
         else:
             assert self.timeline.start is not None
             assert self.timeline.finish is not None
-            lines = merged(rows, told_ahead, self.timeline.start, self.timeline.finish)
+            lines = merged(rows, launched_ahead, self.timeline.start, self.timeline.finish)
         function, ops = _compiled(lines, title)
         return function, {**parts, title: ops}
 
@@ -160,10 +160,10 @@ class Code:
         return max(there, key=self.place.__getitem__, default=None)
 
 
-class _Writer:
+class _DeviceWriter:
     """Writes the lines of one device."""
 
-    def __init__(self, code: Code, device: int) -> None:
+    def __init__(self, code: StepCode, device: int) -> None:
         self.code, self.device, self.lines = code, device, list[Line]()
         self.names: dict[Any, str] = {}  # node, or copy -> name
         self.node_number = {
@@ -186,7 +186,7 @@ class _Writer:
         for place, op in enumerate(mine):
             self._op(op)
             for parameter in leaving.get(op, ()):
-                self._call(op, code.hands.read_at_home(parameter), gives=(_read(parameter),))
+                self._call(op, code.calls.read_at_home(parameter), gives=(_read(parameter),))
             self._ask(asks.get(place, ()), op)
         self._results_of_parameters()
         return reused(self.lines, self.sent)
@@ -203,7 +203,7 @@ class _Writer:
     def _ask(self, numbers: Iterable[int], op: int) -> None:
         for number in numbers:
             copy = self.code.copies[self.device][number]
-            fetch = self.code.hands.fetching(self.device, number, copy)
+            fetch = self.code.calls.fetching(self.device, number, copy)
             gives = (("copy", number, self.device), _read(copy.parameter))
             self._call(copy.users[0] if op < 0 else op, fetch, gives=gives)
 
@@ -230,19 +230,19 @@ class _Writer:
         node = code.step.maker[name]
         if node.op == "placeholder":
             with self._timed(op):
-                self.sent.add(self._define(op, node, code.hands.given(op, self.device), ()))
+                self.sent.add(self._define(op, node, code.calls.given(op, self.device), ()))
         else:
             self._run(op, node)
         self._watch(op, Ref(self.names[node]))
         for target in sorted(
             {code.device[consumer] for consumer in code.consumers[op]} - {self.device}
         ):
-            send = code.hands.sending(op, self.device, target)
+            send = code.calls.sending(op, self.device, target)
             self._call(op, send, Ref(self.names[node]), gives=(("value", op, target),))
             self.sent.add(self.names[node])
         for number in code.results.get(op, ()):
             self._call(
-                op, code.hands.result(number), self._value(code.step.program.results[number], op)
+                op, code.calls.result(number), self._value(code.step.program.results[number], op)
             )
             self.sent.add(self.names[node])
 
@@ -254,7 +254,7 @@ class _Writer:
                 for number in numbers:
                     self._call(
                         op,
-                        code.hands.result(number),
+                        code.calls.result(number),
                         self._value(code.step.program.results[number], op),
                     )
 
@@ -262,13 +262,13 @@ class _Writer:
         """A call as it is in the program, on values of this device."""
         target: Any = node.target
         if is_random(target):
-            target = self.code.hands.drawing(target, op, self.device)
+            target = self.code.calls.drawing(target, op, self.device)
         elif target in (aten.view.default, aten._unsafe_view.default):
             # Kernels of another device may lay out their outputs in another way.
             target = aten.reshape.default
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
         if _says_no_device(node):  # it would be made on the host
-            kwargs["device"] = self.code.hands.torch_device(self.device)
+            kwargs["device"] = self.code.calls.torch_device(self.device)
         if self.code.step.maker.get(self.code.step.graph.op_names[op]) is not node:
             return self._define(op, node, target, args, kwargs)  # a view, on the way to the op
         with self._timed(op):
@@ -277,7 +277,7 @@ class _Writer:
     @contextmanager
     def _timed(self, op: int) -> Iterator[None]:
         """The line that is written within is the op, without what it waits for."""
-        timing = self.code.hands.timing(op, self.device)
+        timing = self.code.calls.timing(op, self.device)
         if timing is not None:
             self._call(op, timing[0])
         yield
@@ -297,7 +297,7 @@ class _Writer:
         with self._timed(op):
             self._call(
                 op,
-                code.hands.updating(op, touched, reads),
+                code.calls.updating(op, touched, reads),
                 holds[0],
                 value,
                 *holds[1:],
@@ -307,7 +307,7 @@ class _Writer:
         for parameter, held in zip(touched, holds, strict=True):
             if code.device[parameter] != self.device:
                 before = code.copies_of(parameter) + (code.last_read_at_home(parameter) is not None)
-                go = code.hands.going_home(parameter, self.device, before)
+                go = code.calls.going_home(parameter, self.device, before)
                 self._call(op, go, held, needs=((_read(parameter), before),))
 
     def _values(self, value: Any, op: int) -> Any:
@@ -319,7 +319,7 @@ class _Writer:
         if isinstance(value, dict):
             return {key: self._values(each, op) for key, each in value.items()}
         return (
-            self.code.hands.torch_device(self.device) if isinstance(value, torch.device) else value
+            self.code.calls.torch_device(self.device) if isinstance(value, torch.device) else value
         )
 
     def _value(self, node: fx.Node, op: int) -> Any:
@@ -334,7 +334,7 @@ class _Writer:
         if code.is_parameter[owner]:
             return self._held(owner, op)
         assert code.device[owner] != self.device, "what is made here comes before what reads it"
-        receive = code.hands.receiving(owner, code.device[owner], self.device)
+        receive = code.calls.receiving(owner, code.device[owner], self.device)
         return Ref(self._define(op, node, receive, (), needs=((("value", owner, self.device), 1),)))
 
     def _view(self, node: fx.Node, op: int, keep: bool) -> str:
@@ -350,13 +350,13 @@ class _Writer:
         op."""
         code = self.code
         if code.device[parameter] == self.device:
-            return code.hands.resident(parameter)
+            return code.calls.resident(parameter)
         number = self.copy_of[op, parameter]
         if ("copy", number) not in self.names:
             copy = code.copies[self.device][number]
             name = self.names["copy", number] = f"c{number}d{self.device}"
             take, needs = (
-                code.hands.fetched(self.device, number, copy),
+                code.calls.fetched(self.device, number, copy),
                 ((("copy", number, self.device), 1),),
             )
             self.lines.append(Line(op, take, (), name=name, needs=needs))

@@ -18,7 +18,7 @@ from roost.simulator.reference import Copy
 ALIGNMENT = 512
 
 
-def lives(copies: Sequence[Copy]) -> list[tuple[int, int]]:
+def lifetimes(copies: Sequence[Copy]) -> list[tuple[int, int]]:
     """For each copy, in the order asked for: its own number, and that of the copy it makes room
     for, or their count."""
     number = {id(copy): place for place, copy in enumerate(copies)}
@@ -29,13 +29,13 @@ def lives(copies: Sequence[Copy]) -> list[tuple[int, int]]:
     return list(enumerate(ends))
 
 
-def packed(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
+def packed(sizes: Sequence[int], lifetimes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
     """The offset of each copy, and the bytes of the whole: the better of first come and largest
     first."""
     if not sizes:
         return [], 0
     room = -(-np.asarray(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
-    begin, end = np.asarray(lives, dtype=np.int64).T
+    begin, end = np.asarray(lifetimes, dtype=np.int64).T
     tries = [
         _placed(order, room, begin, end)
         for order in (np.arange(len(room)), np.argsort(-room, kind="stable"))

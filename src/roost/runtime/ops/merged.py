@@ -28,12 +28,12 @@ _LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
 _BUSY = 0.6
 
 
-def has_time(timeline: Timeline, told_ahead: Collection[int]) -> bool:
+def has_time(timeline: Timeline, launched_ahead: Collection[int]) -> bool:
     """Whether one thread can do all that hosts do within a step as it was simulated, and have time
     to spare."""
     assert timeline.device is not None
     assert timeline.transfers is not None
-    ahead = np.isin(np.arange(len(timeline.device_names)), list(told_ahead))
+    ahead = np.isin(np.arange(len(timeline.device_names)), list(launched_ahead))
     homes = int((timeline.transfers.kind == HOME).sum())
     takes = float(timeline.busy[~ahead].sum()) + _LAUNCH * int(ahead[timeline.device].sum())
     takes += _CROSSING * (len(timeline.transfers) - homes) + _HOME * homes
@@ -42,7 +42,7 @@ def has_time(timeline: Timeline, told_ahead: Collection[int]) -> bool:
 
 def merged(
     rows: Mapping[int, Sequence[Line]],  # [devices]
-    told_ahead: Collection[int],  # devices that only have to be told
+    launched_ahead: Collection[int],  # devices that only have to be told
     start: Array,  # [ops] seconds
     finish: Array,  # [ops] seconds
 ) -> list[Line]:
@@ -56,14 +56,14 @@ def merged(
         ready = [device for device, at in left.items() if _can(rows[device][at], given)]
         assert ready, "an order of all ops is known in which each has what it needs"
         done = min(
-            (end[device][left[device]] for device in ready if device not in told_ahead),
+            (end[device][left[device]] for device in ready if device not in launched_ahead),
             default=float("inf"),
         )
         device = min(
             ready,
             key=lambda device: (
-                device not in told_ahead or begin[device][left[device]] >= done,
-                device in told_ahead,
+                device not in launched_ahead or begin[device][left[device]] >= done,
+                device in launched_ahead,
                 begin[device][left[device]],
             ),
         )

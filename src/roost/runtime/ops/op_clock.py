@@ -17,14 +17,14 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import MemoryTrack, Timeline, Transfers
 from roost.errors import InputError
-from roost.runtime.step.devices import Place
+from roost.runtime.step.devices import RuntimeDevice
 from roost.simulator.compiled import simulate
 
 
-class Clock:
+class OpClock:
     """The stamps of the last step."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[RuntimeDevice]) -> None:
         self._places = places
         # Op -> device, and stamps at its begin and its end.
         self._stamps: dict[int, tuple[int, list[Any]]] = {}

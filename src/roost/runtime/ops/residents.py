@@ -11,20 +11,20 @@ from torch import Tensor
 from roost.core.placement import Placement
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
-from roost.runtime.ops.cuda import Cuda, Pins
-from roost.runtime.ops.fetch_window import lives, packed
-from roost.runtime.step.devices import Place
+from roost.runtime.ops.cuda import CudaDevice, PinnedMemory
+from roost.runtime.ops.fetch_window import lifetimes, packed
+from roost.runtime.step.devices import RuntimeDevice
 from roost.simulator.reference import Copy
 
 
-class Homes:
+class HomeResidents:
     """Every parameter of a graph at home; pinned, where a CUDA device fetches it."""
 
     def __init__(
         self,
         step: CapturedStep,
         placement: Placement,
-        places: Sequence[Place],
+        places: Sequence[RuntimeDevice],
         copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
         residents: Mapping[str, Tensor],
         # What the optimizer keeps, where it does not begin with zeros.
@@ -33,12 +33,12 @@ class Homes:
         self.device: list[int] = placement.device.tolist()  # [ops]
         self.tensor: dict[int, Tensor] = {}  # parameter -> its value
         self._places, self._copies = places, copies
-        self._pins = Pins()
+        self._pins = PinnedMemory()
         self._fetcher = {
             copy.parameter: place
             for place, row in zip(places, copies, strict=True)
             for copy in row
-            if isinstance(place, Cuda)
+            if isinstance(place, CudaDevice)
         }
         number = {name: place for place, name in enumerate(step.graph.op_names)}
         for name, value in _values(step, residents):
@@ -64,7 +64,7 @@ class Homes:
 
     def _settle(self, op: int, value: Tensor) -> None:
         place, fetcher = self._places[self.device[op]], self._fetcher.get(op)
-        if fetcher is not None and not isinstance(place, Cuda):
+        if fetcher is not None and not isinstance(place, CudaDevice):
             self.tensor[op] = self._pins.home(value, fetcher.engine.pinned)
         else:
             self.tensor[op] = place.home(value)
@@ -72,10 +72,10 @@ class Homes:
     def _window(self, device: int) -> list[Tensor]:
         """On a CUDA device, where each copy that it fetches will lie."""
         place, copies = self._places[device], self._copies[device]
-        if not isinstance(place, Cuda) or not copies:
+        if not isinstance(place, CudaDevice) or not copies:
             return []
         likes = [self.tensor[copy.parameter] for copy in copies]
-        return place.window(likes, *packed([like.nbytes for like in likes], lives(copies)))
+        return place.window(likes, *packed([like.nbytes for like in likes], lifetimes(copies)))
 
 
 def _begun(states: dict[str, Tensor], name: str, like: Tensor) -> Tensor:

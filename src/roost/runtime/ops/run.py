@@ -21,21 +21,21 @@ from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import ExecutionError, InputError
 from roost.frontends.tracing.captured_step import CapturedStep
-from roost.runtime.ops.cuda import Cuda, device_named
-from roost.runtime.ops.device_code import Code
+from roost.runtime.ops.cuda import CudaDevice, device_named
+from roost.runtime.ops.device_code import StepCode
 from roost.runtime.ops.merged import has_time
-from roost.runtime.ops.op_clock import Clock
-from roost.runtime.ops.residents import Homes
+from roost.runtime.ops.op_clock import OpClock
+from roost.runtime.ops.residents import HomeResidents
 from roost.runtime.ops.segments import Capture
-from roost.runtime.ops.transfers import Transfers, hosts
-from roost.runtime.step.device_threads import Worker
-from roost.runtime.step.devices import Cpu, Mark, Place
+from roost.runtime.ops.transfers import TransferCalls, launchers
+from roost.runtime.step.device_threads import TaskThread
+from roost.runtime.step.devices import CpuDevice, Event, RuntimeDevice
 from roost.runtime.step.optimizers import Optimizer
-from roost.runtime.step.random_ops import Chance
+from roost.runtime.step.random_ops import RandomOps
 from roost.runtime.step.unplaced import check_flags, flat
 
 
-class GraphRuntime(Transfers):
+class GraphRuntime(TransferCalls):
     """A captured step, placed: call `step` with inputs as often as wished, then `close`."""
 
     def __init__(
@@ -47,7 +47,7 @@ class GraphRuntime(Transfers):
         optimizer: Optimizer | None = None,
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
-        places: Sequence[Place] | None = None,
+        places: Sequence[RuntimeDevice] | None = None,
         graphs: bool = False,
         watch: Callable[[int, Any], None] | None = None,
         states: Mapping[str, Tensor] | None = None,
@@ -91,39 +91,43 @@ class GraphRuntime(Transfers):
             placement,
             problem,
         )
-        self._clock = Clock(self.places) if record else None
-        self.optimizer, self.chance = optimizer or Optimizer(), Chance(seed)
-        self.chance.step = _checked_steps(num_steps)
+        self._clock = OpClock(self.places) if record else None
+        self.optimizer, self.random_ops = optimizer or Optimizer(), RandomOps(seed)
+        self.random_ops.step = _checked_steps(num_steps)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
         self._op_of, self._graphs = step.op_of, graphs
         self._states = [state for update in step.updates.values() for state in update.states]
-        code = Code(step, problem, placement, self, watch)
-        told_ahead = [device for device, place in enumerate(self.places) if isinstance(place, Cuda)]
+        code = StepCode(step, problem, placement, self, watch)
+        launched_ahead = [
+            device for device, place in enumerate(self.places) if isinstance(place, CudaDevice)
+        ]
         if one_thread is None:
-            one_thread = 0 < len(told_ahead) < len(self.places) and has_time(
-                code.timeline, told_ahead
+            one_thread = 0 < len(launched_ahead) < len(self.places) and has_time(
+                code.timeline, launched_ahead
             )
-        self.hosts = hosts(self.places, one_thread)
+        self.launchers = launchers(self.places, one_thread)
         with torch.inference_mode(False), torch.no_grad():
             # Threads of ours write new values into them, and no thread takes over the mode of
             # another.
-            self.homes = Homes(step, placement, self.places, code.copies, residents, states)
+            self.home_residents = HomeResidents(
+                step, placement, self.places, code.copies, residents, states
+            )
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
         self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
         self._error: BaseException | None = None
         self._functions: list[tuple[Callable[[], None], dict[str, list[int]]]] = []
-        self._workers: list[Worker] = []
+        self._workers: list[TaskThread] = []
         try:
-            for host in self.hosts:
-                self._functions.append(code.function(host, told_ahead))
+            for host in self.launchers:
+                self._functions.append(code.function(host, launched_ahead))
                 # Whoever only tells a GPU what to do computes nothing: a pool of threads would be
                 # in the way of others.
-                threads = int(set(host) <= set(told_ahead))
-                mine = next((device for device in host if device not in told_ahead), host[0])
+                threads = int(set(host) <= set(launched_ahead))
+                mine = next((device for device in host if device not in launched_ahead), host[0])
                 title = " and ".join(names[device] for device in host)
                 self._workers.append(
-                    Worker(title, self._fail, None if cores is None else cores[mine], threads)
+                    TaskThread(title, self._fail, None if cores is None else cores[mine], threads)
                 )
                 for device in host:
                     self._workers[-1].give(self.places[device].enter)
@@ -167,7 +171,7 @@ class GraphRuntime(Transfers):
         self._inputs = self._checked(flat(given, self.program.inputs))
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it
-        self.chance.step += 1
+        self.random_ops.step += 1
         for place in self.places:
             place.begin()
         if self._clock is not None:
@@ -203,7 +207,10 @@ class GraphRuntime(Transfers):
         """Parameters, buffers and constants by name, as they are now; those of the program, tied
         ones once."""
         holders = zip(self.program.residents, self.program.placeholders, strict=False)
-        return {name: self.homes.tensor[self._number[self._op_of[node]]] for name, node in holders}
+        return {
+            name: self.home_residents.tensor[self._number[self._op_of[node]]]
+            for name, node in holders
+        }
 
     def write_back(self, model: torch.nn.Module) -> None:
         """Give a model the values that its parameters and buffers have now; tied ones under all
@@ -225,7 +232,7 @@ class GraphRuntime(Transfers):
         """The most bytes in use on each CUDA device in the last step, residents and window among
         them."""
         named = zip(self.device_names, self.places, strict=True)
-        return {name: place.peak_memory for name, place in named if isinstance(place, Cuda)}
+        return {name: place.peak_memory for name, place in named if isinstance(place, CudaDevice)}
 
     def timeline(self) -> Timeline:
         """When each op of the last step began and ended; see `roost.runtime.ops.op_clock`."""
@@ -235,12 +242,12 @@ class GraphRuntime(Transfers):
 
     def states(self) -> dict[str, Tensor]:
         """What the optimizer keeps, by the name of its op, as it is now."""
-        return {name: self.homes.tensor[self._number[name]] for name in self._states}
+        return {name: self.home_residents.tensor[self._number[name]] for name in self._states}
 
     @property
     def num_steps(self) -> int:
         """Steps that were taken, those of a run that this one went on from included."""
-        return self.chance.step
+        return self.random_ops.step
 
     def close(self) -> None:
         """End all threads; the memory goes back with the last reference to this, and no later."""
@@ -266,7 +273,7 @@ class GraphRuntime(Transfers):
     def _run(self, host: int) -> None:
         function, _ = self._functions[host]
         function()
-        for device in self.hosts[host]:
+        for device in self.launchers[host]:
             try:
                 self.places[device].finish()
             except RuntimeError as error:  # of an op told long before
@@ -274,15 +281,15 @@ class GraphRuntime(Transfers):
                 raise ExecutionError(f"{name} failed: {error}", device=name) from error
         self._done.put(None)
 
-    def _next(self) -> Mark | None:
+    def _next(self) -> Event | None:
         """The next thing that a step waits for: a host that is done (None), or a new value on its
         way home."""
         found = self._done.get()
         if isinstance(found, BaseException):
-            raise self._told(found) from found
+            raise self._execution_error(found) from found
         return found
 
-    def _await(self, marks: Sequence[Mark | None]) -> None:
+    def _await(self, marks: Sequence[Event | None]) -> None:
         """Wait for new values to be home; after all devices are done, which may need every core
         till then."""
         try:
@@ -291,7 +298,7 @@ class GraphRuntime(Transfers):
                     mark.synchronize()
         except RuntimeError as error:
             self._fail(error)
-            raise self._told(error) from error
+            raise self._execution_error(error) from error
 
     def _fail(self, error: BaseException) -> None:
         """The first failure ends all: whoever waits for something is told that nothing will
@@ -302,7 +309,7 @@ class GraphRuntime(Transfers):
                 self._done.put(error)
         super()._fail(error)
 
-    def _told(self, error: BaseException) -> ExecutionError:
+    def _execution_error(self, error: BaseException) -> ExecutionError:
         """The error with the op that failed, by the line of the function that it came from."""
         if isinstance(error, ExecutionError):
             return error
@@ -323,7 +330,7 @@ class GraphRuntime(Transfers):
         return self.places[device].device
 
     def resident(self, op: int) -> Tensor:
-        return self.homes.tensor[op]
+        return self.home_residents.tensor[op]
 
     def given(self, op: int, device: int) -> Callable[[], Any]:
         names = {
@@ -351,18 +358,18 @@ class GraphRuntime(Transfers):
             for read, count in waits:
                 for mark in read.take(count):
                     place.wait(mark)
-            write(self.chance.step, *tensors)
+            write(self.random_ops.step, *tensors)
 
         return update
 
     def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]:
-        return self.chance.drawing(target, number, self.torch_device(device))
+        return self.random_ops.seeded(target, number, self.torch_device(device))
 
     def capturing(self, device: int) -> Capture | None:
         place = self.places[device]
         return (
             place.engine.capturing(place.device)
-            if self._graphs and isinstance(place, Cuda)
+            if self._graphs and isinstance(place, CudaDevice)
             else None
         )
 
@@ -377,9 +384,9 @@ class GraphRuntime(Transfers):
         return keep
 
 
-def _place(name: str) -> Place:
+def _place(name: str) -> RuntimeDevice:
     device = device_named(name)
-    return Cuda(device) if device.type == "cuda" else Cpu()
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice()
 
 
 def _checked_steps(num_steps: int) -> int:

@@ -28,9 +28,9 @@ from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.cuda import device_named
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.step.differences import CAPTURED, EAGER, Difference, Notes, Verification
+from roost.runtime.step.differences import CAPTURED, EAGER, Difference, Differences, Verification
 from roost.runtime.step.optimizers import Optimizer
-from roost.runtime.step.unplaced import Unplaced, flat, kept, residents_of
+from roost.runtime.step.unplaced import UnplacedStep, cpu_copy, flat, residents_of
 
 __all__ = ["Difference", "Verification", "check_devices", "check_weights", "verify"]
 
@@ -231,7 +231,7 @@ class _Sides:
         """Some steps on both sides; in the last, the outputs of some ops as well: those that
         differ."""
         program, updates = self.step.program, self.step.updates
-        unplaced = Unplaced(
+        unplaced = UnplacedStep(
             self.step,
             self.model,
             self.inputs,
@@ -252,16 +252,16 @@ class _Sides:
             if op in learned:
                 new, made_of, *states = value
                 if learned[op] in program.gradients:
-                    gradients[learned[op]] = kept(made_of)
+                    gradients[learned[op]] = cpu_copy(made_of)
                 value = [new, *states]
             if last and op in probed and not isinstance(value, tuple):
-                ours[op] = [kept(each) for each in tree_leaves(value)]
+                ours[op] = [cpu_copy(each) for each in tree_leaves(value)]
 
         def watch_unplaced(op: int, value: Any) -> None:
             if last and op in probed and isinstance(value, Tensor):
-                theirs[op] = [kept(value)]
+                theirs[op] = [cpu_copy(value)]
 
-        notes = Notes(self.tolerance)
+        differences = Differences(self.tolerance)
         given = flat(self.inputs, program.inputs)
         with GraphRuntime(
             self.step,
@@ -272,23 +272,23 @@ class _Sides:
             seed=self.seed,
             watch=watch_placed,
         ) as placed:
-            for notes.step in range(1, steps + 1):
-                last = notes.step == steps
+            for differences.step in range(1, steps + 1):
+                last = differences.step == steps
                 gradients.clear()
                 returned = [
-                    kept(value) for value in placed.step(*given) if isinstance(value, Tensor)
+                    cpu_copy(value) for value in placed.step(*given) if isinstance(value, Tensor)
                 ]
                 results, slopes, buffers = unplaced.captured(watch_unplaced)
-                notes.several(
+                differences.several(
                     "output", CAPTURED, self._result_names(), returned, results, " (captured)"
                 )
-                notes.gradients(CAPTURED, gradients, slopes, " (captured)")
+                differences.gradients(CAPTURED, gradients, slopes, " (captured)")
                 if not unplaced.draws:
                     results, slopes = unplaced.eager()
-                    notes.several("output", EAGER, self._result_names(), returned, results)
-                    notes.gradients(EAGER, gradients, slopes)
+                    differences.several("output", EAGER, self._result_names(), returned, results)
+                    differences.gradients(EAGER, gradients, slopes)
                 unplaced.update(gradients, buffers if unplaced.draws else {})
-                self._residents(notes, placed, unplaced, buffers)
+                self._residents(differences, placed, unplaced, buffers)
         values, states = residents_of(unplaced.model), unplaced.states()
         for op, name in learned.items():
             if op in ours:
@@ -299,7 +299,7 @@ class _Sides:
         wrong = [
             op
             for op, value in ours.items()
-            if op in theirs and not notes.all_close(value, theirs[op])
+            if op in theirs and not differences.all_close(value, theirs[op])
         ]
         names = tuple(self.names[device] for device in sorted(set(self.placement.device.tolist())))
         note = (
@@ -307,29 +307,33 @@ class _Sides:
             if unplaced.draws
             else ""
         )
-        return Verification(notes.found, steps, names, note=note), wrong
+        return Verification(differences.largest, steps, names, note=note), wrong
 
     def _residents(
-        self, notes: Notes, placed: GraphRuntime, unplaced: Unplaced, buffers: Mapping[str, Tensor]
+        self,
+        differences: Differences,
+        placed: GraphRuntime,
+        unplaced: UnplacedStep,
+        buffers: Mapping[str, Tensor],
     ) -> None:
         """Parameters, states, buffers and tied weights after a step."""
         mine, theirs, program = placed.residents(), residents_of(unplaced.model), self.step.program
         parameters = dict(unplaced.model.named_parameters(remove_duplicate=False))
         for name, value in buffers.items():
-            notes.one("buffer", CAPTURED, f"{name} (captured)", kept(mine[name]), value)
+            differences.one("buffer", CAPTURED, f"{name} (captured)", cpu_copy(mine[name]), value)
         for name in program.residents:
             if name in theirs and not (unplaced.draws and name in buffers):
                 what = "parameter" if name in parameters else "buffer"
-                notes.one(what, EAGER, name, kept(mine[name]), kept(theirs[name]))
+                differences.one(what, EAGER, name, cpu_copy(mine[name]), cpu_copy(theirs[name]))
         for other, name in program.tied.items():
             if other in theirs:
-                notes.one(
+                differences.one(
                     "tied weight",
                     EAGER,
                     f"{other} (tied to {name})",
-                    kept(mine[name]),
-                    kept(theirs[other]),
+                    cpu_copy(mine[name]),
+                    cpu_copy(theirs[other]),
                 )
         states = placed.states()
         for name, value in unplaced.states().items():
-            notes.one("optimizer state", EAGER, name, kept(states[name]), kept(value))
+            differences.one("optimizer state", EAGER, name, cpu_copy(states[name]), cpu_copy(value))

@@ -19,10 +19,10 @@ import torch
 from roost.errors import InputError
 from roost.presets import machine
 from roost.runtime.step.busy_wait import pause
-from roost.runtime.step.devices import Mark
+from roost.runtime.step.devices import Event
 
 _TURNS = 50_000  # of a pause: some microseconds
-AWAKE = 2e-3  # seconds that a thread with a core of its own looks before it sleeps
+AWAKE_SECONDS = 2e-3  # seconds that a thread with a core of its own looks before it sleeps
 _STARTING = threading.Lock()
 
 
@@ -34,11 +34,11 @@ def look(there: Callable[[], bool], seconds: float) -> None:
         pause(_TURNS)
 
 
-class Ended(Exception):
+class RunFailed(Exception):
     """Somebody else failed: nothing more will come."""
 
 
-class Box:
+class Mailbox:
     """One value from one thread to another, once in each step."""
 
     def __init__(self, awake: float = 0.0) -> None:
@@ -54,22 +54,22 @@ class Box:
         if self._awake and self._queue.empty():
             look(lambda: not self._queue.empty(), self._awake)
         value = self._queue.get()
-        if value is Ended:
-            raise Ended
+        if value is RunFailed:
+            raise RunFailed
         return value
 
     def end(self) -> None:
-        self._queue.put(Ended)
+        self._queue.put(RunFailed)
 
 
-class Reads:
+class OldValueReads:
     """Who has read the old value of a parameter in this step; whoever writes the new one waits for
     all of them."""
 
     def __init__(self) -> None:
         self._marks: SimpleQueue[Any] = SimpleQueue()
 
-    def add(self, mark: Mark | None) -> None:
+    def add(self, mark: Event | None) -> None:
         """Someone will have read it at this point."""
         self._marks.put(mark)
 
@@ -77,23 +77,23 @@ class Reads:
         """Whether so many have been added."""
         return self._marks.qsize() >= count
 
-    def take(self, count: int) -> list[Mark | None]:
+    def take(self, count: int) -> list[Event | None]:
         """The points to wait for, when so many have been added."""
         found = []
         for _ in range(count):
             mark = self._marks.get()
-            if mark is Ended:
+            if mark is RunFailed:
                 self.end()  # for who comes next
-                raise Ended
+                raise RunFailed
             found.append(mark)
         return found
 
     def end(self) -> None:
-        self._marks.put(Ended)
+        self._marks.put(RunFailed)
 
 
 @contextmanager
-def threads_kept() -> Iterator[None]:
+def thread_count_kept() -> Iterator[None]:
     """Start threads that set, before the end of this, over how many threads PyTorch splits their
     ops.
 
@@ -108,7 +108,7 @@ def threads_kept() -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-class Worker:
+class TaskThread:
     """A thread that does what it is given, one thing after the other, and tells when it failed."""
 
     def __init__(
@@ -127,7 +127,7 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ready = threading.Event()
         self._refused: Exception | None = None
-        with threads_kept():
+        with thread_count_kept():
             self._thread.start()
             self._ready.wait()
         if self._refused is not None:
@@ -164,7 +164,7 @@ class Worker:
             while (work := self._work.get()) is not None:
                 try:
                     work()
-                except Ended:
+                except RunFailed:
                     pass
                 except BaseException as error:
                     self._failed(error)

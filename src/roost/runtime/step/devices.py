@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is
     past."""
 
@@ -26,15 +26,15 @@ class Mark(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class SentTensor:
     """A tensor that may still be on its way."""
 
     tensor: Tensor
-    arrival: Mark | None
+    arrival: Event | None
     on_host: bool = False  # in locked memory still: the CUDA device that receives it brings it
 
 
-class Place(Protocol):
+class RuntimeDevice(Protocol):
     """A device; its own thread calls what is not said to be called by others, and neither `home`
     nor `close`."""
 
@@ -49,16 +49,16 @@ class Place(Protocol):
     def finish(self) -> None:
         """Return when all is done that the device was told."""
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> Event | None:
         """The point when all is done that the device was told so far."""
 
-    def wait(self, mark: Mark | None) -> None:
+    def wait(self, mark: Event | None) -> None:
         """What the device is told from now on comes after this point."""
 
     def given(self, value: Tensor) -> Tensor:
         """An input of the step, wherever it lies."""
 
-    def received(self, parcel: Parcel) -> Tensor:
+    def received(self, parcel: SentTensor) -> Tensor:
         """A tensor that was sent here."""
 
     def home(self, value: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ class Place(Protocol):
         """A stamp by the host's clock, once the step is done."""
 
 
-class Cpu:
+class CpuDevice:
     """A device of the kind `cpu`: its thread does everything itself."""
 
     device = torch.device("cpu")
@@ -89,17 +89,17 @@ class Cpu:
     def finish(self) -> None:
         pass
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> Event | None:
         return None
 
-    def wait(self, mark: Mark | None) -> None:
+    def wait(self, mark: Event | None) -> None:
         if mark is not None:
             mark.synchronize()
 
     def given(self, value: Tensor) -> Tensor:
         return value.to("cpu")
 
-    def received(self, parcel: Parcel) -> Tensor:
+    def received(self, parcel: SentTensor) -> Tensor:
         self.wait(parcel.arrival)
         return parcel.tensor
 
@@ -119,19 +119,21 @@ class Cpu:
         return float(stamp)
 
 
-def copied(tensor: Tensor, after: Iterable[Mark | None] = (), into: Tensor | None = None) -> Parcel:
+def copied(
+    tensor: Tensor, after: Iterable[Event | None] = (), into: Tensor | None = None
+) -> SentTensor:
     """The same tensor in memory of another device of the kind `cpu`, or in a tensor that is
     there."""
     for mark in after:
         if mark is not None:
             mark.synchronize()
-    return Parcel(tensor.clone() if into is None else into.copy_(tensor), None)
+    return SentTensor(tensor.clone() if into is None else into.copy_(tensor), None)
 
 
-class Carry(Protocol):
+class CopyFunction(Protocol):
     """Copies a tensor to another device, after some points; into a tensor that is there, or a new
     one."""
 
     def __call__(
-        self, tensor: Tensor, after: Sequence[Mark | None] = (), into: Tensor | None = None
-    ) -> Parcel: ...
+        self, tensor: Tensor, after: Sequence[Event | None] = (), into: Tensor | None = None
+    ) -> SentTensor: ...

@@ -118,12 +118,12 @@ class Verification:
         return "\n".join([self.verdict, *table, *([self.note] if self.note else [])])
 
 
-class Notes:
+class Differences:
     """Differences as they are found, the largest of each name over all steps."""
 
     def __init__(self, tolerance: float | None) -> None:
         self.tolerance, self.step = tolerance, 0
-        self.found: dict[str, Difference] = {}
+        self.largest: dict[str, Difference] = {}
 
     def one(
         self,
@@ -140,9 +140,9 @@ class Notes:
         else:
             absolute, relative = apart(ours, theirs, floor)
             allowed = self._allowed(theirs)
-        before = self.found.get(name)
+        before = self.largest.get(name)
         if before is None or relative > before.relative:
-            self.found[name] = Difference(what, against, absolute, relative, allowed, self.step)
+            self.largest[name] = Difference(what, against, absolute, relative, allowed, self.step)
 
     def several(
         self,

@@ -25,13 +25,13 @@ def is_random(target: Any) -> bool:
     )
 
 
-class Chance:
+class RandomOps:
     """The number of the step that all random ops of a run look at."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.step = seed, 0
 
-    def drawing(self, target: Any, number: int, device: torch.device) -> Callable[..., Any]:
+    def seeded(self, target: Any, number: int, device: torch.device) -> Callable[..., Any]:
         """The function to call in place of a random op: the same, with a generator of its own."""
         generator = torch.Generator(device=device)
         call = _with_generator(target)

@@ -19,12 +19,12 @@ from roost.errors import InputError, RoostError
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.frontends.tracing.trace import without_cache
 from roost.runtime.step.optimizers import Optimizer
-from roost.runtime.step.random_ops import Chance, is_random
+from roost.runtime.step.random_ops import RandomOps, is_random
 
 Watch = Callable[[int, Any], None]
 
 
-def kept(value: Tensor) -> Tensor:
+def cpu_copy(value: Tensor) -> Tensor:
     """The tensor as it is now, apart from all devices that run."""
     return value.detach().to("cpu", copy=True)
 
@@ -37,7 +37,7 @@ def residents_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in found.items()}
 
 
-class Unplaced:
+class UnplacedStep:
     """The model and its optimizer, step after step. The model that was given is left alone."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Unplaced:
     ) -> None:
         """`draws_on` tells where an op draws in the placed step: devices of another kind draw other
         numbers."""
-        self.step, self.loss, self.device, self.chance = step, loss, device, Chance(seed)
+        self.step, self.loss, self.device, self.random_ops = step, loss, device, RandomOps(seed)
         self.draws_on = draws_on or (lambda op: device)
         self.train = step.optimizer is not None
         self.model = _moved(copy.deepcopy(model), device).train(self.train)
@@ -72,7 +72,7 @@ class Unplaced:
         """Results, gradients and new values of buffers of the captured program, from where the
         model stands."""
         program, values = self.step.program, residents_of(self.model)
-        self.chance.step += 1
+        self.random_ops.step += 1
         residents = []
         for name in program.residents:
             if name not in values and name not in program.constants:
@@ -86,11 +86,11 @@ class Unplaced:
         # Types that autocast chooses are in the program, where it was captured so: they are not
         # chosen once more.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            runner = _Runner(self, watch)
+            runner = _ProgramInterpreter(self, watch)
             found = runner.run(
                 *residents, *flat(self.inputs, program.inputs), enable_io_processing=False
             )
-        flattened = iter([kept(value) for value in found])
+        flattened = iter([cpu_copy(value) for value in found])
         results = [next(flattened) for _ in program.results]
         gradients = {name: next(flattened) for name in program.gradients}
         return results, gradients, {name: next(flattened) for name in program.new_values}
@@ -107,13 +107,13 @@ class Unplaced:
                 f"the model itself fails, unplaced: {type(error).__name__}: {error}; there is "
                 f"nothing to compare with"
             ) from error
-        results = [kept(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
+        results = [cpu_copy(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
         parameters = dict(self.model.named_parameters(remove_duplicate=True))
         other = self.step.program.tied
         found = {
             other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None
         }
-        return results, {name: kept(gradient) for name, gradient in found.items()}
+        return results, {name: cpu_copy(gradient) for name, gradient in found.items()}
 
     def _called(self) -> Any:
         with torch.set_grad_enabled(self.train), without_cache(self.model):
@@ -162,10 +162,10 @@ class Unplaced:
         }
 
 
-class _Runner(fx.Interpreter):
+class _ProgramInterpreter(fx.Interpreter):
     """Runs the captured program on one device, and shows what each op makes."""
 
-    def __init__(self, unplaced: Unplaced, watch: Watch) -> None:
+    def __init__(self, unplaced: UnplacedStep, watch: Watch) -> None:
         super().__init__(unplaced.step.program.module)
         self.unplaced, self.watch = unplaced, watch
 
@@ -176,7 +176,7 @@ class _Runner(fx.Interpreter):
             assert op is not None
             device = self.unplaced.draws_on(self.unplaced.number[op])
             args, kwargs = _moved(self.fetch_args_kwargs_from_env(node), device)
-            draw = self.unplaced.chance.drawing(node.target, self.unplaced.number[op], device)
+            draw = self.unplaced.random_ops.seeded(node.target, self.unplaced.number[op], device)
             value = _moved(draw(*args, **kwargs), self.unplaced.device)
         else:
             value = super().run_node(node)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from roost.core.arrays import digest
 from roost.errors import InputError, UnknownName
 from roost.frontends.tracing.dispatched import refuse_dispatched
-from roost.runtime.whole.copy_streams import CudaWay, ThreadWay
-from roost.runtime.whole.cpu_beside_gpu import Aside, Spent
+from roost.runtime.whole.copy_streams import CudaCopyQueue, ThreadCopyQueue
+from roost.runtime.whole.cpu_beside_gpu import CallTime, CpuBesideGpu
 from roost.runtime.whole.tensor_moves import given_back, lent, mapped, moved, pin, place_of, unpin
-from roost.runtime.whole.weight_window import Load, Ring, alike
+from roost.runtime.whole.weight_window import ModuleWeights, WeightWindow, alike
 
 _MARK = "_roost_placed"
 
@@ -137,9 +137,11 @@ class Placed:
         self._pinned: list[Tensor] = []
         self._was: list[tuple[Tensor, torch.device]] = []
         self._one_at_a_time = threading.RLock()  # a model may be called by several threads
-        self.ring: Ring | None = None
-        self.aside: Aside | None = None  # computes on the CPU, in the order of the GPU's stream
-        self.spent = Spent()
+        self.window: WeightWindow | None = None
+        self.cpu_beside_gpu: CpuBesideGpu | None = (
+            None  # computes on the CPU, in the order of the GPU's stream
+        )
+        self.call_time = CallTime()
         model.__dict__[_MARK] = self
         try:
             self._settle()
@@ -166,12 +168,12 @@ class Placed:
             else:
                 module.__dict__["forward"] = before
         self._wrapped.clear()
-        if self.aside is not None:
-            self.aside.close()
-            self.aside = None
-        if self.ring is not None:
-            self.ring.close()
-            self.ring = None
+        if self.cpu_beside_gpu is not None:
+            self.cpu_beside_gpu.close()
+            self.cpu_beside_gpu = None
+        if self.window is not None:
+            self.window.close()
+            self.window = None
         for tensor in self._pinned:
             unpin(tensor)
         self._pinned.clear()
@@ -213,13 +215,14 @@ class Placed:
         if not slots:
             return
         loads = {
-            module: Load(module, [tensor for tensor, _ in own]) for module, own in slots.items()
+            module: ModuleWeights(module, [tensor for tensor, _ in own])
+            for module, own in slots.items()
         }
-        way = CudaWay(self.main) if self.main.type == "cuda" else ThreadWay()
-        self.ring = Ring(way, self.main, self.placement.window, list(loads.values()))
+        way = CudaCopyQueue(self.main) if self.main.type == "cuda" else ThreadCopyQueue()
+        self.window = WeightWindow(way, self.main, self.placement.window, list(loads.values()))
         for module, own in slots.items():
             self._wrap(
-                self._modules[module], functools.partial(_streamed, self.ring, loads[module], own)
+                self._modules[module], functools.partial(_streamed, self.window, loads[module], own)
             )
 
     def _slots(self, tensor: Tensor, module: str) -> Slots:
@@ -237,15 +240,18 @@ class Placed:
         """A module runs on another device; where a call has many rows, its weights come to the main
         one instead."""
         if name in self.placement.stays:
-            self._wrap(self._modules[name], functools.partial(_elsewhere, self.spent, device, None))
+            self._wrap(
+                self._modules[name], functools.partial(_elsewhere, self.call_time, device, None)
+            )
             return
         if self.main.type != "cuda" or device.type != "cpu":
             self._wrap(
-                self._modules[name], functools.partial(_elsewhere, self.spent, device, self.main)
+                self._modules[name],
+                functools.partial(_elsewhere, self.call_time, device, self.main),
             )
             return
-        if self.aside is None:
-            self.aside = Aside(self.main, self.spent)
+        if self.cpu_beside_gpu is None:
+            self.cpu_beside_gpu = CpuBesideGpu(self.main, self.call_time)
         few = self.placement.few_rows
         if few:
             for inside in (
@@ -256,7 +262,7 @@ class Placed:
                 self._wrap(
                     inside, functools.partial(_brought, self.main, inside._parameters), alone=False
                 )
-        self._wrap(self._modules[name], functools.partial(_aside, self.aside, few))
+        self._wrap(self._modules[name], functools.partial(_aside, self.cpu_beside_gpu, few))
 
     def _run(self, forward: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """A call of the whole model: inputs come to the main device, what it returns goes where its
@@ -267,10 +273,10 @@ class Placed:
             try:
                 returned = forward(*args, **kwargs)
             finally:
-                if self.ring is not None:
-                    self.ring.end_run()
-                if self.aside is not None:
-                    self.aside.join()
+                if self.window is not None:
+                    self.window.end_run()
+                if self.cpu_beside_gpu is not None:
+                    self.cpu_beside_gpu.join()
             return returned if before is None else moved(returned, before.device)
 
     def _wrap(self, module: nn.Module, around: Callable[..., Any], alone: bool = True) -> None:
@@ -301,8 +307,8 @@ class _Wrapped:
 
 
 def _streamed(
-    window: Ring,
-    load: Load,
+    window: WeightWindow,
+    load: ModuleWeights,
     slots: list[Slots],
     forward: Callable[..., Any],
     /,
@@ -375,7 +381,7 @@ def _with(
                     table[key] = tensor
 
 
-def _apart(returned: Any, window: Ring) -> Any:
+def _apart(returned: Any, window: WeightWindow) -> Any:
     """What a module returns, and not a part of the window, which is about to be written over."""
     if isinstance(returned, Tensor):
         return returned.clone() if window.holds(returned) else returned
@@ -392,7 +398,7 @@ def _refuse_to_move(*args: Any, **kwargs: Any) -> Any:
 
 
 def _elsewhere(
-    spent: Spent,
+    spent: CallTime,
     device: torch.device,
     back: torch.device | None,
     forward: Callable[..., Any],
@@ -409,7 +415,7 @@ def _elsewhere(
 
 
 def _aside(
-    aside: Aside, few_rows: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
+    aside: CpuBesideGpu, few_rows: int, forward: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     if few_rows:
         given = next(_tensors((args, kwargs)), None)

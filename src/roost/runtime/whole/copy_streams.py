@@ -17,7 +17,7 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]  # where to, where from
 
 
-class Way(Protocol):
+class CopyQueue(Protocol):
     """Copies in the order they are asked for."""
 
     def copy(self, pairs: Sequence[Pair], after: Sequence[Any]) -> Any:
@@ -32,7 +32,7 @@ class Way(Protocol):
     def close(self) -> None: ...
 
 
-class CudaWay:
+class CudaCopyQueue:
     """A copy stream beside the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
@@ -59,7 +59,7 @@ class CudaWay:
         self.stream.synchronize()
 
 
-class ThreadWay:
+class ThreadCopyQueue:
     """A thread that copies while another computes; what is computed is done when it is asked
     for."""
 

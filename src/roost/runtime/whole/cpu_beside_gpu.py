@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from roost.presets import machine
-from roost.runtime.step.device_threads import threads_kept
+from roost.runtime.step.device_threads import thread_count_kept
 from roost.runtime.whole.cuda_flags import CudaFlags, stream_wait
 from roost.runtime.whole.tensor_moves import given_back, lent, moved
 
@@ -28,7 +28,7 @@ _HOST = torch.device("cpu")
 _SMALL = 2**20  # bytes
 
 
-class Spent:
+class CallTime:
     """Calls of modules on the CPU so far, and their seconds from input there to output there."""
 
     def __init__(self) -> None:
@@ -38,23 +38,23 @@ class Spent:
         self.num_calls, self.seconds = self.num_calls + 1, self.seconds + seconds
 
 
-class Aside:
+class CpuBesideGpu:
     """A thread that computes for one GPU; a call of a module is one tensor in, one out."""
 
-    def __init__(self, device: torch.device, spent: Spent | None = None) -> None:
-        self.device, self._spent = device, spent or Spent()
+    def __init__(self, device: torch.device, spent: CallTime | None = None) -> None:
+        self.device, self._spent = device, spent or CallTime()
         self._wait = stream_wait()
         self._flags = CudaFlags()
         self._done = self._flags.new()
         self._asked = 0
-        self._desks: dict[tuple[Any, ...], _Desk] = {}
+        self._desks: dict[tuple[Any, ...], _CallBuffers] = {}
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
         self._error: BaseException | None = None
         self._threads = num_threads()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beside the GPU", daemon=True)
-        with threads_kept():
+        with thread_count_kept():
             self._thread.start()
             self._ready.wait()
 
@@ -66,7 +66,7 @@ class Aside:
         if args[0].device != self.device or key not in self._desks:
             returned, wrote = self._at_once(forward, *args)
             if isinstance(returned, Tensor) and args[0].device == self.device and not wrote:
-                self._desks[key] = _Desk(args[0], returned)
+                self._desks[key] = _CallBuffers(args[0], returned)
             return returned
         return self._in_turn(forward, args[0], self._desks[key])
 
@@ -92,7 +92,7 @@ class Aside:
         self._spent.add(time.perf_counter() - begun)
         return moved(returned, self.device), given_back(copies)
 
-    def _in_turn(self, forward: Callable[..., Any], given: Tensor, desk: _Desk) -> Tensor:
+    def _in_turn(self, forward: Callable[..., Any], given: Tensor, desk: _CallBuffers) -> Tensor:
         stream = torch.cuda.current_stream(self.device)
         desk.come.copy_(given, non_blocking=True)
         arrived = stream.record_event()
@@ -146,7 +146,7 @@ def _cores() -> set[int]:
     return machine.parts(["cpu", "cuda"])[0]
 
 
-class _Desk:
+class _CallBuffers:
     """Memory through which the tensors of one module pass, used again in each call: the next waits
     for the last."""
 
@@ -182,7 +182,7 @@ class _Mapped:
 
 def hop_seconds(device: torch.device, repeats: int = 100) -> float:
     """What it takes a tensor to go to the CPU and come back."""
-    aside = Aside(device)
+    aside = CpuBesideGpu(device)
     given = torch.zeros(4096, dtype=torch.bfloat16, device=device)
     try:
         for _ in range(10):

@@ -42,7 +42,7 @@ def by_modules(
     (`ByModule.light`). `on_the_spot`: modules whose weights, if they have to be brought, come in
     their calls, and not through the window.
     """
-    work = _Rounding(problem, placement, tied or {}, light, _never_called(model), on_the_spot)
+    work = _ModuleRounding(problem, placement, tied or {}, light, _never_called(model), on_the_spot)
     work.place_modules()
     work.place_parameters()
     return work.for_model(model), work.for_simulator()
@@ -59,7 +59,7 @@ def _never_called(model: nn.Module) -> set[str]:
     }
 
 
-class _Rounding:
+class _ModuleRounding:
     def __init__(
         self,
         problem: Problem,

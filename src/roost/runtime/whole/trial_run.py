@@ -24,7 +24,7 @@ _CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
-class Tried:
+class TrialRun:
     """What was measured."""
 
     seconds: float  # of a step, the median
@@ -35,14 +35,14 @@ class Tried:
     num_elsewhere: int  # calls of these in a step
 
 
-def tried(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tried:
+def trial_run(model: nn.Module, placement: ModulePlacement, inputs: Any) -> TrialRun:
     """Place the model, call it some times, and leave it as it was. Raises whatever a call
     raises."""
     main = torch.device(placement.main) if placement.main.startswith("cuda") else None
     with buffers_kept(model):
         apply(model, placement)
         try:
-            spent = placed(model).spent
+            spent = placed(model).call_time
             if main is not None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(main)
@@ -60,7 +60,7 @@ def tried(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tried:
             reserved = 0 if main is None else torch.cuda.max_memory_reserved(main) - twice
         finally:
             remove(model)
-    return Tried(
+    return TrialRun(
         statistics.median(seconds), peak, reserved, busy / len(seconds), round(calls / len(seconds))
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.errors import InputError
-from roost.runtime.step.differences import EAGER, TOLERANCES, Notes, Verification
+from roost.runtime.step.differences import EAGER, TOLERANCES, Differences, Verification
 from roost.runtime.whole.apply import (
     ModulePlacement,
     apply,
@@ -80,21 +80,21 @@ def _verified(
             "or a dict"
         )
     after = buffers_of(model)
-    notes = Notes(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
+    differences = Differences(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
     apply(model, placement)
     try:
         for step in range(1, steps + 1):
-            notes.step = step
+            differences.step = step
             restore(model, before)
             found = _results(model, args, kwargs, _CPU)
-            notes.several(
+            differences.several(
                 "output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected
             )
             for name, value in buffers_of(model).items():
-                notes.one("buffer", EAGER, name, value, after[name])
+                differences.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
             same = named_tensors(model)[one] is named_tensors(model)[other]
-            notes.one("tied weight", EAGER, one, torch.tensor(same), torch.tensor(True))
+            differences.one("tied weight", EAGER, one, torch.tensor(same), torch.tensor(True))
         if list(model.state_dict()) != names:
             raise InputError("names in state_dict have changed")
     finally:
@@ -103,12 +103,12 @@ def _verified(
     devices = tuple(
         dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()])
     )
-    verification = Verification(notes.found, steps, devices)
+    verification = Verification(differences.largest, steps, devices)
     if verification.same:
         return verification
-    module = _first(model, placement, (args, kwargs), where, notes, steps)
+    module = _first(model, placement, (args, kwargs), where, differences, steps)
     device = placement.runs_on.get(module, placement.main)
-    return Verification(notes.found, steps, devices, module, device)
+    return Verification(differences.largest, steps, devices, module, device)
 
 
 def call_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -183,7 +183,7 @@ def _first(
     placement: ModulePlacement,
     given: tuple[Any, Any],
     where: torch.device,
-    notes: Notes,
+    differences: Differences,
     steps: int,
 ) -> str:
     """The first call of a module, in the order they end, whose output differs by more than is
@@ -196,7 +196,7 @@ def _first(
             restore(model, buffers)
             found = _watched(model, lambda: _results(model, *given, _CPU))
             for (name, theirs), (_, ours) in zip(expected, found, strict=False):
-                if len(ours) != len(theirs) or not notes.all_close(ours, theirs):
+                if len(ours) != len(theirs) or not differences.all_close(ours, theirs):
                     return name
     finally:
         remove(model)

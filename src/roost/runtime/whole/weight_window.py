@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roost.runtime.whole.copy_streams import Way
+from roost.runtime.whole.copy_streams import CopyQueue
 
 _ALIGNED = 512  # bytes: what kernels of every kind like
 _MANY = 64  # places for each load of which the views are kept
@@ -29,7 +29,7 @@ def aligned(size: int) -> int:
 
 
 @dataclass(eq=False)
-class Load:
+class ModuleWeights:
     """The weights that one module needs for a call."""
 
     name: str
@@ -55,10 +55,10 @@ class Load:
 
 
 @dataclass(eq=False)
-class Visit:
+class WindowEntry:
     """A load in the window."""
 
-    load: Load
+    load: ModuleWeights
     begin: int
     views: list[Tensor]
     ready: Any
@@ -71,20 +71,22 @@ class Visit:
         return self.begin + self.load.size
 
 
-class Ring:
+class WeightWindow:
     """Weights on their way to one device."""
 
-    def __init__(self, way: Way, device: torch.device, size: int, loads: Sequence[Load]) -> None:
+    def __init__(
+        self, way: CopyQueue, device: torch.device, size: int, loads: Sequence[ModuleWeights]
+    ) -> None:
         """At least the largest load fits, whatever the size."""
         self.way, self.size = way, max([size, *(load.size for load in loads)])
         with torch.inference_mode(False):
             self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
         self._device = device
-        self._visits: list[Visit] = []  # oldest first
+        self._visits: list[WindowEntry] = []  # oldest first
         self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
-        self._came: list[Load] = []
+        self._came: list[ModuleWeights] = []
         # Views, by where a load lies: the same in every run.
-        self._made: dict[tuple[Load, int], list[Tensor]] = {}
+        self._made: dict[tuple[ModuleWeights, int], list[Tensor]] = {}
         self.num_unexpected = 0
         # Nobody can see whether somebody has written into such: nothing of them is fetched before
         # its run has begun.
@@ -92,7 +94,7 @@ class Ring:
         if not self._unseen:
             self._fetch_ahead()
 
-    def enter(self, load: Load) -> Visit:
+    def enter(self, load: ModuleWeights) -> WindowEntry:
         """The weights of a module that is about to run."""
         self._came.append(load)
         if load.is_stale():
@@ -112,7 +114,7 @@ class Ring:
             visit.left = True  # fetched in vain
         return self._outside(load)
 
-    def leave(self, visit: Visit) -> None:
+    def leave(self, visit: WindowEntry) -> None:
         """A module has run."""
         visit.done, visit.left = self.way.mark(), True
         self._fetch_ahead()
@@ -141,7 +143,7 @@ class Ring:
         self.way.close()
         self._visits.clear()
 
-    def _expect(self, load: Load) -> None:
+    def _expect(self, load: ModuleWeights) -> None:
         """Something comes out of turn: begin again with it."""
         self.num_unexpected += 1
         self._pass_over()
@@ -159,12 +161,12 @@ class Ring:
             if not visit.begun:
                 visit.begun = visit.left = True
 
-    def _outside(self, load: Load) -> Visit:
+    def _outside(self, load: ModuleWeights) -> WindowEntry:
         """There is no room: a module with weights runs inside another whose weights fill the
         window."""
         copies = (tensor.to(self._device, copy=True) for tensor in load.tensors)
         views = [alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
-        return Visit(load, 0, views, None, begun=True)
+        return WindowEntry(load, 0, views, None, begun=True)
 
     def _fetch_ahead(self) -> None:
         while len(self._visits) - self._num_begun() < len(self._order):
@@ -186,7 +188,7 @@ class Ring:
         over = (visit for visit in self._visits if visit.begin < begin + size and begin < visit.end)
         return begin if all(visit.left for visit in over) else None
 
-    def _fetch(self, load: Load, begin: int) -> None:
+    def _fetch(self, load: ModuleWeights, begin: int) -> None:
         over = [
             visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end
         ]
@@ -200,9 +202,9 @@ class Ring:
                 views = self._made[load, begin] = self._views(load, begin)
         used = [visit.done for visit in over if visit.done is not None]
         ready = self.way.copy(list(zip(views, load.tensors, strict=True)), used)
-        self._visits.append(Visit(load, begin, views, ready))
+        self._visits.append(WindowEntry(load, begin, views, ready))
 
-    def _views(self, load: Load, begin: int) -> list[Tensor]:
+    def _views(self, load: ModuleWeights, begin: int) -> list[Tensor]:
         found = []
         for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
             own = self._memory[
