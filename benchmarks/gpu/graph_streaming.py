@@ -99,7 +99,7 @@ def main() -> None:
                 "fetched_bytes": fetched,
                 "peak_bytes": run.peak_memory(),
                 "window_bytes": {
-                    str(place.device): getattr(place, "window_bytes", 0) for place in run.places
+                    str(place.device): getattr(place, "window_bytes", 0) for place in run.devices
                 },
             }
         print(json.dumps(row), flush=True)

@@ -18,7 +18,7 @@ from roost.core.graph import INPUT
 from roost.cost_models.profiled import Profiled, launched
 from roost.cost_models.roofline import Roofline
 from roost.cost_models.timing import timed_ops, timers, updates, whole_step
-from roost.cost_models.timing.overwrites import reused
+from roost.cost_models.timing.overwrites import overwrites
 from roost.cost_models.timing.progress_log import ProgressLog
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import captured_step
@@ -311,7 +311,7 @@ def test_ops_are_timed_in_place_where_the_runtime_runs_them_in_place():
         if getattr(getattr(line.call, "_schema", None), "is_mutable", 0)
     }
     assert changed
-    assert {node: call for node, (call, _) in reused(step).items()} == changed
+    assert {node: call for node, (call, _) in overwrites(step).items()} == changed
     timed = {task.call.call for task in timed_ops.timed_ops(step)}
     assert set(changed.values()) <= timed
 

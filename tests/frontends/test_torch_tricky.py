@@ -175,11 +175,11 @@ def test_other_flags_or_names_than_were_captured_are_refused():
         ]
         for wrong in (({"x": x, "y": y}, 4, x), ({"batch": {"x": x, "y": y}, "scale": 4},)):
             with pytest.raises(
-                InputError, match="input 'scale' is 4; it was captured with 3: capture another"
+                InputError, match="input 'scale' is 4; it was captured with 3: capture the"
             ):
                 run.step(*wrong)
         with pytest.raises(
-            InputError, match="takes batch_x, batch_y, minus; it was not given minus"
+            InputError, match="takes batch_x, batch_y, minus; the inputs lack minus"
         ):
             run.step({"batch": {"x": x, "y": y}, "minsu": x})
         with pytest.raises(

@@ -26,10 +26,10 @@ def test_ops_run_after_what_they_read_and_one_at_a_time(kinds, tmp_path):
         placement = any_placement(problem, rng)
         runs = {}
         for record in (True, False):
-            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
+            devices = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             rate = Optimizer(rate=1e-2)
             with GraphRuntime(
-                step, problem, placement, residents_of(model), rate, places=places, record=record
+                step, problem, placement, residents_of(model), rate, devices=devices, record=record
             ) as run:
                 runs[record] = [float(run.step(*inputs)[0]) for _ in range(2)]
                 if not record:

@@ -91,16 +91,16 @@ def test_copies_that_come_late_change_no_number(kinds, optimizer):
     names = [f"{'cpu' if kind == 'c' else 'cuda'}:{number}" for number, kind in enumerate(kinds)]
     problem, rng = mixed_problem(step, *names), np.random.default_rng(6)
     alone = run_steps(
-        step, problem, on_one(step), model, inputs, count=3, places=[CpuDevice() for _ in kinds]
+        step, problem, on_one(step), model, inputs, count=3, devices=[CpuDevice() for _ in kinds]
     )
     for seed, make in enumerate([any_placement, streamed, any_placement, streamed]):
         placement = (
             make(problem, rng) if make is any_placement else streamed(problem, rng, len(kinds) - 1)
         )
         for together in (False, True):
-            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
+            devices = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             found = run_steps(
-                step, problem, placement, model, inputs, 3, places=places, one_thread=together
+                step, problem, placement, model, inputs, 3, devices=devices, one_thread=together
             )
             assert not differences(found, alone)
 
@@ -114,12 +114,12 @@ def test_ops_that_are_recorded_change_no_number(kinds):
     )
     on = len(kinds) - 1
     alone = run_steps(
-        step, problem, on_one(step), model, inputs, count=4, places=[CpuDevice() for _ in kinds]
+        step, problem, on_one(step), model, inputs, count=4, devices=[CpuDevice() for _ in kinds]
     )
     for seed in range(4):
         placement = streamed(problem, rng, on) if seed % 2 else any_placement(problem, rng)
         for together in (False, True):
-            places = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
+            devices = [CpuDevice() if kind == "c" else late_place(seed) for kind in kinds]
             found = run_steps(
                 step,
                 problem,
@@ -127,7 +127,7 @@ def test_ops_that_are_recorded_change_no_number(kinds):
                 model,
                 inputs,
                 4,
-                places=places,
+                devices=devices,
                 graphs=True,
                 one_thread=together,
             )
@@ -142,7 +142,7 @@ def test_inputs_and_results_of_a_recorded_run_are_the_callers():
     given = [torch.randn(2, 5) for _ in range(4)]
     kept = [value.clone() for value in given]
     with GraphRuntime(
-        step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True
+        step, problem, on_one(step), residents_of(model), devices=[late_place()], graphs=True
     ) as run:
         assert any(
             isinstance(value, Segment) for value in run._functions[0][0].__globals__.values()
@@ -157,7 +157,7 @@ def test_a_failure_in_a_recorded_run_is_named():
     model, inputs, step = made()
     problem = mixed_problem(step, "cuda:0")
     with GraphRuntime(
-        step, problem, on_one(step), residents_of(model), places=[late_place()], graphs=True
+        step, problem, on_one(step), residents_of(model), devices=[late_place()], graphs=True
     ) as run:
         run.step(*inputs)
         run.step(*inputs)
@@ -183,9 +183,9 @@ def test_a_new_value_is_not_written_before_a_late_copy_of_the_old_one_is_made(ho
     problem = mixed_problem(step, "cpu", "cuda:0")
     device = np.full(step.graph.num_ops, home)
     device[step.graph.op_names.index(step.op_of[step.program.results[1]])] = 1 - home
-    places, settings = [CpuDevice(), late_place(most=0.05)], Optimizer(rate=1.0)
+    devices, settings = [CpuDevice(), late_place(most=0.05)], Optimizer(rate=1.0)
     with GraphRuntime(
-        step, problem, problem.placement(device), residents_of(model), settings, places=places
+        step, problem, problem.placement(device), residents_of(model), settings, devices=devices
     ) as run:
         for number in range(3):
             assert run.step(*inputs)[1].tolist() == [
@@ -218,7 +218,7 @@ def test_a_failure_on_a_device_that_is_launched_ahead_ends_the_step():
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = streamed(problem, np.random.default_rng(7))
     run = GraphRuntime(
-        step, problem, placement, residents_of(model), places=[CpuDevice(), late_place()]
+        step, problem, placement, residents_of(model), devices=[CpuDevice(), late_place()]
     )
     with pytest.raises(ExecutionError, match=r"op 'embedding' failed on cuda:0: "):
         run.step(torch.full((3, 4), 99), inputs[1])
@@ -232,7 +232,7 @@ def test_memory_goes_back_with_the_run(fails):
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = any_placement(problem, np.random.default_rng(9))
     run = GraphRuntime(
-        step, problem, placement, residents_of(model), places=[CpuDevice(), late_place()]
+        step, problem, placement, residents_of(model), devices=[CpuDevice(), late_place()]
     )
     held = weakref.ref(run)
     gc.disable()
@@ -267,14 +267,14 @@ def test_a_device_that_does_not_exist_is_named_with_those_that_do():
 def test_what_cannot_be_pinned_is_told_once(caplog):
     pins, value = PinnedMemory(limit=8), torch.arange(2.0)
     with caplog.at_level(logging.WARNING):
-        found = [pins.home(value, torch.empty_like) for _ in range(3)]
+        found = [pins.pinned_copy(value, torch.empty_like) for _ in range(3)]
     assert len(caplog.records) == 1
     assert all(torch.equal(one, value) and one is not value for one in found)
 
     def refuse(like):
         raise RuntimeError("CUDA error: out of memory")
 
-    assert torch.equal(PinnedMemory().home(value, refuse), value)
+    assert torch.equal(PinnedMemory().pinned_copy(value, refuse), value)
 
 
 def test_looks_alone_are_no_graph():

@@ -289,7 +289,7 @@ def test_states_of_another_run_are_refused():
         ({"states": {**states, name: states[name].double()}}, r"of torch.float64; the step has"),
         ({"states": {**states, name: None}}, "is NoneType; it must be a tensor"),
         ({"states": {**states, name: states[name].to("meta")}}, "is on the meta device"),
-        ({"states": [1]}, "states is list; give what run.states"),
+        ({"states": [1]}, "states is list; give the result of run.states"),
         ({"num_steps": -1}, "num_steps is -1"),
     ):
         with pytest.raises(InputError, match=said):
@@ -354,7 +354,7 @@ def test_threads_that_start_others_at_once_keep_their_number_of_threads():
         for _ in range(40):
             ours = TaskThread("ours", lambda error: None, threads=number % 2)
             if number % 2 == 0:  # it has what its caller has
-                ours.give(lambda: seen.update([torch.get_num_threads()]))
+                ours.submit(lambda: seen.update([torch.get_num_threads()]))
             ours.close()
         seen[torch.get_num_threads()] += 1
 

@@ -55,8 +55,8 @@ def test_no_line_comes_before_what_it_needs_and_each_device_keeps_its_order(kind
     rng, crossed = np.random.default_rng(9), 0
     for make in [any_placement, streamed] * 3:
         placement = make(problem, rng)
-        places = [CpuDevice() if kind == "c" else late_place() for kind in kinds]
-        with GraphRuntime(step, problem, placement, residents_of(model), places=places) as run:
+        devices = [CpuDevice() if kind == "c" else late_place() for kind in kinds]
+        with GraphRuntime(step, problem, placement, residents_of(model), devices=devices) as run:
             code = StepCode(step, problem, placement, run)
             rows = {device: _DeviceWriter(code, device).written() for device in range(len(kinds))}
         timeline = simulate(problem, placement, full=True)
@@ -104,8 +104,8 @@ def test_a_step_starts_no_thread(one_thread):
     model, inputs, step = made("adam")
     problem, rng = mixed_problem(step, "cpu", "cuda:0"), np.random.default_rng(2)
     for _ in range(3):
-        places = [CpuDevice(), late_place()]
-        settings = {"places": places, "one_thread": one_thread}
+        devices = [CpuDevice(), late_place()]
+        settings = {"devices": devices, "one_thread": one_thread}
         with GraphRuntime(
             step, problem, any_placement(problem, rng), residents_of(model), **settings
         ) as run:
@@ -119,9 +119,9 @@ def test_whoever_runs_it_may_say_whether_one_thread_has_both(one_thread, expecte
     model, inputs, step = made()
     problem = mixed_problem(step, "cpu", "cuda:0")
     placement = any_placement(problem, np.random.default_rng(1))
-    places = [CpuDevice(), late_place()]
+    devices = [CpuDevice(), late_place()]
     with GraphRuntime(
-        step, problem, placement, residents_of(model), places=places, one_thread=one_thread
+        step, problem, placement, residents_of(model), devices=devices, one_thread=one_thread
     ) as run:
         assert run.launchers == expected
         run.step(*inputs)

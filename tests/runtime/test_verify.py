@@ -190,14 +190,14 @@ def test_a_wrong_optimizer_is_found_at_the_first_update(monkeypatch):
 def test_a_wrong_transfer_is_found_at_the_op_that_reads_it(monkeypatch):
     step, problem, model, inputs = made("sgd")
     placement = wholly_on(problem, 0).moved(step.graph.index_of("relu"), 1)
-    right = transfers.copied
+    right = transfers.copied_on_cpu
 
     def wrong(tensor, after=(), into=None):
-        parcel = right(tensor, after, into)
-        parcel.tensor.add_(0.5)
-        return parcel
+        sent = right(tensor, after, into)
+        sent.tensor.add_(0.5)
+        return sent
 
-    monkeypatch.setattr(transfers, "copied", wrong)
+    monkeypatch.setattr(transfers, "copied_on_cpu", wrong)
     found = verify(step, problem, placement, model, inputs)
     assert not found.same
     # What goes there is changed on its way already, so that the op itself has another output.
@@ -238,13 +238,13 @@ def test_a_value_that_does_not_come_home_is_found(monkeypatch):
     step, problem, model, inputs = made("sgd")
     update = step.graph.index_of("inner.weight:update")
     placement = wholly_on(problem, 0).moved(update, 1)
-    right = GraphRuntime.going_home
+    right = GraphRuntime.sending_home
 
     def wrong(self, parameter, source, reads):
         send = right(self, parameter, source, reads)
         return lambda tensor: send(torch.zeros_like(tensor))
 
-    monkeypatch.setattr(GraphRuntime, "going_home", wrong)
+    monkeypatch.setattr(GraphRuntime, "sending_home", wrong)
     found = verify(step, problem, placement, model, inputs)
     assert [name for name, each in found.differences.items() if not each.same] == ["inner.weight"]
     assert found.first_op == "inner.weight:update"

@@ -65,13 +65,13 @@ class LateStream(_HostClock):
     def empty_like(self, like: Tensor) -> Tensor:
         return _nonsense(like)
 
-    def wait(self, mark: Event) -> None:
-        self._work.put(("wait", (mark,)))
+    def wait(self, event: Event) -> None:
+        self._work.put(("wait", (event,)))
 
-    def mark(self, sleep: bool = False) -> Event:
-        mark = LateEvent()
-        self._work.put(("mark", (mark,)))
-        return mark
+    def record_event(self, sleep: bool = False) -> Event:
+        event = LateEvent()
+        self._work.put(("event", (event,)))
+        return event
 
     def keep(self, tensor: Tensor) -> None:
         pass  # the queue holds it
@@ -83,10 +83,10 @@ class LateStream(_HostClock):
             match what, things:
                 case "copy", (Tensor() as target, Tensor() as source):
                     target.copy_(source)
-                case "wait", (LateEvent() as mark,):
-                    mark.synchronize()
-                case "mark", (LateEvent() as mark,):
-                    mark.reach()
+                case "wait", (LateEvent() as event,):
+                    event.synchronize()
+                case "event", (LateEvent() as event,):
+                    event.reach()
 
 
 class AtOnce(_HostClock):
@@ -98,13 +98,13 @@ class AtOnce(_HostClock):
     def empty_like(self, like: Tensor) -> Tensor:
         return _nonsense(like)
 
-    def wait(self, mark: Event) -> None:
-        mark.synchronize()
+    def wait(self, event: Event) -> None:
+        event.synchronize()
 
-    def mark(self, sleep: bool = False) -> Event:
-        mark = LateEvent()
-        mark.reach()
-        return mark
+    def record_event(self, sleep: bool = False) -> Event:
+        event = LateEvent()
+        event.reach()
+        return event
 
     def keep(self, tensor: Tensor) -> None:
         pass

@@ -62,7 +62,7 @@ def run_steps(
     model: nn.Module,
     inputs: tuple[Any, ...],
     count: int = 2,
-    places: Sequence[RuntimeDevice] | None = None,
+    devices: Sequence[RuntimeDevice] | None = None,
     graphs: bool = False,
     one_thread: bool | None = None,
 ) -> tuple[list[list[Tensor]], Mapping[str, Tensor]]:
@@ -72,7 +72,7 @@ def run_steps(
     rate = Optimizer(rate=0.01)
     how: dict[str, Any] = {"graphs": graphs, "one_thread": one_thread}
     with GraphRuntime(
-        step, problem, placement, residents_of(model), rate, cores, places=places, **how
+        step, problem, placement, residents_of(model), rate, cores, devices=devices, **how
     ) as run:
         returned = [
             [value.to("cpu", copy=True) for value in run.step(*inputs)] for _ in range(count)

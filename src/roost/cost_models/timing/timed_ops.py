@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx
 
 from roost.core.graph import INPUT
-from roost.cost_models.timing.overwrites import reused
+from roost.cost_models.timing.overwrites import overwrites
 from roost.cost_models.timing.updates import UPDATES
 from roost.frontends.tracing.captured_step import CapturedStep, ResidentUpdate
 from roost.frontends.tracing.flop import tensors_in
@@ -108,7 +108,7 @@ def timed_ops(step: CapturedStep) -> Iterator[TimedOp]:
     """The ops that take time: all but inputs, parameters, and ops for one of several outputs."""
     seen: set[fx.Node] = set()
     known: dict[fx.Node, TimedCall] = {}
-    over = reused(step)
+    over = overwrites(step)
     for op, name in enumerate(step.graph.op_names):
         if name in step.updates:
             update = step.updates[name]

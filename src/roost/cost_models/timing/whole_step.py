@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from roost.cost_models.timing.overwrites import reused
+from roost.cost_models.timing.overwrites import overwrites
 from roost.cost_models.timing.timed_ops import TensorSpec, index_limits
 from roost.cost_models.timing.updates import UPDATES
 from roost.frontends.tracing.captured_step import CapturedStep
@@ -75,7 +75,7 @@ class _Writer:
         self.given: list[Tensor] = []
         self.names: dict[fx.Node, str] = {}
         self.held: dict[str, str] = {}  # op of a parameter, or of what an optimizer keeps -> name
-        self.over = reused(step)
+        self.over = overwrites(step)
         self.numbers = {node: number for number, node in enumerate(step.program.module.graph.nodes)}
 
     def compiled(self) -> Callable[..., None]:

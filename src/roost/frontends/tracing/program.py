@@ -37,6 +37,16 @@ class Program:
         """The nodes of residents and inputs."""
         return [node for node in self.module.graph.nodes if node.op == "placeholder"]
 
+    @property
+    def resident_nodes(self) -> dict[str, fx.Node]:
+        """The placeholder of each resident."""
+        return dict(zip(self.residents, self.placeholders, strict=False))
+
+    @property
+    def input_nodes(self) -> dict[str, fx.Node]:
+        """The placeholder of each input."""
+        return dict(zip(self.inputs, self.placeholders[len(self.residents) :], strict=True))
+
     def run(
         self, residents: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> tuple[list[Any], dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Lines as source, compiled."""
+"""Lines turned into source and compiled: the functions that launchers and CUDA graphs run."""
 
 from __future__ import annotations
 
@@ -13,63 +13,61 @@ from roost.runtime.ops.lines import Line, Ref, refs
 def compiled(
     lines: Sequence[Line], title: str, takes: Sequence[str] = (), returns: Sequence[str] = ()
 ) -> tuple[Callable[..., Any], list[int]]:
-    """The lines as a function, and the op of each line; each name is dropped after the last line
-    that reads it."""
+    """Compile lines into a function; also give the op of each line of its source.
+
+    The source drops each name after the last line that reads it.
+    """
     last: dict[str, int] = {}
     for number, line in enumerate(lines):
-        for name in line.read | ({line.name} if line.name else set()):
-            last[name] = number
+        names = line.read | {line.name} if line.name else line.read
+        last |= dict.fromkeys(names, number)
     dropped: dict[int, list[str]] = {}
-    for name, number in last.items():
-        if name in returns:
-            continue
-        dropped.setdefault(number, []).append(name)
+    for name in last.keys() - set(returns):
+        dropped.setdefault(last[name], []).append(name)
     constants = _Constants()
-    said = constants.said
     source, ops = [f"def step({', '.join(takes)}):"], [-1]
     for number, line in enumerate(lines):
-        if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
-            raise InputError(
-                f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}"
-            )
-        args = [
-            *map(said, line.args),
-            *(f"{key}={said(value)}" for key, value in line.kwargs.items()),
-        ]
-        source.append(
-            f"    {f'{line.name} = ' if line.name else ''}{said(line.call)}({', '.join(args)})"
-        )
+        source.append(f"    {_statement(line, constants)}")
         ops.append(line.op)
         if number in dropped:
             source.append(f"    {' = '.join(sorted(dropped[number]))} = None")
             ops.append(line.op)
-    source.append(
-        f"    return ({''.join(f'{name}, ' for name in returns)})" if returns else "    return"
-    )
+    source.append(f"    return ({', '.join(returns)},)" if returns else "    return")
     ops.append(-1)
-    # Our own text: numbers, names made of numbers, and names of arguments, which were looked at. No
-    # value is in it.
+    # The text is ours: numbers, names made of numbers, and checked names of arguments. No value of
+    # the model is in it.
     exec(compile("\n".join(source), title, "exec"), constants.named)
-    # Or it would hold itself, and all that is in there.
-    found: Callable[..., Any] = constants.named.pop("step")
-    return found, ops
+    # Popped, or the function would hold itself and all constants.
+    function: Callable[..., Any] = constants.named.pop("step")
+    return function, ops
+
+
+def _statement(line: Line, constants: _Constants) -> str:
+    if not all(key.isidentifier() and not iskeyword(key) for key in line.kwargs):
+        raise InputError(
+            f"an op of the program has arguments that cannot be named: {sorted(line.kwargs)}"
+        )
+    args = [constants.text(value) for value in line.args]
+    args += [f"{key}={constants.text(value)}" for key, value in line.kwargs.items()]
+    call = f"{constants.text(line.call)}({', '.join(args)})"
+    return f"{line.name} = {call}" if line.name else call
 
 
 class _Constants:
-    """What the source names and does not say."""
+    """Values that the source names instead of writing them out."""
 
     def __init__(self) -> None:
         self.named: dict[str, Any] = {}
         self._known: dict[int, str] = {}
 
-    def said(self, value: Any) -> str:
-        """A value as the source says it."""
+    def text(self, value: Any) -> str:
+        """Give the text of a value in the source."""
         if isinstance(value, Ref):
             return value.name
-        if value is None or type(value) in (bool, int):  # a subclass may print itself as it likes
+        if value is None or type(value) in (bool, int):  # a subclass may have any repr
             return repr(value)
         if isinstance(value, tuple | list) and list(refs(value)):
-            inside = ", ".join(map(self.said, value))
+            inside = ", ".join(map(self.text, value))
             return f"[{inside}]" if isinstance(value, list) else f"({inside},)"
         if id(value) not in self._known:
             self._known[id(value)] = f"k{len(self._known)}"

@@ -1,13 +1,13 @@
-"""A CUDA device of the runtime: a stream that computes, and streams that copy beside it.
+"""A CUDA device of the graph runtime: a stream that computes, and streams that copy beside it.
 
-It computes on the default stream, so that memory which the caller gives back after a step is reused
-in order, and from one pool; the streams that copy are of the kind that does not wait for the
-default stream. Fetches ahead have a stream of their own: one that waits for room in the window does
-not hold up a tensor that is needed now.
+It computes on the default stream: memory that the caller gives back after a step is then reused in
+order, and from one pool. The streams that copy are of the kind that does not wait for the default
+stream. Fetches have a stream of their own: one that waits for room in the window does not hold up a
+tensor that is needed now.
 
-Host memory that is copied from or to is pinned, from PyTorch's cache of pinned blocks, which knows
-the streams that use them. Tensors of the device that another stream reads are made known to the
-allocator (`keep`).
+Copies from and to the CPU use pinned memory, from PyTorch's cache of pinned blocks, which knows the
+streams that use a block. If another stream reads a tensor of the device, the allocator is told
+(`keep`).
 """
 
 from __future__ import annotations
@@ -32,33 +32,34 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """Work in order, beside that of others."""
+    """A queue of work of a device; work of other streams goes on beside it."""
 
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
-        """Copy, when its turn comes; `beside` is a stream of the device of the source, where that
-        is another one."""
+        """Copy in the order of this stream.
+
+        `beside`: a stream of the source's device, if that is another CUDA device.
+        """
 
     def empty_like(self, like: Tensor) -> Tensor: ...
-    def wait(self, mark: Event) -> None: ...
-    def mark(self, sleep: bool = False) -> Event:
-        """The point when all is done that was given so far; who waits for it may sleep, or look all
-        the time."""
+    def wait(self, event: Event) -> None: ...
+    def record_event(self, sleep: bool = False) -> Event:
+        """Mark the point where all work given so far is done; `sleep`: waiting threads sleep."""
 
     def keep(self, tensor: Tensor) -> None:
-        """Do not reuse the memory of a tensor before what was given so far is done."""
+        """Keep the memory of a tensor until all work given so far is done."""
 
     def set_clock(self) -> None:
-        """Now, with nothing to do, its own clock and that of the host are compared."""
+        """Compare the stream's clock with `time.perf_counter`, while the stream is idle."""
 
     def stamp(self) -> Any:
-        """The time when all is done that was given so far."""
+        """Take the time at which all work given so far is done."""
 
     def seconds(self, stamp: Any) -> float:
-        """A stamp by the host's clock."""
+        """Give a stamp in seconds of `time.perf_counter`."""
 
 
 class Engine(Protocol):
-    """How the work of a device is given to it."""
+    """The functions of CUDA that a device needs; tests replace them."""
 
     def compute(self, device: torch.device) -> Stream: ...
     def stream(self, device: torch.device) -> Stream: ...
@@ -66,17 +67,17 @@ class Engine(Protocol):
     def enter(self, device: torch.device) -> None: ...
     def capturing(self, device: torch.device) -> Capture: ...
     def allocated(self, device: torch.device) -> int:
-        """Bytes in use."""
+        """Give the bytes in use."""
 
     def watch(self, device: torch.device) -> None:
-        """From now on bytes in use are counted for `peak`."""
+        """Begin to watch the bytes in use, for `peak`."""
 
     def peak(self, device: torch.device) -> int:
-        """The most bytes in use since `watch` was called."""
+        """Give the most bytes in use since `watch` was called."""
 
 
 class CudaStream:
-    """A stream of PyTorch's."""
+    """A `Stream` of PyTorch."""
 
     def __init__(self, raw: torch.cuda.Stream) -> None:
         self.raw, self._default = raw, torch.cuda.default_stream(raw.device)
@@ -84,27 +85,31 @@ class CudaStream:
     def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
         # Between two CUDA devices PyTorch copies on the current stream of the source, in step with
         # that of the target.
-        with nullcontext() if beside is None else torch.cuda.stream(beside.raw):  # type: ignore[attr-defined]
+        source_stream = nullcontext() if beside is None else torch.cuda.stream(beside.raw)  # type: ignore[attr-defined]
+        with source_stream:
             self._here(target.copy_, source, non_blocking=True)
 
     def empty_like(self, like: Tensor) -> Tensor:
-        found: Tensor = self._here(torch.empty_like, like, device=self.raw.device)
-        return found
+        tensor: Tensor = self._here(torch.empty_like, like, device=self.raw.device)
+        return tensor
 
     def _here(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Threads of ours are on the default stream: `torch.cuda.stream` would look for that, and
-        takes longer."""
+        """Call with this stream as the current one.
+
+        Our threads are on the default stream, so this need not ask for the current stream, as
+        `torch.cuda.stream` does: it is faster.
+        """
         torch.cuda.set_stream(self.raw)
         try:
             return call(*args, **kwargs)
         finally:
             torch.cuda.set_stream(self._default)
 
-    def wait(self, mark: Event) -> None:
-        assert isinstance(mark, torch.cuda.Event)
-        self.raw.wait_event(mark)
+    def wait(self, event: Event) -> None:
+        assert isinstance(event, torch.cuda.Event)
+        self.raw.wait_event(event)
 
-    def mark(self, sleep: bool = False) -> Event:
+    def record_event(self, sleep: bool = False) -> Event:
         event = torch.cuda.Event(blocking=sleep)  # type: ignore[no-untyped-call]
         event.record(self.raw)
         return event
@@ -127,7 +132,7 @@ class CudaStream:
 
 
 class CudaEngine:
-    """The CUDA of this machine."""
+    """The `Engine` of this machine."""
 
     def compute(self, device: torch.device) -> Stream:
         return CudaStream(torch.cuda.default_stream(device))
@@ -140,7 +145,7 @@ class CudaEngine:
 
     def enter(self, device: torch.device) -> None:
         torch.cuda.set_device(device)
-        torch.cuda.synchronize(device)  # residents were copied there on whatever stream
+        torch.cuda.synchronize(device)  # any stream may have copied residents there
 
     def capturing(self, device: torch.device) -> Capture:
         pool = torch.cuda.graph_pool_handle()
@@ -152,7 +157,7 @@ class CudaEngine:
             graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
-                # Other threads go on telling this device and others what to copy.
+                # Other threads go on launching copies meanwhile.
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     made = function(*static)
@@ -177,7 +182,7 @@ class CudaEngine:
 
 
 class CudaDevice:
-    """A CUDA device: a `RuntimeDevice`."""
+    """A `RuntimeDevice` of CUDA."""
 
     def __init__(self, device: torch.device, engine: Engine | None = None) -> None:
         self.device, self.engine = device, engine or CudaEngine()
@@ -187,7 +192,7 @@ class CudaDevice:
         )
         self.window_bytes = 0
         self._before = self.engine.allocated(device)
-        # Copies of new values on their way home, and their bytes.
+        # Copies of new values on their way home: when each is home, and its bytes.
         self._leaving: deque[tuple[Event, int]] = deque()
         self._leaving_bytes = 0
 
@@ -200,40 +205,39 @@ class CudaDevice:
         self.engine.watch(self.device)
 
     def finish(self) -> None:
-        # Asleep after a while, not looking all the time: the other devices need the cores.
-        done = self.compute.mark(sleep=True)
+        # Look for a while, then sleep: the other devices need the cores.
+        done = self.compute.record_event(sleep=True)
         look(done.query, AWAKE_SECONDS)
         done.synchronize()
         self._leaving_bytes = 0
-        self._leaving.clear()  # whoever waits for the step waits for each of them
+        self._leaving.clear()  # whoever waits for the step waits for all of them
 
-    def mark(self) -> Event | None:
-        return self.compute.mark()
+    def record_event(self) -> Event | None:
+        return self.compute.record_event()
 
-    def wait(self, mark: Event | None) -> None:
-        if mark is not None:
-            self.compute.wait(mark)
+    def wait(self, event: Event | None) -> None:
+        if event is not None:
+            self.compute.wait(event)
 
-    def given(self, value: Tensor) -> Tensor:
-        return value.to(self.device) if value.is_cuda else self.received(self.bring(value))
+    def bring_input(self, value: Tensor) -> Tensor:
+        return value.to(self.device) if value.is_cuda else self.receive(self.copy_here(value))
 
-    def received(self, parcel: SentTensor) -> Tensor:
-        if parcel.on_host:
-            return parcel.tensor.to(self.device, non_blocking=True)
-        self.wait(parcel.arrival)
-        self.compute.keep(parcel.tensor)
-        return parcel.tensor
+    def receive(self, sent: SentTensor) -> Tensor:
+        if sent.on_host:
+            return sent.tensor.to(self.device, non_blocking=True)
+        self.wait(sent.arrival)
+        self.compute.keep(sent.tensor)
+        return sent.tensor
 
-    def home(self, value: Tensor) -> Tensor:
+    def settle(self, value: Tensor) -> Tensor:
         return torch.empty_like(value, device=self.device).copy_(value.detach())
 
     def close(self) -> None:
-        """Let nothing be on its way to or from memory that is about to be given back."""
+        """Wait until no stream uses memory that is about to be given back."""
         for stream in (self.compute, self.fetches, self.arrivals, self.departures):
             try:
-                stream.mark().synchronize()
-            # Of the device itself, which whoever ran the step was told.
-            except RuntimeError as error:
+                stream.record_event().synchronize()
+            except RuntimeError as error:  # of the device, already reported by the step
                 log.debug("%s: %s", self.device, error)
 
     def set_clock(self) -> None:
@@ -247,40 +251,37 @@ class CudaDevice:
 
     # ------------------------------------------------------------------ copies
 
-    def bring(
+    def copy_here(
         self,
         tensor: Tensor,
         after: Sequence[Event | None] = (),
         into: Tensor | None = None,
         source: CudaDevice | None = None,
     ) -> SentTensor:
-        """Copy a tensor to this device, from the host or from another CUDA device."""
+        """Copy a tensor to this device, from the CPU or from another CUDA device."""
         if source is None and not tensor.is_pinned():
             tensor = self.engine.pinned(tensor).copy_(tensor)
-        return self._bring(self.arrivals, tensor, after, into, source)
+        return self._copy_here(self.arrivals, tensor, after, into, source)
 
-    def posted(self, tensor: Tensor) -> SentTensor:
-        """A small tensor of the host for this device: whoever receives it copies it in the stream
-        that computes.
+    def post_small(self, tensor: Tensor) -> SentTensor:
+        """Put a small tensor of the CPU into pinned memory; the device copies it as it receives it.
 
-        Streams of their own cost whoever sends more than they save. And a thread of the host that
-        computes has nothing to ask of the device then.
+        It is copied in the stream that computes: a stream of its own costs the sender more than it
+        saves, and so a thread of the CPU that computes does not have to call CUDA.
         """
         return SentTensor(self.engine.pinned(tensor).copy_(tensor), None, on_host=True)
 
-    def handed(self, tensor: Tensor) -> SentTensor:
-        """A small tensor of this device for the host, copied in the stream that computes; by its
-        own thread."""
+    def hand_small(self, tensor: Tensor) -> SentTensor:
+        """Copy a small tensor of this device to the CPU, in the stream that computes."""
         target = self.engine.pinned(tensor)
         target.copy_(tensor, non_blocking=True)
-        return SentTensor(target, self.mark())
+        return SentTensor(target, self.record_event())
 
     def fetch(self, tensor: Tensor, slot: Tensor, source: CudaDevice | None = None) -> SentTensor:
-        """Copy a resident of another device into the window, when what was told to this device so
-        far is done."""
-        return self._bring(self.fetches, tensor, (self.mark(),), slot, source)
+        """Copy a resident of another device into the window, after all work given so far."""
+        return self._copy_here(self.fetches, tensor, (self.record_event(),), slot, source)
 
-    def _bring(
+    def _copy_here(
         self,
         stream: Stream,
         tensor: Tensor,
@@ -289,38 +290,36 @@ class CudaDevice:
         source: CudaDevice | None,
     ) -> SentTensor:
         target = stream.empty_like(tensor) if into is None else into
-        for mark in after:
-            if mark is not None:
-                stream.wait(mark)
+        for event in after:
+            if event is not None:
+                stream.wait(event)
                 if source is not None:
-                    source.departures.wait(mark)
+                    source.departures.wait(event)
         stream.copy(target, tensor, None if source is None else source.departures)
         if source is not None:
             source.departures.keep(tensor)
-        return SentTensor(target, stream.mark())
+        return SentTensor(target, stream.record_event())
 
-    def take(
+    def copy_to_cpu(
         self, tensor: Tensor, after: Sequence[Event | None] = (), into: Tensor | None = None
     ) -> SentTensor:
-        """Copy a tensor of this device to the host."""
+        """Copy a tensor of this device to the CPU."""
         target = self.engine.pinned(tensor) if into is None else into
-        for mark in after:
-            if mark is not None:
-                self.departures.wait(mark)
+        for event in after:
+            if event is not None:
+                self.departures.wait(event)
         self.departures.copy(target, tensor)
         self.departures.keep(tensor)
-        # For a new value nobody is in haste.
-        return SentTensor(target, self.departures.mark(sleep=into is not None))
+        # Nobody hurries to see a new value: whoever waits for it may sleep.
+        return SentTensor(target, self.departures.record_event(sleep=into is not None))
 
-    # ------------------------------------------------------------------ new values on their way
-    # home
+    # ------------------------------------------------------------------ new values that go home
 
     def leaving(self, value: Tensor) -> Tensor:
-        """A new value that lies in the window, in memory of its own: the window goes on to the next
-        parameter.
+        """Copy a new value out of the window, which goes on to the next parameter.
 
-        Of such copies there are at most as many bytes as in the window, where the host runs far
-        ahead of the device.
+        Such copies take at most as many bytes as the window: launches may run far ahead of the
+        device.
         """
         while self._leaving and self._leaving_bytes + value.nbytes > self.window_bytes:
             arrival, size = self._leaving.popleft()
@@ -329,7 +328,7 @@ class CudaDevice:
         return value.clone()
 
     def left(self, arrival: Event | None, size: int) -> None:
-        """A copy that `leaving` made will be home at that point."""
+        """Note when a copy that `leaving` made will be home."""
         if arrival is not None:
             self._leaving.append((arrival, size))
             self._leaving_bytes += size
@@ -338,53 +337,56 @@ class CudaDevice:
 
     @property
     def peak_memory(self) -> int:
-        """The most bytes in use in the last step, residents and the window among them, beyond those
-        before this was."""
+        """The most bytes in use in the last step, with residents and window.
+
+        Bytes that were in use before this device was made do not count.
+        """
         return self.engine.peak(self.device) - self._before
 
     def window(self, likes: Sequence[Tensor], offsets: Sequence[int], size: int) -> list[Tensor]:
-        """The window, and in it a tensor for each copy that will be there."""
+        """Make the window; give the memory of each copy in it."""
         self.window_bytes = size
         arena = torch.empty(size, dtype=torch.uint8, device=self.device)
-        return [
-            arena[offset : offset + like.nbytes]
-            .view(like.dtype)
-            .as_strided(like.shape, like.stride(), None)
-            if like.numel()
-            else torch.empty_like(like, device=self.device)
-            for like, offset in zip(likes, offsets, strict=True)
-        ]
+
+        def memory(like: Tensor, offset: int) -> Tensor:
+            if not like.numel():
+                return torch.empty_like(like, device=self.device)
+            own = arena[offset : offset + like.nbytes].view(like.dtype)
+            return own.as_strided(like.shape, like.stride(), None)
+
+        return [memory(like, offset) for like, offset in zip(likes, offsets, strict=True)]
 
 
 class PinnedMemory:
-    """Residents of the host that are pinned, so that a copy to a CUDA device is one transfer; up to
-    a limit."""
+    """Makes pinned copies of residents on the CPU, up to a limit.
+
+    A copy from pinned memory to a CUDA device is one transfer.
+    """
 
     def __init__(self, limit: int | None = None) -> None:
         half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        self.left, self._said = half if limit is None else limit, False
+        self.left, self._warned = half if limit is None else limit, False
 
-    def home(self, value: Tensor, pinned: Callable[[Tensor], Tensor]) -> Tensor:
-        """A pinned copy of a resident, or where that cannot be a plain one."""
+    def pinned_copy(self, value: Tensor, pinned: Callable[[Tensor], Tensor]) -> Tensor:
+        """Give a pinned copy of a resident, or a plain copy if that fails."""
         try:
             # PyTorch rounds up to a power of two.
             takes = 1 << (value.nbytes - 1).bit_length() if value.nbytes else 0
             if takes <= self.left:
-                found = pinned(value).copy_(value.detach())
+                copy = pinned(value).copy_(value.detach())
                 self.left -= takes
-                return found
+                return copy
             why = "the limit of pinned memory is reached"
         except RuntimeError as error:
             why = str(error).splitlines()[0]
-        if not self._said:
-            log.warning("some parameters are not pinned, and reach the device more slowly: %s", why)
-            self._said = True
+        if not self._warned:
+            log.warning("some parameters are not pinned: copying them takes longer (%s)", why)
+            self._warned = True
         return value.detach().to("cpu", copy=True)
 
 
 def device_named(name: str) -> torch.device:
-    """The device of this machine that a cluster calls so: `cpu`, `cpu:N` for some of its cores, or
-    `cuda:N`."""
+    """Give PyTorch's device for a name in a cluster: `cpu`, `cpu:N` (some cores) or `cuda:N`."""
     kind, _, number = name.partition(":")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cpu" and (not number or number.isdecimal()):

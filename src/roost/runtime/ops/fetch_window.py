@@ -1,8 +1,8 @@
-"""Where in a device's window each fetched parameter lies, worked out before the step.
+"""Offsets of fetched parameters in the window of a device, computed before the step.
 
-Copies that are there at the same time never share a byte. A copy may lie on bytes of others that
-are gone by then: all of them were given up by it or by copies asked for before it, so it is enough
-that a fetch waits until the device has run what it was told before it asked.
+`residents.py` makes the window. Copies that exist at the same time never share a byte. A copy may
+lie on bytes of earlier copies: the device gave them up before it asked for this copy. So a fetch
+only has to wait until the device has done the work it was given before it asked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.simulator.reference import Copy
 
-# As PyTorch aligns what it allocates: kernels are chosen by it, and so are the last bits of a sum.
+# As PyTorch aligns memory: kernels are chosen by it, and with them the last bits of a sum.
 ALIGNMENT = 512
 
 
 def lifetimes(copies: Sequence[Copy]) -> list[tuple[int, int]]:
-    """For each copy, in the order asked for: its own number, and that of the copy it makes room
-    for, or their count."""
+    """Give for each copy its number, and the number of the copy that replaces it, or their count.
+
+    Copies are in the order in which they are asked for.
+    """
     number = {id(copy): place for place, copy in enumerate(copies)}
     ends = [len(copies)] * len(copies)
     for place, copy in enumerate(copies):
@@ -30,22 +32,22 @@ def lifetimes(copies: Sequence[Copy]) -> list[tuple[int, int]]:
 
 
 def packed(sizes: Sequence[int], lifetimes: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """The offset of each copy, and the bytes of the whole: the better of first come and largest
-    first."""
+    """Give the offset of each copy and the bytes of the whole window.
+
+    Tries the copies in their order, and the largest first; takes the smaller window.
+    """
     if not sizes:
         return [], 0
     room = -(-np.asarray(sizes, dtype=np.int64) // ALIGNMENT) * ALIGNMENT
     begin, end = np.asarray(lifetimes, dtype=np.int64).T
-    tries = [
-        _placed(order, room, begin, end)
-        for order in (np.arange(len(room)), np.argsort(-room, kind="stable"))
-    ]
-    offsets, total = min(tries, key=lambda found: found[1])
+    orders = (np.arange(len(room)), np.argsort(-room, kind="stable"))
+    windows = [_placed(order, room, begin, end) for order in orders]
+    offsets, total = min(windows, key=lambda window: window[1])
     return offsets.tolist(), total
 
 
 def _placed(order: Array, room: Array, begin: Array, end: Array) -> tuple[Array, int]:
-    """Each in turn at the lowest offset where nothing lies that is there at the same time."""
+    """Place each copy at the lowest offset that no copy of the same time covers."""
     offsets, done = np.zeros(len(room), dtype=np.int64), np.zeros(len(room), dtype=bool)
     for copy in order.tolist():
         beside = np.flatnonzero(done & (begin < end[copy]) & (begin[copy] < end))

@@ -1,4 +1,4 @@
-"""A line of the function that a device runs."""
+"""A line of the function that a launcher runs in a step; `device_code.py` writes such lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-# Something that one line leaves for another: a value, a copy, word that one was read.
+# Something that one line gives to another: kind (value, copy or read), op or copy, and device.
 Key = tuple[str, int, int]
 
 
@@ -16,17 +16,18 @@ Key = tuple[str, int, int]
 class Line:
     """A statement: `name = call(...)`, or a call alone."""
 
-    op: int
+    op: int  # that it belongs to
     call: Any  # the function
-    args: tuple[Any, ...]  # Ref for a name, or a constant; nested in lists, tuples and dicts
+    args: tuple[Any, ...]  # a Ref for a name, or a constant; nested in lists, tuples and dicts
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
-    node: fx.Node | None = None  # of the program, that this is
+    node: fx.Node | None = None  # of the program, if the line computes one
     gives: tuple[Key, ...] = ()
-    needs: tuple[tuple[Key, int], ...] = ()  # it waits until each was given so many times
+    needs: tuple[tuple[Key, int], ...] = ()  # the line waits until each was given so many times
 
     @property
     def read(self) -> set[str]:
+        """The names that the line reads."""
         return {ref.name for ref in refs((self.args, self.kwargs))}
 
 
@@ -38,11 +39,9 @@ class Ref:
 
 
 def refs(value: Any) -> Iterable[Ref]:
+    """Give all references in an argument."""
     if isinstance(value, Ref):
         yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from refs(each)
-    elif isinstance(value, Mapping):
-        for each in value.values():
+    elif isinstance(value, tuple | list | Mapping):
+        for each in value.values() if isinstance(value, Mapping) else value:
             yield from refs(each)

@@ -1,8 +1,8 @@
-"""When each op of a step began and ended on its device: the measured timeline.
+"""Times at which the ops of a step begin and end on their devices: the measured timeline.
 
-A CPU's thread reads the host's clock. A CUDA device is told to note the time in its own stream,
-which the host turns into its own seconds afterwards. Transfers are not timed: where a device waits
-for one, its timeline has a gap.
+The thread of a CPU reads the clock of the process. A CUDA device stamps the time in its own stream,
+and its stamps are turned into seconds of that clock afterwards. Transfers are not timed: where a
+device waits for one, its timeline has a gap.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from roost.simulator.compiled import simulate
 class OpClock:
     """The stamps of the last step."""
 
-    def __init__(self, places: Sequence[RuntimeDevice]) -> None:
-        self._places = places
-        # Op -> device, and stamps at its begin and its end.
-        self._stamps: dict[int, tuple[int, list[Any]]] = {}
+    def __init__(self, devices: Sequence[RuntimeDevice]) -> None:
+        self._devices = devices
+        self._stamps: dict[int, tuple[int, list[Any]]] = {}  # op -> device, stamps of begin and end
         self._began = self._ended = 0.0
 
     def around(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]]:
-        """What is called before an op, and after it."""
+        """Give the functions to call before an op and after it."""
         stamps: list[Any] = [None, None]
         self._stamps[op] = device, stamps
-        place = self._places[device]
+        stamp = self._devices[device].stamp
 
         def before() -> None:
-            stamps[0] = place.stamp()
+            stamps[0] = stamp()
 
         def after() -> None:
-            stamps[1] = place.stamp()
+            stamps[1] = stamp()
 
         return before, after
 
     def begin(self) -> None:
-        for place in self._places:
-            place.set_clock()
+        for device in self._devices:
+            device.set_clock()
         self._began = time.perf_counter()
 
     def end(self) -> None:
@@ -55,15 +54,13 @@ class OpClock:
     def timeline(
         self, problem: Problem, placement: Placement, peaks: Mapping[str, int]
     ) -> Timeline:
-        """Of the last step. Memory of CUDA devices is what they held; of others what the simulator
-        says."""
+        """Give the timeline of the last step; memory of CPUs is simulated, of others measured."""
         if not self._ended:
             raise InputError("no step has been run yet: there is no timeline")
         start, finish = np.zeros(problem.graph.num_ops), np.zeros(problem.graph.num_ops)
         for op, (device, stamps) in self._stamps.items():
-            start[op], finish[op] = (
-                self._places[device].seconds(stamp) - self._began for stamp in stamps
-            )
+            seconds = self._devices[device].seconds
+            start[op], finish[op] = (seconds(stamp) - self._began for stamp in stamps)
         simulated = simulate(problem, placement)
         peak = simulated.peak_memory.copy()
         for name, held in peaks.items():

@@ -1,5 +1,4 @@
-"""Residents of a step on the devices where they live, and the windows into which other devices
-fetch them."""
+"""Residents of a step on their home devices, and the windows where others fetch them."""
 
 from __future__ import annotations
 
@@ -18,76 +17,79 @@ from roost.simulator.reference import Copy
 
 
 class HomeResidents:
-    """Every parameter of a graph at home; pinned, where a CUDA device fetches it."""
+    """Every resident of a graph at home; in pinned memory if a CUDA device fetches it."""
 
     def __init__(
         self,
         step: CapturedStep,
         placement: Placement,
-        places: Sequence[RuntimeDevice],
-        copies: Sequence[Sequence[Copy]],  # [devices] what each fetches
+        devices: Sequence[RuntimeDevice],
+        copies: Sequence[Sequence[Copy]],  # [devices] that each fetches
         residents: Mapping[str, Tensor],
-        # What the optimizer keeps, where it does not begin with zeros.
-        states: Mapping[str, Tensor] | None = None,
+        states: Mapping[str, Tensor] | None = None,  # of the optimizer; None: zeros
     ) -> None:
         self.device: list[int] = placement.device.tolist()  # [ops]
-        self.tensor: dict[int, Tensor] = {}  # parameter -> its value
-        self._places, self._copies = places, copies
+        self.tensor: dict[int, Tensor] = {}  # resident -> its value
+        self._devices, self._copies = devices, copies
         self._pins = PinnedMemory()
         self._fetcher = {
-            copy.parameter: place
-            for place, row in zip(places, copies, strict=True)
+            copy.parameter: device
+            for device, row in zip(devices, copies, strict=True)
             for copy in row
-            if isinstance(place, CudaDevice)
+            if isinstance(device, CudaDevice)
         }
-        number = {name: place for place, name in enumerate(step.graph.op_names)}
+        number = {name: op for op, name in enumerate(step.graph.op_names)}
         for name, value in _values(step, residents):
             self._settle(number[name], value)
-        if states is not None and not isinstance(states, Mapping):
-            raise InputError(
-                f"states is {type(states).__name__}; give what run.states() had, tensors by name"
-            )
-        begun = None if states is None else dict(states)
-        for update in step.updates.values():
-            zeros = torch.zeros_like(self.tensor[number[update.resident]], device="cpu")
-            for state in update.states:
-                self._settle(number[state], zeros if begun is None else _begun(begun, state, zeros))
-        if begun:
-            raise InputError(
-                f"states has {next(iter(begun))!r}, which the optimizer of this step does not keep"
-            )
-        touched = [
-            name for update in step.updates.values() for name in (update.resident, *update.states)
-        ]
-        self.written = {number[name] for name in touched}  # parameters that get a new value
-        self.window = [self._window(device) for device in range(len(places))]
+        updates = step.updates.values()
+        likes = {
+            state: self.tensor[number[update.resident]]
+            for update in updates
+            for state in update.states
+        }
+        for state, value in _initial_states(states, likes):
+            self._settle(number[state], value)
+        touched = [name for update in updates for name in (update.resident, *update.states)]
+        self.written = {number[name] for name in touched}  # residents that get a new value
+        # [devices] memory for each copy, on the CUDA devices.
+        self.window = [self._window(device) for device in range(len(devices))]
 
     def _settle(self, op: int, value: Tensor) -> None:
-        place, fetcher = self._places[self.device[op]], self._fetcher.get(op)
-        if fetcher is not None and not isinstance(place, CudaDevice):
-            self.tensor[op] = self._pins.home(value, fetcher.engine.pinned)
+        device, fetcher = self._devices[self.device[op]], self._fetcher.get(op)
+        if fetcher is not None and not isinstance(device, CudaDevice):
+            self.tensor[op] = self._pins.pinned_copy(value, fetcher.engine.pinned)
         else:
-            self.tensor[op] = place.home(value)
+            self.tensor[op] = device.settle(value)
 
     def _window(self, device: int) -> list[Tensor]:
-        """On a CUDA device, where each copy that it fetches will lie."""
-        place, copies = self._places[device], self._copies[device]
-        if not isinstance(place, CudaDevice) or not copies:
+        owner, copies = self._devices[device], self._copies[device]
+        if not isinstance(owner, CudaDevice) or not copies:
             return []
         likes = [self.tensor[copy.parameter] for copy in copies]
-        return place.window(likes, *packed([like.nbytes for like in likes], lifetimes(copies)))
+        return owner.window(likes, *packed([like.nbytes for like in likes], lifetimes(copies)))
 
 
-def _begun(states: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """A state to begin with, taken out of those that are given."""
-    if name not in states:
-        raise InputError(f"states lacks {name!r}; give all that run.states() had")
-    return _like(f"state {name!r}", states.pop(name), like)
+def _initial_states(states: object, likes: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Give the optimizer's states to begin with; each has the shape and type of its parameter."""
+    if states is None:
+        for name, like in likes.items():
+            yield name, torch.zeros_like(like, device="cpu")
+        return
+    if not isinstance(states, Mapping):
+        raise InputError(
+            f"states is {type(states).__name__}; give the result of run.states(), tensors by name"
+        )
+    for name, like in likes.items():
+        if name not in states:
+            raise InputError(f"states lacks {name!r}; give all of run.states()")
+        yield name, _checked(f"state {name!r}", states[name], like)
+    for name in states:
+        if name not in likes:
+            raise InputError(f"states has {name!r}, which the optimizer of this step does not keep")
 
 
-def _like(what: str, value: object, like: Tensor) -> Tensor:
-    """A value that can stand for this tensor: of another shape many an op would take it, and give
-    other numbers."""
+def _checked(what: str, value: object, like: Tensor) -> Tensor:
+    """Refuse a tensor of another shape or type: many ops would take it, and give wrong numbers."""
     if not isinstance(value, Tensor):
         raise InputError(f"{what} is {type(value).__name__}; it must be a tensor")
     if value.shape != like.shape or value.dtype != like.dtype:
@@ -104,22 +106,21 @@ def _like(what: str, value: object, like: Tensor) -> Tensor:
 
 
 def _values(step: CapturedStep, residents: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """The ops that are parameters, buffers and constants, with their values; what an optimizer
-    keeps is not there."""
+    """Give the ops that are parameters, buffers and constants, with their values.
+
+    The optimizer's states are not among them.
+    """
     program = step.program
-    names = dict(zip(program.placeholders, program.residents, strict=False))
-    for op in (
-        name for name, yes in zip(step.graph.op_names, step.graph.is_parameter, strict=True) if yes
-    ):
+    names = {node: name for name, node in program.resident_nodes.items()}
+    for op, is_parameter in zip(step.graph.op_names, step.graph.is_parameter, strict=True):
         node = step.maker.get(op)
-        if node is None:
+        if node is None or not is_parameter:
             continue
-        given = getattr(program.module, str(node.target), None)
-        if node in names:
-            given = residents.get(names[node], program.constants.get(names[node]))
-        if given is None:
-            raise InputError(f"residents lacks {names[node]!r}")
-        yield (
-            op,
-            _like(f"resident {names[node]!r}", given, node.meta["val"]) if node in names else given,
-        )
+        if node not in names:
+            yield op, getattr(program.module, str(node.target))
+            continue
+        name = names[node]
+        value = residents.get(name, program.constants.get(name))
+        if value is None:
+            raise InputError(f"residents lacks {name!r}")
+        yield op, _checked(f"resident {name!r}", value, node.meta["val"])

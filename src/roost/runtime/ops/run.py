@@ -47,7 +47,7 @@ class GraphRuntime(TransferCalls):
         optimizer: Optimizer | None = None,
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
-        places: Sequence[RuntimeDevice] | None = None,
+        devices: Sequence[RuntimeDevice] | None = None,
         graphs: bool = False,
         watch: Callable[[int, Any], None] | None = None,
         states: Mapping[str, Tensor] | None = None,
@@ -58,7 +58,7 @@ class GraphRuntime(TransferCalls):
         """`residents` has a tensor for each resident of the program by name; they are copied.
 
         `cores` are those of the thread of each device, of the CPU's where others share it; an empty
-        set leaves it to the system. `places` are the devices, by default those of this machine that
+        set leaves it to the system. `devices` are by default those of this machine that
         have the names of the cluster's. With `graphs` runs of ops without transfers are launched as
         CUDA graphs from the second step on; what they make is kept from step to step. `watch` sees
         the output of every op (see `Code`); not with `graphs`. `states` and `num_steps` are those
@@ -78,20 +78,20 @@ class GraphRuntime(TransferCalls):
                 "ops that are launched as CUDA graphs cannot be watched or timed; leave out graphs"
             )
         names = problem.cluster.device_names
-        for what, given in (("cores", cores), ("places", places)):
+        for what, given in (("cores", cores), ("devices", devices)):
             if given is not None and len(given) != len(names):
                 raise InputError(
                     f"{what} are {len(given)}; the cluster has {len(names)} devices, so give one "
                     f"for each"
                 )
-        super().__init__(names, [_place(name) for name in names] if places is None else places)
+        super().__init__(names, [_place(name) for name in names] if devices is None else devices)
         self.program, self.graph, self.placement, self.problem = (
             step.program,
             step.graph,
             placement,
             problem,
         )
-        self._clock = OpClock(self.places) if record else None
+        self._clock = OpClock(self.devices) if record else None
         self.optimizer, self.random_ops = optimizer or Optimizer(), RandomOps(seed)
         self.random_ops.step = _checked_steps(num_steps)
         self._number = {name: number for number, name in enumerate(step.graph.op_names)}
@@ -99,18 +99,18 @@ class GraphRuntime(TransferCalls):
         self._states = [state for update in step.updates.values() for state in update.states]
         code = StepCode(step, problem, placement, self, watch)
         launched_ahead = [
-            device for device, place in enumerate(self.places) if isinstance(place, CudaDevice)
+            device for device, place in enumerate(self.devices) if isinstance(place, CudaDevice)
         ]
         if one_thread is None:
-            one_thread = 0 < len(launched_ahead) < len(self.places) and has_time(
+            one_thread = 0 < len(launched_ahead) < len(self.devices) and has_time(
                 code.timeline, launched_ahead
             )
-        self.launchers = launchers(self.places, one_thread)
+        self.launchers = launchers(self.devices, one_thread)
         with torch.inference_mode(False), torch.no_grad():
             # Threads of ours write new values into them, and no thread takes over the mode of
             # another.
             self.home_residents = HomeResidents(
-                step, placement, self.places, code.copies, residents, states
+                step, placement, self.devices, code.copies, residents, states
             )
         self._inputs: list[Any] = []
         self._results: list[Any] = [None] * len(step.program.results)
@@ -130,7 +130,7 @@ class GraphRuntime(TransferCalls):
                     TaskThread(title, self._fail, None if cores is None else cores[mine], threads)
                 )
                 for device in host:
-                    self._workers[-1].give(self.places[device].enter)
+                    self._workers[-1].submit(self.devices[device].enter)
         except BaseException:
             self.close()  # or the threads that were made so far would stay
             raise
@@ -172,12 +172,12 @@ class GraphRuntime(TransferCalls):
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # whoever made them may still be at it
         self.random_ops.step += 1
-        for place in self.places:
+        for place in self.devices:
             place.begin()
         if self._clock is not None:
             self._clock.begin()
         for host in range(len(self._workers)):
-            self._workers[host].give(lambda host=host: self._run(host))  # type: ignore[misc]
+            self._workers[host].submit(lambda host=host: self._run(host))  # type: ignore[misc]
         self._await([self._next() for _ in range(len(self._workers) + self._num_home)])
         if self._clock is not None:
             self._clock.end()
@@ -231,7 +231,7 @@ class GraphRuntime(TransferCalls):
     def peak_memory(self) -> dict[str, int]:
         """The most bytes in use on each CUDA device in the last step, residents and window among
         them."""
-        named = zip(self.device_names, self.places, strict=True)
+        named = zip(self.device_names, self.devices, strict=True)
         return {name: place.peak_memory for name, place in named if isinstance(place, CudaDevice)}
 
     def timeline(self) -> Timeline:
@@ -253,7 +253,7 @@ class GraphRuntime(TransferCalls):
         """End all threads; the memory goes back with the last reference to this, and no later."""
         for worker in (*self._workers, *self._links.values()):
             worker.close()
-        for place in self.places:
+        for place in self.devices:
             place.close()
         # All of these lead back here.
         self._workers.clear()
@@ -275,7 +275,7 @@ class GraphRuntime(TransferCalls):
         function()
         for device in self.launchers[host]:
             try:
-                self.places[device].finish()
+                self.devices[device].finish()
             except RuntimeError as error:  # of an op told long before
                 name = self.device_names[device]
                 raise ExecutionError(f"{name} failed: {error}", device=name) from error
@@ -289,13 +289,13 @@ class GraphRuntime(TransferCalls):
             raise self._execution_error(found) from found
         return found
 
-    def _await(self, marks: Sequence[Event | None]) -> None:
+    def _await(self, events: Sequence[Event | None]) -> None:
         """Wait for new values to be home; after all devices are done, which may need every core
         till then."""
         try:
-            for mark in marks:
-                if mark is not None:
-                    mark.synchronize()
+            for event in events:
+                if event is not None:
+                    event.synchronize()
         except RuntimeError as error:
             self._fail(error)
             raise self._execution_error(error) from error
@@ -327,12 +327,12 @@ class GraphRuntime(TransferCalls):
     # ------------------------------------------------------------------ what the code calls
 
     def torch_device(self, device: int) -> torch.device:
-        return self.places[device].device
+        return self.devices[device].device
 
     def resident(self, op: int) -> Tensor:
         return self.home_residents.tensor[op]
 
-    def given(self, op: int, device: int) -> Callable[[], Any]:
+    def input_of(self, op: int, device: int) -> Callable[[], Any]:
         names = {
             node: number
             for number, node in enumerate(self.program.placeholders[len(self.program.residents) :])
@@ -340,8 +340,8 @@ class GraphRuntime(TransferCalls):
         number = next(
             place for node, place in names.items() if self._number[self._op_of[node]] == op
         )
-        place = self.places[device]
-        return lambda: place.given(self._inputs[number])
+        place = self.devices[device]
+        return lambda: place.bring_input(self._inputs[number])
 
     def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
         waits = [
@@ -352,12 +352,12 @@ class GraphRuntime(TransferCalls):
         write = (
             _copy if self.graph.kinds[op] == "copy" else self.optimizer.update(self.graph.kinds[op])
         )
-        place = self.places[int(self.placement.device[op])]
+        place = self.devices[int(self.placement.device[op])]
 
         def update(*tensors: Tensor) -> None:
             for read, count in waits:
-                for mark in read.take(count):
-                    place.wait(mark)
+                for event in read.take(count):
+                    place.wait(event)
             write(self.random_ops.step, *tensors)
 
         return update
@@ -366,7 +366,7 @@ class GraphRuntime(TransferCalls):
         return self.random_ops.seeded(target, number, self.torch_device(device))
 
     def capturing(self, device: int) -> Capture | None:
-        place = self.places[device]
+        place = self.devices[device]
         return (
             place.engine.capturing(place.device)
             if self._graphs and isinstance(place, CudaDevice)
@@ -376,7 +376,7 @@ class GraphRuntime(TransferCalls):
     def timing(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]] | None:
         return None if self._clock is None else self._clock.around(op, device)
 
-    def result(self, number: int) -> Callable[[Any], None]:
+    def keeping_result(self, number: int) -> Callable[[Any], None]:
         def keep(value: Any) -> None:
             # A graph makes it there the next time too.
             self._results[number] = value.clone() if self._graphs else value

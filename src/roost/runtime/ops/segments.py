@@ -1,9 +1,8 @@
-"""Runs of ops without transfers, each as one call: recorded as a CUDA graph, so that the host
-launches it as a whole.
+"""Segments: runs of ops without transfers, each recorded as a CUDA graph and launched as one call.
 
-What a segment takes is copied to where it was when recorded, unless it is always there: a copy in
-the window, or what an earlier segment made. What it makes is always in the same memory, so it is
-good until the next step.
+An argument of a segment is copied to the memory where it was recorded, unless it always lies there:
+a copy in the window, or an output of an earlier segment. An output is always in the same memory, so
+it is good until the next step. `device_code.py` calls `segmented`.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -25,21 +25,20 @@ _FEWEST = 4  # ops that are worth a graph
 _SYNCHRONISES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
-# Records what a function does to these tensors: how to do it again, and what it returns, always in
-# the same memory.
+# Records a function of these tensors. Returns how to run it again, and its outputs, which always
+# are in the same memory.
 Capture = Callable[
     [Callable[..., tuple[Any, ...]], Sequence[Any]], tuple[Callable[[], None], tuple[Any, ...]]
 ]
 
 
 class Segment:
-    """A run of lines as a function of the names it takes, that returns those that are read
-    later."""
+    """A run of lines as a function of the names it reads; it returns those that are read later."""
 
     def __init__(
         self, function: Callable[..., tuple[Any, ...]], stays: Sequence[bool], capture: Capture
     ) -> None:
-        """`stays` says of each thing it takes whether it is always in the same memory."""
+        """`stays` tells of each argument if it is always in the same memory."""
         self._function, self._stays, self._capture = function, stays, capture
         self._replay: Callable[[], None] | None = None
         self._taken: list[Any] = []
@@ -52,7 +51,7 @@ class Segment:
             for taken, arg in zip(self._taken, args, strict=True):
                 if taken is not arg:
                     taken.copy_(arg)
-        # The first time libraries settle in.
+        # Not recorded in the first call, in which libraries still prepare themselves.
         elif self._calls == 1 or self._fails or not self._record(args):
             return self._function(*args)
         assert self._replay is not None
@@ -74,26 +73,24 @@ class Segment:
 def segmented(
     lines: Sequence[Line], title: str, capture: Capture, mine: str = ""
 ) -> tuple[list[Line], dict[str, list[int]]]:
-    """The lines with each run of ops as one line; and for each function's title the op of each of
-    its lines.
+    """Turn each run of ops into one line.
 
-    Names of runs end with `mine`.
+    Also gives, for each segment's title, the op of each line of its source. Names of segments end
+    with `mine`.
     """
-    found: list[Line] = []
+    result: list[Line] = []
     parts: dict[str, list[int]] = {}
     static: set[str] = set()  # names that are always in the same memory
     last = {name: number for number, line in enumerate(lines) for name in line.read}
-    can = _capturable(lines)
     end = 0
-    while end < len(lines):
-        begin = end
-        while end < len(lines) and can[end] == can[begin]:
-            end += 1
-        run = lines[begin:end]
-        if not can[begin] or sum(map(_computes, run)) < _FEWEST:
-            found.extend(run)
-            # Copies in the window.
-            static |= {line.name for line in run if line.name.startswith("c")}
+    for can, group in groupby(
+        zip(_capturable(lines), lines, strict=True), key=operator.itemgetter(0)
+    ):
+        run = [line for _, line in group]
+        end += len(run)
+        if not can or sum(map(_computes, run)) < _FEWEST:
+            result += run
+            static |= {line.name for line in run if line.name.startswith("c")}  # in the window
             continue
         made = {line.name for line in run}
         takes = sorted({name for line in run for name in line.read} - made)
@@ -101,28 +98,28 @@ def segmented(
         part = f"{title} {len(parts)}"
         function, parts[part] = compiled(run, part, takes, returns)
         segment = Segment(function, [name in static for name in takes], capture)
-        together, op = f"s{len(parts)}{mine}", run[0].op
-        found.append(Line(op, segment, tuple(map(Ref, takes)), name=together))
-        found += [
-            Line(op, operator.getitem, (Ref(together), place), name=name)
-            for place, name in enumerate(returns)
-        ]
+        outputs, op = f"s{len(parts)}{mine}", run[0].op
+        result.append(Line(op, segment, tuple(map(Ref, takes)), name=outputs))
+        for place, name in enumerate(returns):
+            result.append(Line(op, operator.getitem, (Ref(outputs), place), name=name))
         static |= set(returns)
-    return found, parts
+    return result, parts
 
 
 def _capturable(lines: Sequence[Line]) -> list[bool]:
-    found: list[bool] = []
+    """Tell of each line if a graph can record it."""
+    capturable: list[bool] = []
     made: set[str] = set()  # in the run so far
     for line in lines:
-        # A tuple of tensors that comes from outside is not copied: it is taken apart outside too.
-        found.append(line.read <= made if line.call is operator.getitem else _launches(line))
-        made = made | {line.name} if found[-1] else set()
-    return found
+        # A tuple of tensors from outside the run is not copied, so it is taken apart outside too.
+        can = line.read <= made if line.call is operator.getitem else _launches(line)
+        capturable.append(can)
+        made = made | {line.name} if can else set()
+    return capturable
 
 
 def _computes(line: Line) -> bool:
-    """Whether a line is more than a look at what is there: a graph of such alone would be empty."""
+    """Tell if a line is more than a view: a graph of views only would be empty."""
     call = line.call
     return (
         isinstance(call, torch._ops.OpOverload)
@@ -132,7 +129,7 @@ def _computes(line: Line) -> bool:
 
 
 def _launches(line: Line) -> bool:
-    """Whether a line does nothing but launch what does not depend on values."""
+    """Tell if a line only launches work, which does not depend on values."""
     call = line.call
     if line.node is None or not isinstance(call, torch._ops.OpOverload) or is_random(call):
         return False

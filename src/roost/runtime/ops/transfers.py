@@ -1,10 +1,9 @@
-"""What crosses between the devices of a run: values, fetched parameters, and new values on their
-way home.
+"""Transfers between the devices of a run: values, fetched parameters, and new values going home.
 
-Between two devices of the kind `cpu` a thread copies, one for each way. Where one of them is a CUDA
-device, a stream copies, and it is told to by the thread that has the tensor at hand: of the device
-that sends, or that fetches. One thread may have the CUDA devices and the CPU beside them
-(`merged.py`).
+`GraphRuntime` inherits from `TransferCalls`, whose functions the device code calls. Between two
+devices of the kind `cpu` a thread copies, one for each direction. If one of them is a CUDA device a
+stream copies; the thread that has the tensor, or that fetches it, launches the copy. One launcher
+may have the CUDA devices and the CPU beside them (`merged.py`).
 """
 
 from __future__ import annotations
@@ -24,45 +23,46 @@ from roost.runtime.step.devices import (
     Event,
     RuntimeDevice,
     SentTensor,
-    copied,
+    copied_on_cpu,
 )
 from roost.simulator.reference import Copy
 
-_SMALL = 2**18  # bytes that are copied in less time than it takes to ask somebody else to do it
+_SMALL = 2**18  # bytes: to copy so many takes less time than to ask another thread for it
 
 
 class TransferCalls:
-    """The half of a runtime that the code of the devices calls for what crosses."""
+    """The half of a graph runtime that the device code calls for transfers."""
 
-    def __init__(self, device_names: Sequence[str], places: Sequence[RuntimeDevice]) -> None:
-        self.device_names, self.places = device_names, places
-        self.launchers: list[list[int]]  # the devices of each thread, once that has been decided
-        self.home_residents: HomeResidents  # of residents, once they have been settled
-        self._boxes: dict[tuple[str, int, int], Mailbox] = {}
+    def __init__(self, device_names: Sequence[str], devices: Sequence[RuntimeDevice]) -> None:
+        self.device_names, self.devices = device_names, devices
+        self.launchers: list[list[int]]  # the devices of each launcher; set by the subclass
+        self.home_residents: HomeResidents  # set by the subclass
+        self._mailboxes: dict[tuple[str, int, int], Mailbox] = {}
         self._reads: dict[int, OldValueReads] = {}
         self._links: dict[tuple[int, int, str], TaskThread] = {}
         self._num_home = 0  # new values that go home in each step
-        # What a step waits for.
+        # A step waits for these: None for each launcher, an event for each new value, or an error.
         self._done: SimpleQueue[BaseException | Event | None] = SimpleQueue()
 
     def _fail(self, error: BaseException) -> None:
-        """Whoever waits for something is told that nothing will come."""
-        for box in self._boxes.values():
-            box.end()
+        """End all waiting."""
+        for mailbox in self._mailboxes.values():
+            mailbox.end()
         for reads in self._reads.values():
             reads.end()
 
-    def _box(self, kind: str, number: int, device: int) -> Mailbox:
-        # Beside GPUs threads have cores of their own; devices that are threads share them with
-        # those that copy.
-        awake = (
-            AWAKE_SECONDS if any(isinstance(place, CudaDevice) for place in self.places) else 0.0
-        )
-        return self._boxes.setdefault((kind, number, device), Mailbox(awake))
+    def _mailbox(self, kind: str, number: int, device: int) -> Mailbox:
+        # Beside GPUs threads have cores of their own. Devices that are threads share theirs with
+        # the threads that copy.
+        has_gpu = any(isinstance(each, CudaDevice) for each in self.devices)
+        mailbox = Mailbox(AWAKE_SECONDS if has_gpu else 0.0)
+        return self._mailboxes.setdefault((kind, number, device), mailbox)
 
     def _link(self, source: int, target: int, what: str = "values") -> TaskThread:
-        """A thread that copies from one device to another; one for new values, which may have to
-        wait."""
+        """Give the thread that copies from one device to another; new values have one of their own.
+
+        A new value may have to wait for reads of the old one.
+        """
         key = source, target, what
         if key not in self._links:
             name = f"{what} from {self.device_names[source]} to {self.device_names[target]}"
@@ -70,114 +70,117 @@ class TransferCalls:
         return self._links[key]
 
     def _together(self, one: int, other: int) -> bool:
-        """Whether one thread has both devices."""
-        return any(one in host and other in host for host in self.launchers)
+        """Tell if one launcher has both devices."""
+        return any(one in launcher and other in launcher for launcher in self.launchers)
 
-    def _carry(self, source: int, target: int) -> CopyFunction:
-        """How a tensor gets from one device to another."""
-        start, end = self.places[source], self.places[target]
+    def _copy_function(self, source: int, target: int) -> CopyFunction:
+        start, end = self.devices[source], self.devices[target]
         if isinstance(end, CudaDevice):
-            return partial(end.bring, source=start) if isinstance(start, CudaDevice) else end.bring
-        return start.take if isinstance(start, CudaDevice) else copied
+            is_cuda = isinstance(start, CudaDevice)
+            return partial(end.copy_here, source=start) if is_cuda else end.copy_here
+        return start.copy_to_cpu if isinstance(start, CudaDevice) else copied_on_cpu
 
     def _reads_of(self, parameter: int) -> OldValueReads:
         return self._reads.setdefault(parameter, OldValueReads())
 
     def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]:
-        box, carry = self._box("value", op, target), self._carry(source, target)
-        start, end = self.places[source], self.places[target]
+        mailbox, copy = self._mailbox("value", op, target), self._copy_function(source, target)
+        start, end = self.devices[source], self.devices[target]
         if isinstance(start, CudaDevice):
             at_once = _SMALL if isinstance(end, CpuDevice) else -1
-            return lambda tensor: box.put(
-                start.handed(tensor) if tensor.nbytes <= at_once else carry(tensor, (start.mark(),))
-            )
+
+            def send_from_gpu(tensor: Tensor) -> None:
+                if tensor.nbytes <= at_once:
+                    mailbox.put(start.hand_small(tensor))
+                else:
+                    mailbox.put(copy(tensor, (start.record_event(),)))
+
+            return send_from_gpu
         link = None if self._together(source, target) else self._link(source, target)
 
         def send(tensor: Tensor) -> None:
             if tensor.nbytes <= _SMALL:
-                box.put(end.posted(tensor) if isinstance(end, CudaDevice) else carry(tensor))
+                is_cuda = isinstance(end, CudaDevice)
+                mailbox.put(end.post_small(tensor) if is_cuda else copy(tensor))
             elif link is None:
-                box.put(carry(tensor))
+                mailbox.put(copy(tensor))
             else:
-                link.give(lambda: box.put(carry(tensor)))
+                link.submit(lambda: mailbox.put(copy(tensor)))
 
         return send
 
     def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]:
-        box, place = self._box("value", op, target), self.places[target]
-        return lambda: place.received(box.take())
+        mailbox, device = self._mailbox("value", op, target), self.devices[target]
+        return lambda: device.receive(mailbox.take())
 
     def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:
-        parameter = copy.parameter
-        box, home = self._box("copy", number, device), self.home_residents.device[parameter]
-        value, start, end = (
-            self.home_residents.tensor[parameter],
-            self.places[home],
-            self.places[device],
-        )
-        # Where nobody writes a new value, nobody takes what is added.
-        reads = self._reads_of(parameter) if parameter in self.home_residents.written else None
+        parameter, residents = copy.parameter, self.home_residents
+        mailbox, home = self._mailbox("copy", number, device), residents.device[parameter]
+        value, start, end = residents.tensor[parameter], self.devices[home], self.devices[device]
+        # Only an update takes the reads that are added.
+        reads = self._reads_of(parameter) if parameter in residents.written else None
 
-        def fetched(parcel: SentTensor) -> None:
-            box.put(parcel)
+        def deliver(sent: SentTensor) -> None:
+            mailbox.put(sent)
             if reads is not None:
-                reads.add(parcel.arrival)
+                reads.add(sent.arrival)
 
         if isinstance(end, CudaDevice):
-            slot, source = (
-                self.home_residents.window[device][number],
-                start if isinstance(start, CudaDevice) else None,
-            )
-            return lambda: fetched(end.fetch(value, slot, source))
+            slot = residents.window[device][number]
+            source = start if isinstance(start, CudaDevice) else None
+            return lambda: deliver(end.fetch(value, slot, source))
         if isinstance(start, CudaDevice):
-            return lambda: fetched(start.take(value))
+            return lambda: deliver(start.copy_to_cpu(value))
         link = self._link(home, device)
-        return lambda: link.give(lambda: fetched(copied(value)))
+        return lambda: link.submit(lambda: deliver(copied_on_cpu(value)))
 
-    def fetched(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
-        box, place = self._box("copy", number, device), self.places[device]
+    def awaiting_fetch(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
+        mailbox, owner = self._mailbox("copy", number, device), self.devices[device]
 
         def take() -> Tensor:
-            parcel: SentTensor = box.take()
-            place.wait(parcel.arrival)
-            return parcel.tensor
+            sent: SentTensor = mailbox.take()
+            owner.wait(sent.arrival)
+            return sent.tensor
 
         return take
 
-    def read_at_home(self, parameter: int) -> Callable[[], None]:
-        reads, place = self._reads_of(parameter), self.places[self.home_residents.device[parameter]]
-        return lambda: reads.add(place.mark())
+    def noting_read(self, parameter: int) -> Callable[[], None]:
+        reads = self._reads_of(parameter)
+        home = self.devices[self.home_residents.device[parameter]]
+        return lambda: reads.add(home.record_event())
 
-    def going_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
+    def sending_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
         home = self.home_residents.device[parameter]
-        carry, start = self._carry(source, home), self.places[source]
-        # Made now, not when it is first needed: a run that is being closed would not know of it.
+        copy, start = self._copy_function(source, home), self.devices[source]
+        # Made now and not when first needed: a run that is being closed would not know of it.
         link = None if self._together(source, home) else self._link(source, home, "new values")
-        value, read = self.home_residents.tensor[parameter], self._reads_of(parameter)
+        value, old_reads = self.home_residents.tensor[parameter], self._reads_of(parameter)
         self._num_home += 1
 
         def write(tensor: Tensor, ready: Event | None) -> Event | None:
-            arrival = carry(tensor, (ready, *read.take(reads)), value).arrival
+            arrival = copy(tensor, (ready, *old_reads.take(reads)), value).arrival
             self._done.put(arrival)
             return arrival
 
-        def go(tensor: Tensor) -> None:
+        def send(tensor: Tensor) -> None:
             new = start.leaving(tensor) if isinstance(start, CudaDevice) else tensor
-            ready = start.mark()
-            if link is not None and not (isinstance(start, CudaDevice) and read.there(reads)):
-                link.give(lambda: write(new, ready))
+            ready = start.record_event()
+            if link is not None and not (isinstance(start, CudaDevice) and old_reads.has(reads)):
+                link.submit(lambda: write(new, ready))
                 return
-            # Nobody has to be woken: all have read it, as nearly always.
+            # All have read the old value, as nearly always: no other thread has to wake up.
             arrival = write(new, ready)
             if isinstance(start, CudaDevice):
                 start.left(arrival, new.nbytes)
 
-        return go
+        return send
 
 
-def launchers(places: Sequence[RuntimeDevice], together: bool = False) -> list[list[int]]:
-    """The devices of each thread: one each, or if asked all, where no more than one of them has to
-    compute itself."""
-    every = list(range(len(places)))
-    computing = sum(not isinstance(place, CudaDevice) for place in places)
+def launchers(devices: Sequence[RuntimeDevice], together: bool = False) -> list[list[int]]:
+    """Give the devices of each launcher: one each.
+
+    `together` asks for one launcher; it gets one if at most one device has to compute by itself.
+    """
+    every = list(range(len(devices)))
+    computing = sum(not isinstance(device, CudaDevice) for device in devices)
     return [every] if together and computing <= 1 else [[device] for device in every]

@@ -1,4 +1,4 @@
-"""Time that passes with a core in use and without Python's lock."""
+"""A short wait that keeps a core awake without Python's lock; `device_threads.look` calls it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from roost.simulator.kernels.base import compiled
 
 
 def _pause(turns: int) -> int:
-    """Does nothing of use, so many times; what it returns keeps the compiler from leaving that
-    out."""
+    """Compute for some turns; the result keeps the compiler from dropping the loop."""
     state = 1
     for _ in range(turns):
         state = (state * 1103515245 + 12345) & 0x7FFFFFFF

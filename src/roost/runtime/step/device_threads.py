@@ -1,7 +1,7 @@
-"""What runs side by side: a thread for each device, and one for each way between two devices.
+"""Threads of a run: one launcher for each device or for several, and one for each copying link.
 
-A device of the kind `cpu` is a thread with cores of its own, so that several of them are several
-devices in earnest.
+A device of the kind `cpu` is a thread with cores of its own, so several of them really work side by
+side. `GraphRuntime` and its transfers make these threads.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from roost.runtime.step.busy_wait import pause
 from roost.runtime.step.devices import Event
 
 _TURNS = 50_000  # of a pause: some microseconds
-AWAKE_SECONDS = 2e-3  # seconds that a thread with a core of its own looks before it sleeps
+AWAKE_SECONDS = 2e-3  # a thread with a core of its own looks so long before it sleeps
 _STARTING = threading.Lock()
 
 
-def look(there: Callable[[], bool], seconds: float) -> None:
-    """Look again and again, for so long, whether something is there; other threads of Python go on
-    meanwhile."""
+def look(is_ready: Callable[[], bool], seconds: float) -> None:
+    """Ask again and again, for at most so long, until it is ready; other threads of Python go on.
+
+    A core that sleeps takes its time to wake up.
+    """
     end = time.perf_counter() + seconds
-    while not there() and time.perf_counter() < end:
+    while not is_ready() and time.perf_counter() < end:
         pause(_TURNS)
 
 
 class RunFailed(Exception):
-    """Somebody else failed: nothing more will come."""
+    """Another thread of the run failed: the value that this thread waits for never comes."""
 
 
 class Mailbox:
     """One value from one thread to another, once in each step."""
 
     def __init__(self, awake: float = 0.0) -> None:
-        """Who waits for it stays awake for so many seconds: a core that sleeps takes its time to
-        wake up."""
+        """`awake`: seconds for which the receiver looks before it sleeps."""
         self._queue: SimpleQueue[Any] = SimpleQueue()
         self._awake = awake
 
@@ -63,42 +64,39 @@ class Mailbox:
 
 
 class OldValueReads:
-    """Who has read the old value of a parameter in this step; whoever writes the new one waits for
-    all of them."""
+    """Reads of the old value of a parameter in this step; the update waits for all of them."""
 
     def __init__(self) -> None:
-        self._marks: SimpleQueue[Any] = SimpleQueue()
+        self._events: SimpleQueue[Any] = SimpleQueue()
 
-    def add(self, mark: Event | None) -> None:
-        """Someone will have read it at this point."""
-        self._marks.put(mark)
+    def add(self, event: Event | None) -> None:
+        """Add a read that is done at this point."""
+        self._events.put(event)
 
-    def there(self, count: int) -> bool:
-        """Whether so many have been added."""
-        return self._marks.qsize() >= count
+    def has(self, count: int) -> bool:
+        return self._events.qsize() >= count
 
     def take(self, count: int) -> list[Event | None]:
-        """The points to wait for, when so many have been added."""
-        found = []
+        """Wait until so many reads were added; return the points where they are done."""
+        events = []
         for _ in range(count):
-            mark = self._marks.get()
-            if mark is RunFailed:
-                self.end()  # for who comes next
+            event = self._events.get()
+            if event is RunFailed:
+                self.end()  # for the next that waits
                 raise RunFailed
-            found.append(mark)
-        return found
+            events.append(event)
+        return events
 
     def end(self) -> None:
-        self._marks.put(RunFailed)
+        self._events.put(RunFailed)
 
 
 @contextmanager
 def thread_count_kept() -> Iterator[None]:
-    """Start threads that set, before the end of this, over how many threads PyTorch splits their
-    ops.
+    """Start threads in here that set how many threads PyTorch splits their ops over.
 
-    What one thread sets is what new threads begin with, so it is set back; and they are started one
-    at a time, or what one of them has set would be taken by another for the number of its caller.
+    New threads inherit the number that any thread has set last. So it is set back in the end, and
+    such threads start one at a time.
     """
     with _STARTING:
         before = torch.get_num_threads()
@@ -109,7 +107,7 @@ def thread_count_kept() -> Iterator[None]:
 
 
 class TaskThread:
-    """A thread that does what it is given, one thing after the other, and tells when it failed."""
+    """A thread that runs the tasks it is given one after the other, and reports a failure."""
 
     def __init__(
         self,
@@ -118,10 +116,9 @@ class TaskThread:
         cores: set[int] | None = None,
         threads: int = 0,
     ) -> None:
-        """`threads` that ops of the CPU are split over; by default one for each core, or as many as
-        PyTorch has."""
+        """`threads` that ops of the CPU are split over; 0: one a core, or PyTorch's own number."""
         machine.keep_memory()
-        self._work: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
         self._failed, self._cores = failed, cores
         self._threads = threads or len(cores or ())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -134,38 +131,37 @@ class TaskThread:
             self._thread.join()
             raise InputError(
                 f"the thread of {name!r} cannot have cores {cores}: {self._refused}; give cores "
-                f"that this process may "
-                "use"
+                f"that this process may use"
             )
 
-    def give(self, work: Callable[[], Any]) -> None:
-        self._work.put(work)
+    def submit(self, task: Callable[[], Any]) -> None:
+        self._tasks.put(task)
 
     def close(self) -> None:
-        self._work.put(None)
+        self._tasks.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
             if self._cores:
                 os.sched_setaffinity(0, self._cores)  # of this thread
-        # No such core, or none that this process may use, or no number of one.
+        # No such core, or one that this process may not use, or not a number.
         except Exception as error:
             self._refused = error
             self._ready.set()
             return
-        # Said even where it changes nothing: otherwise products are split over as many threads as
-        # are free, and a sum made in another order is another sum. Asked for before: a thread that
-        # has never asked takes over, at its first op, what another thread has set in the meantime.
+        # Set even if it changes nothing: else PyTorch splits a product over as many threads as are
+        # free, and another order of summing gives another sum. Ask first: a thread that never asked
+        # takes over, at its first op, the number that another thread has set meanwhile.
         before = torch.get_num_threads()
         torch.set_num_threads(self._threads or before)
         self._ready.set()
         with torch.no_grad():
-            while (work := self._work.get()) is not None:
+            while (task := self._tasks.get()) is not None:
                 try:
-                    work()
+                    task()
                 except RunFailed:
                     pass
                 except BaseException as error:
                     self._failed(error)
-                del work  # what it holds may be large
+                del task  # it may hold much memory

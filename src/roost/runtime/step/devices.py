@@ -1,8 +1,8 @@
-"""What a device is to the runtime, and how a tensor gets from one to another.
+"""Devices of the graph runtime: what every device can do, and the CPU.
 
-A device of the kind `cpu` has done what it was told when the call returns. A CUDA device is told
-ahead of time: what it will have done by some point is a mark, which others wait for, on the device
-itself where they can.
+`GraphRuntime` makes the devices; each device has a thread that calls it (`device_threads.py`).
+A CPU has done its work when a call returns. A CUDA device works later than it is called: an event
+marks a point in its work, and other devices wait for that event.
 """
 
 from __future__ import annotations
@@ -17,100 +17,90 @@ from torch import Tensor
 
 
 class Event(Protocol):
-    """A point in the work of a device, such as `torch.cuda.Event`; None stands for a point that is
-    past."""
+    """A point in the work of a device, such as `torch.cuda.Event`; None is a point in the past."""
 
     def synchronize(self) -> None: ...
     def query(self) -> bool:
-        """Whether it is past."""
+        """Tell if the device has passed this point."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentTensor:
-    """A tensor that may still be on its way."""
+    """A tensor for another device, which may still be on its way."""
 
     tensor: Tensor
     arrival: Event | None
-    on_host: bool = False  # in locked memory still: the CUDA device that receives it brings it
+    on_host: bool = False  # still in pinned memory: the CUDA device that receives it copies it
 
 
 class RuntimeDevice(Protocol):
-    """A device; its own thread calls what is not said to be called by others, and neither `home`
-    nor `close`."""
+    """A device. Its own thread calls it, except for the methods that say otherwise."""
 
     device: torch.device
 
     def enter(self) -> None:
-        """Called once, by its thread."""
+        """Prepare the thread that calls this; called once."""
 
     def begin(self) -> None:
-        """Called before a step, by whoever asks for it."""
+        """Prepare a step; the thread that asks for the step calls this."""
 
     def finish(self) -> None:
-        """Return when all is done that the device was told."""
+        """Return when all work given so far is done."""
 
-    def mark(self) -> Event | None:
-        """The point when all is done that the device was told so far."""
+    def record_event(self) -> Event | None:
+        """Mark the point where all work given so far is done."""
 
-    def wait(self, mark: Event | None) -> None:
-        """What the device is told from now on comes after this point."""
+    def wait(self, event: Event | None) -> None:
+        """Make all work given from now on wait for this point."""
 
-    def given(self, value: Tensor) -> Tensor:
-        """An input of the step, wherever it lies."""
+    def bring_input(self, value: Tensor) -> Tensor:
+        """Copy an input of the step to this device, from any device."""
 
-    def received(self, parcel: SentTensor) -> Tensor:
-        """A tensor that was sent here."""
+    def receive(self, sent: SentTensor) -> Tensor:
+        """Take a tensor that was sent here."""
 
-    def home(self, value: Tensor) -> Tensor:
-        """A copy of a resident that stays here."""
+    def settle(self, value: Tensor) -> Tensor:
+        """Copy a resident that lives here; any thread may call this."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait until no copy uses memory of this device; any thread may call this."""
+
     def set_clock(self) -> None:
-        """Called before a step whose ops are timed, by whoever asks for it."""
+        """Prepare a step whose ops are timed; the thread that asks for the step calls this."""
 
     def stamp(self) -> Any:
-        """The time at this point of its work."""
+        """Take the time at this point of the device's work."""
 
     def seconds(self, stamp: Any) -> float:
-        """A stamp by the host's clock, once the step is done."""
+        """Give a stamp in seconds of `time.perf_counter`, once the step is done."""
 
 
 class CpuDevice:
-    """A device of the kind `cpu`: its thread does everything itself."""
+    """A device of the kind `cpu`: the thread that calls it does the work."""
 
     device = torch.device("cpu")
 
     def enter(self) -> None:
         pass
 
-    def begin(self) -> None:
-        pass
+    begin = finish = close = set_clock = enter
 
-    def finish(self) -> None:
-        pass
-
-    def mark(self) -> Event | None:
+    def record_event(self) -> Event | None:
         return None
 
-    def wait(self, mark: Event | None) -> None:
-        if mark is not None:
-            mark.synchronize()
+    def wait(self, event: Event | None) -> None:
+        if event is not None:
+            event.synchronize()
 
-    def given(self, value: Tensor) -> Tensor:
+    def bring_input(self, value: Tensor) -> Tensor:
         return value.to("cpu")
 
-    def received(self, parcel: SentTensor) -> Tensor:
-        self.wait(parcel.arrival)
-        return parcel.tensor
+    def receive(self, sent: SentTensor) -> Tensor:
+        self.wait(sent.arrival)
+        return sent.tensor
 
-    def home(self, value: Tensor) -> Tensor:
+    def settle(self, value: Tensor) -> Tensor:
         return value.detach().to("cpu", copy=True)
-
-    def close(self) -> None:
-        pass
-
-    def set_clock(self) -> None:
-        pass
 
     def stamp(self) -> Any:
         return time.perf_counter()
@@ -119,20 +109,18 @@ class CpuDevice:
         return float(stamp)
 
 
-def copied(
+def copied_on_cpu(
     tensor: Tensor, after: Iterable[Event | None] = (), into: Tensor | None = None
 ) -> SentTensor:
-    """The same tensor in memory of another device of the kind `cpu`, or in a tensor that is
-    there."""
-    for mark in after:
-        if mark is not None:
-            mark.synchronize()
+    """Copy a tensor to another device of the kind `cpu`, into new memory or a given tensor."""
+    for event in after:
+        if event is not None:
+            event.synchronize()
     return SentTensor(tensor.clone() if into is None else into.copy_(tensor), None)
 
 
 class CopyFunction(Protocol):
-    """Copies a tensor to another device, after some points; into a tensor that is there, or a new
-    one."""
+    """Copies a tensor to another device after some events, into new memory or a given tensor."""
 
     def __call__(
         self, tensor: Tensor, after: Sequence[Event | None] = (), into: Tensor | None = None

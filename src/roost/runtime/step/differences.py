@@ -1,9 +1,14 @@
-"""How far two runs of a step are apart, and how far they may be."""
+"""Differences between the tensors of two runs of a step, and the largest ones allowed.
+
+`ops/verify.py` and `whole/verify.py` collect them; users get a `Verification`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,40 +25,50 @@ TOLERANCES = {
     torch.float16: 5e-3,
     torch.bfloat16: 2e-2,
 }
-# A gradient that is zero but for rounding (of a bias before a BatchNorm) is nothing but rounding: a
-# gradient is also measured against this share of the largest among all gradients.
+# Some gradients are nothing but rounding (of a bias before a BatchNorm): every gradient is also
+# compared with this share of the largest among all gradients.
 _FLOOR = 1e-3
-_WHATS = ("output", "gradient", "parameter", "optimizer state", "buffer", "tied weight")
+_KINDS = ("output", "gradient", "parameter", "optimizer state", "buffer", "tied weight")
 EAGER, CAPTURED = "PyTorch", "captured, one device"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far a tensor of the placed step is from the same one of the unplaced step."""
+    """The distance of a tensor of the placed step from the same tensor of the unplaced step."""
 
-    what: str  # one of _WHATS
-    against: str
-    absolute: float  # the largest between two elements; 0 is the same to the last bit
-    relative: float  # that over the largest magnitude in the tensor
-    tolerance: float  # of the relative one
-    step: int  # counted from 1, where it was largest
+    what: str  # one of _KINDS
+    against: str  # EAGER or CAPTURED
+    absolute: float  # largest between two elements; 0: equal to the last bit
+    relative: float  # absolute, over the largest magnitude in the tensor
+    tolerance: float  # largest relative difference allowed
+    step: int  # where it was largest, counted from 1
 
     @property
     def same(self) -> bool:
         return self.relative <= self.tolerance
 
 
+class DifferenceRow(NamedTuple):
+    """All tensors of one kind, and the worst difference among them."""
+
+    what: str
+    against: str
+    count: int
+    name: str  # of the tensor with the worst difference
+    worst: Difference
+
+
 @dataclass(frozen=True)
 class Verification:
-    """What was compared, and how far apart it was."""
+    """The result of comparing a placed with an unplaced run: every difference, and a verdict."""
 
-    # By name: loss, gradient of NAME, NAME; (captured) is added where it is that.
+    # By name: loss, gradient of NAME, NAME; with (captured) if compared with the captured program.
     differences: Mapping[str, Difference]
     steps: int
     devices: tuple[str, ...]  # in use
-    first_op: str = ""  # the first in program order whose output differs by more than is allowed
-    device: str = ""  # where that op ran
-    note: str = ""  # what could not be compared
+    first_op: str = ""  # the first, in program order, whose output differs too much
+    device: str = ""  # that ran this op
+    note: str = ""  # a comparison that was not possible
 
     @property
     def same(self) -> bool:
@@ -64,52 +79,44 @@ class Verification:
         return all(difference.absolute == 0.0 for difference in self.differences.values())
 
     def check(self) -> Verification:
-        """Itself; raises VerificationFailed where something differs."""
+        """Return itself; raise `VerificationFailed` if anything differs too much."""
         if not self.same:
             raise VerificationFailed(self.verdict, self.first_op, self.device)
         return self
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """Tell the result in one line."""
         count = f"{self.steps} step{'s' * (self.steps > 1)} on {', '.join(self.devices)}"
         if self.same:
             return f"the same numbers{', to the last bit' if self.bitwise else ''}: {count}"
         wrong = [name for name, difference in self.differences.items() if not difference.same]
         share = f"{len(wrong)} of {len(self.differences)} differ"
-        found = f"not the same numbers: {count}; {share}, such as {wrong[0]}"
-        return (
-            f"{found}; the first op that differs is {self.first_op!r} on {self.device}"
-            if self.first_op
-            else found
-        )
+        verdict = f"not the same numbers: {count}; {share}, such as {wrong[0]}"
+        if self.first_op:
+            verdict += f"; the first op that differs is {self.first_op!r} on {self.device}"
+        return verdict
 
-    def rows(self) -> list[tuple[str, str, int, str, Difference]]:
-        """For each kind of thing: what, against what, how many, the name and the difference of the
-        worst."""
-        groups: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
+    def rows(self) -> list[DifferenceRow]:
+        """Give one row for each kind of tensor and what it was compared with."""
+        kinds: dict[tuple[str, str], list[tuple[str, Difference]]] = {}
         for name, difference in self.differences.items():
-            groups.setdefault((difference.what, difference.against), []).append((name, difference))
-        found = []
-        for (what, against), members in sorted(
-            groups.items(), key=lambda group: (_WHATS.index(group[0][0]), group[0])
-        ):
+            kinds.setdefault((difference.what, difference.against), []).append((name, difference))
+        rows = []
+        for what, against in sorted(kinds, key=lambda kind: (_KINDS.index(kind[0]), kind)):
+            members = kinds[what, against]
             name, worst = max(members, key=lambda each: (not each[1].same, each[1].relative))
-            found.append((what, against, len(members), name.removesuffix(" (captured)"), worst))
-        return found
+            name = name.removesuffix(" (captured)")
+            rows.append(DifferenceRow(what, against, len(members), name, worst))
+        return rows
 
     def __str__(self) -> str:
         head = ("what", "against", "count", "largest", "relative", "allowed", "of")
-        lines = [head] + [
-            (
-                what,
-                against,
-                str(count),
-                *(f"{x:.2g}" for x in (d.absolute, d.relative, d.tolerance)),
-                name,
-            )
-            for what, against, count, name, d in self.rows()
-        ]
+        lines = [head]
+        for what, against, count, name, worst in self.rows():
+            figures = (worst.absolute, worst.relative, worst.tolerance)
+            absolute, relative, tolerance = (f"{figure:.2g}" for figure in figures)
+            lines.append((what, against, str(count), absolute, relative, tolerance, name))
         widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
         table = [
             "  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip()
@@ -119,7 +126,7 @@ class Verification:
 
 
 class Differences:
-    """Differences as they are found, the largest of each name over all steps."""
+    """Collects differences while steps are compared; of each name the largest over all steps."""
 
     def __init__(self, tolerance: float | None) -> None:
         self.tolerance, self.step = tolerance, 0
@@ -134,46 +141,44 @@ class Differences:
         theirs: Tensor | None,
         floor: float = 0.0,
     ) -> None:
-        if ours is None or theirs is None:
-            absolute = relative = float("inf")
-            allowed = 0.0
-        else:
+        """Compare two tensors; a missing one differs by infinity."""
+        absolute = relative = float("inf")
+        allowed = 0.0
+        if ours is not None and theirs is not None:
             absolute, relative = apart(ours, theirs, floor)
             allowed = self._allowed(theirs)
         before = self.largest.get(name)
         if before is None or relative > before.relative:
             self.largest[name] = Difference(what, against, absolute, relative, allowed, self.step)
 
-    def several(
+    def outputs(
         self,
-        what: str,
         against: str,
-        names: list[str],
-        ours: list[Tensor],
-        theirs: list[Tensor],
-        more: str = "",
+        names: Sequence[str],
+        ours: Sequence[Tensor],
+        theirs: Sequence[Tensor],
+        suffix: str = "",
     ) -> None:
-        """What is on one side only differs by all there is."""
-        for number in range(max(len(ours), len(theirs))):
-            name = names[number] if number < len(names) else f"{what} {number}"
-            mine = ours[number] if number < len(ours) else None
-            self.one(
-                what,
-                against,
-                f"{name}{more}",
-                mine,
-                theirs[number] if number < len(theirs) else None,
-            )
+        """Compare the tensors that a model returns, in their order."""
+        for number, (mine, other) in enumerate(zip_longest(ours, theirs)):
+            name = names[number] if number < len(names) else f"output {number}"
+            self.one("output", against, name + suffix, mine, other)
 
     def gradients(
-        self, against: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], more: str = ""
+        self,
+        against: str,
+        ours: Mapping[str, Tensor],
+        theirs: Mapping[str, Tensor],
+        suffix: str = "",
     ) -> None:
+        """Compare gradients by the names of their parameters."""
         largest = max((_largest(value) for value in theirs.values()), default=0.0)
         for name in dict.fromkeys([*ours, *theirs]):
-            named = f"gradient of {name}{more}"
+            named = f"gradient of {name}{suffix}"
             self.one("gradient", against, named, ours.get(name), theirs.get(name), _FLOOR * largest)
 
     def all_close(self, ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> bool:
+        """Tell if no pair of tensors differs by more than the tolerance."""
         pairs = zip(ours, theirs, strict=True)
         return all(
             apart(one, other.detach().cpu())[1] <= self._allowed(other) for one, other in pairs
@@ -185,8 +190,10 @@ class Differences:
 
 
 def apart(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, float]:
-    """The largest difference, and that over the largest magnitude; infinity where one has no such
-    number."""
+    """Give the largest difference, and its share of the largest magnitude.
+
+    Both are infinite if shapes or types differ, or if only one tensor has a NaN or an infinity.
+    """
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return float("inf"), float("inf")
     if torch.equal(ours, theirs):
@@ -199,14 +206,16 @@ def apart(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, floa
         return float("inf"), float("inf")
     absolute = float(difference.max())
     if not (ours.is_floating_point() or ours.is_complex()):
-        # Two large whole numbers may be one when written as a float64.
+        # Two large whole numbers may round to the same float64.
         absolute = max(absolute, 1.0)
     scale = max(_largest(theirs), floor)
-    return absolute, absolute / scale if scale > 0.0 else (float("inf") if absolute > 0.0 else 0.0)
+    if scale > 0.0:
+        return absolute, absolute / scale
+    return absolute, float("inf") if absolute > 0.0 else 0.0
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest finite magnitude."""
+    """Give the largest finite magnitude."""
     if not tensor.numel():
         return 0.0
     wide = (tensor.abs() if tensor.is_complex() else tensor.to(torch.float64).abs()).to(

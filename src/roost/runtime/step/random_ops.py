@@ -1,8 +1,6 @@
-"""Ops that draw at random, such as dropout: what each draws depends on the seed, the step and the
-op alone.
+"""Random ops, such as dropout, whose numbers depend on the seed, the step and the op only.
 
-So a step draws the same under every placement on devices of one kind, in whatever order they come
-to it.
+So a step draws the same numbers under every placement on devices of one kind.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ def is_random(target: Any) -> bool:
 
 
 class RandomOps:
-    """The number of the step that all random ops of a run look at."""
+    """The seed of a run and the number of its step, which all its random ops use."""
 
     def __init__(self, seed: int) -> None:
         self.seed, self.step = seed, 0
 
     def seeded(self, target: Any, number: int, device: torch.device) -> Callable[..., Any]:
-        """The function to call in place of a random op: the same, with a generator of its own."""
+        """Give the function to call instead of a random op: the op with its own generator."""
         generator = torch.Generator(device=device)
         call = _with_generator(target)
 
         def draw(*args: Any, **kwargs: Any) -> Any:
-            generator.manual_seed(_mixed(self.seed, self.step, number))
+            generator.manual_seed(_mixed_seed(self.seed, self.step, number))
             return call(generator, *args, **kwargs)
 
         return draw
@@ -47,9 +45,7 @@ def _with_generator(target: Any) -> Callable[..., Any]:
     if target is aten.native_dropout.default:
         return _dropout
     if any(argument.name == "generator" for argument in target._schema.arguments):
-        return lambda generator, *args, **kwargs: target(
-            *args, **{**kwargs, "generator": generator}
-        )
+        return lambda generator, *args, **kwargs: target(*args, **kwargs | {"generator": generator})
     if target is aten.rand_like.default:
         return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).uniform_(
             generator=generator
@@ -59,8 +55,8 @@ def _with_generator(target: Any) -> Callable[..., Any]:
             generator=generator
         )
     raise UnsupportedOp(
-        f"{target} draws at random in a way that cannot be placed; use dropout, bernoulli or "
-        f"rand_like"
+        f"{target} draws random numbers without a generator, so it cannot be placed; use dropout, "
+        f"bernoulli or rand_like"
     )
 
 
@@ -73,12 +69,12 @@ def _dropout(
     return values * kept * (0.0 if p == 1.0 else 1 / (1 - p)), kept
 
 
-def _mixed(*numbers: int) -> int:
-    """One number of 63 bits from several (splitmix64)."""
-    found = 0
+def _mixed_seed(*numbers: int) -> int:
+    """Mix several numbers into one of 63 bits (splitmix64)."""
+    mask, mixed = 2**64 - 1, 0
     for number in numbers:
-        found = (found + number + 0x9E3779B97F4A7C15) & (2**64 - 1)
-        found = ((found ^ found >> 30) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
-        found = ((found ^ found >> 27) * 0x94D049BB133111EB) & (2**64 - 1)
-        found ^= found >> 31
-    return found >> 1
+        mixed = (mixed + number + 0x9E3779B97F4A7C15) & mask
+        mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & mask
+        mixed = ((mixed ^ mixed >> 27) * 0x94D049BB133111EB) & mask
+        mixed ^= mixed >> 31
+    return mixed >> 1

@@ -1,14 +1,13 @@
-"""The step as it is without any placement, on one device: PyTorch's own model and optimizer, and
-the captured program.
+"""A step without any placement, on one device: the reference that a placed step is compared with.
 
-The captured program is run node by node, nothing in place and nothing freed early: slow, and with
-nothing of the runtime in it but what ops draw at random.
+It runs PyTorch's own model and optimizer, and the captured program node by node. In the captured
+program nothing is done in place or freed early: slow, but independent of the graph runtime.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,27 +17,27 @@ from torch.utils._pytree import tree_leaves, tree_map
 from roost.errors import InputError, RoostError
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.frontends.tracing.trace import without_cache
+from roost.runtime.step.calls import call_arguments, input_tensors, loss_of
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.random_ops import RandomOps, is_random
 
-Watch = Callable[[int, Any], None]
+Watch = Callable[[int, Any], None]  # sees the number of each op, and its output
 
 
 def cpu_copy(value: Tensor) -> Tensor:
-    """The tensor as it is now, apart from all devices that run."""
+    """Copy a tensor to the CPU, where no running device writes into it."""
     return value.detach().to("cpu", copy=True)
 
 
 def residents_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by all of their names."""
-    found = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
-    )
-    return {name: value.detach() for name, value in found.items()}
+    """Give parameters and buffers by all of their names."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tensors = parameters | dict(model.named_buffers(remove_duplicate=False))
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 class UnplacedStep:
-    """The model and its optimizer, step after step. The model that was given is left alone."""
+    """A copy of a model with its optimizer, on one device, for step after step."""
 
     def __init__(
         self,
@@ -51,8 +50,10 @@ class UnplacedStep:
         loss: Callable[..., Tensor] | None = None,
         draws_on: Callable[[int], torch.device] | None = None,
     ) -> None:
-        """`draws_on` tells where an op draws in the placed step: devices of another kind draw other
-        numbers."""
+        """`draws_on` gives the device where the placed step draws the numbers of a random op.
+
+        Devices of another kind draw other numbers.
+        """
         self.step, self.loss, self.device, self.random_ops = step, loss, device, RandomOps(seed)
         self.draws_on = draws_on or (lambda op: device)
         self.train = step.optimizer is not None
@@ -65,38 +66,35 @@ class UnplacedStep:
 
     @property
     def draws(self) -> bool:
-        """Whether the step draws at random: then the model itself would draw other numbers."""
+        """Tell if the step has random ops: the model itself would draw other numbers."""
         return any(is_random(node.target) for node in self.step.program.module.graph.nodes)
 
     def captured(self, watch: Watch) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
-        """Results, gradients and new values of buffers of the captured program, from where the
-        model stands."""
-        program, values = self.step.program, residents_of(self.model)
+        """Run the captured program from the current weights.
+
+        Returns its results, gradients by parameter and new values of buffers.
+        """
+        program = self.step.program
+        values = {**program.constants, **residents_of(self.model)}
         self.random_ops.step += 1
-        residents = []
         for name in program.residents:
-            if name not in values and name not in program.constants:
+            if name not in values:
                 raise InputError(
-                    f"the model has no {name!r}, which the captured step has; it is of another "
-                    f"model"
+                    f"the step was captured from another model: this model has no {name!r}"
                 )
-            residents.append(
-                (values[name] if name in values else program.constants[name]).to(self.device)
-            )
-        # Types that autocast chooses are in the program, where it was captured so: they are not
-        # chosen once more.
+        residents = [values[name].to(self.device) for name in program.residents]
+        # The program already has the types that autocast chose when it was captured.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            runner = _ProgramInterpreter(self, watch)
-            found = runner.run(
-                *residents, *flat(self.inputs, program.inputs), enable_io_processing=False
-            )
-        flattened = iter([cpu_copy(value) for value in found])
-        results = [next(flattened) for _ in program.results]
-        gradients = {name: next(flattened) for name in program.gradients}
-        return results, gradients, {name: next(flattened) for name in program.new_values}
+            given = [*residents, *input_tensors(self.inputs, program.inputs)]
+            interpreter = _ProgramInterpreter(self, watch)
+            outputs = interpreter.run(*given, enable_io_processing=False)
+        copies = iter([cpu_copy(value) for value in outputs])
+        results = [next(copies) for _ in program.results]
+        gradients = {name: next(copies) for name in program.gradients}
+        return results, gradients, {name: next(copies) for name in program.new_values}
 
     def eager(self) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Results and gradients of the model itself, which changes its buffers."""
+        """Call the model itself, which changes its buffers; give results and gradients."""
         self.model.zero_grad(set_to_none=True)
         try:
             returned = self._called()
@@ -108,29 +106,25 @@ class UnplacedStep:
                 f"nothing to compare with"
             ) from error
         results = [cpu_copy(value) for value in tree_leaves(returned) if isinstance(value, Tensor)]
-        parameters = dict(self.model.named_parameters(remove_duplicate=True))
-        other = self.step.program.tied
-        found = {
-            other.get(name, name): p.grad for name, p in parameters.items() if p.grad is not None
+        tied = self.step.program.tied
+        return results, {
+            tied.get(name, name): cpu_copy(parameter.grad)
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None
         }
-        return results, {name: cpu_copy(gradient) for name, gradient in found.items()}
 
     def _called(self) -> Any:
+        args, kwargs = call_arguments(self.inputs)
         with torch.set_grad_enabled(self.train), without_cache(self.model):
-            given = self.inputs
-            if isinstance(given, Mapping):
-                returned = self.model(**given)
-            else:
-                returned = (
-                    self.model(*given) if isinstance(given, tuple | list) else self.model(given)
-                )
-            returned = returned if self.loss is None else self.loss(returned)
+            returned = self.model(*args, **kwargs)
+            if self.loss is not None:
+                returned = self.loss(returned)
             if self.train:
-                _loss_in(returned).backward()  # type: ignore[no-untyped-call]
+                loss_of(returned).backward()  # type: ignore[no-untyped-call]
         return returned
 
     def update(self, gradients: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """A step of PyTorch's optimizer with these gradients; buffers take these values."""
+        """Take a step of PyTorch's optimizer with these gradients, and set these buffers."""
         for name, parameter in self.learning.items():
             parameter.grad = gradients[name].to(self.device) if name in gradients else None
         if self.optimizer is not None:
@@ -141,47 +135,47 @@ class UnplacedStep:
             values[name].copy_(value)
 
     def states(self) -> dict[str, Tensor]:
-        """What the optimizer keeps for a parameter, named as the ops that keep it in the graph."""
-        found: dict[str, Tensor] = {}
-        if self.optimizer is not None:
-            named = {op: name for name, op in self.resident_ops().items()}
-            for update in self.step.updates.values():
-                parameter = self.learning.get(named[update.resident])
-                held = self.optimizer.state[parameter] if parameter is not None else {}
-                for state in update.states:
-                    value = held.get(state.rpartition(":")[2].partition("#")[0])
-                    found[state] = torch.zeros(()) if value is None else value
-        return found
+        """Give the optimizer's states by the names of their ops in the graph."""
+        states: dict[str, Tensor] = {}
+        if self.optimizer is None:
+            return states
+        named = {op: name for name, op in self.resident_ops().items()}
+        for update in self.step.updates.values():
+            parameter = self.learning.get(named[update.resident])
+            held = self.optimizer.state[parameter] if parameter is not None else {}
+            for state in update.states:
+                value = held.get(state.rpartition(":")[2].partition("#")[0])
+                states[state] = torch.zeros(()) if value is None else value
+        return states
 
     def resident_ops(self) -> dict[str, str]:
-        """Resident of the program -> its op."""
-        program = self.step.program
-        return {
-            n: self.step.op_of[node]
-            for n, node in zip(program.residents, program.placeholders, strict=False)
-        }
+        """Give the op of each resident."""
+        nodes = self.step.program.resident_nodes
+        return {name: self.step.op_of[node] for name, node in nodes.items()}
 
 
 class _ProgramInterpreter(fx.Interpreter):
-    """Runs the captured program on one device, and shows what each op makes."""
+    """Runs the captured program on one device, and shows the output of each op."""
 
     def __init__(self, unplaced: UnplacedStep, watch: Watch) -> None:
         super().__init__(unplaced.step.program.module)
         self.unplaced, self.watch = unplaced, watch
 
     def run_node(self, node: fx.Node) -> Any:
-        step = self.unplaced.step
+        unplaced, step = self.unplaced, self.unplaced.step
         op = step.op_of.get(node)
+        if op is None:
+            return super().run_node(node)
+        number = unplaced.number[op]
         if is_random(node.target):
-            assert op is not None
-            device = self.unplaced.draws_on(self.unplaced.number[op])
+            device = unplaced.draws_on(number)
             args, kwargs = _moved(self.fetch_args_kwargs_from_env(node), device)
-            draw = self.unplaced.random_ops.seeded(node.target, self.unplaced.number[op], device)
-            value = _moved(draw(*args, **kwargs), self.unplaced.device)
+            draw = unplaced.random_ops.seeded(node.target, number, device)
+            value = _moved(draw(*args, **kwargs), unplaced.device)
         else:
             value = super().run_node(node)
-        if op is not None and step.maker[op] is node:
-            self.watch(self.unplaced.number[op], value)
+        if step.maker[op] is node:
+            self.watch(number, value)
         return value
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -193,86 +187,26 @@ class _ProgramInterpreter(fx.Interpreter):
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors, and what names a device, on this one; a module with the tensors that are its plain
-    attributes."""
+    """Move tensors, and arguments that name a device, to a device; all tensors of a module."""
     if isinstance(value, nn.Module):
         for module in value.modules():
             for name, each in vars(module).items():
-                if isinstance(each, Tensor):
+                if isinstance(each, Tensor):  # a plain attribute, which `to` leaves alone
                     setattr(module, name, each.to(device))
         return value.to(device)
 
     def move(each: Any) -> Any:
-        return (
-            device
-            if isinstance(each, torch.device)
-            else each.to(device)
-            if isinstance(each, Tensor)
-            else each
-        )
+        if isinstance(each, torch.device):
+            return device
+        return each.to(device) if isinstance(each, Tensor) else each
 
     return tree_map(move, value)
-
-
-def flat(inputs: Any, names: tuple[str, ...]) -> list[Tensor]:
-    """The tensors among the inputs, in the order the program takes them."""
-    if isinstance(inputs, Mapping):
-        found = {name: value for name, value in _by_name(inputs) if isinstance(value, Tensor)}
-        missing = [name for name in names if name not in found]
-        if not missing:
-            return [found[name] for name in names]
-        if len(missing) < len(names):
-            raise InputError(
-                f"the step takes {', '.join(names)}; it was not given {', '.join(missing)}"
-            )
-    return [value for value in tree_leaves(inputs) if isinstance(value, Tensor)]
-
-
-def _by_name(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """What is inside of inputs, named as exporting does."""
-    if isinstance(value, Mapping | tuple | list):
-        for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _by_name(each, f"{name}_{key}" if name else str(key))
-    else:
-        yield name, value
-
-
-def check_flags(inputs: Any, flags: Mapping[str, Any]) -> None:
-    """Refuse another value of what is no tensor: the program is what came of the one that was
-    captured."""
-    if isinstance(inputs, Mapping):
-        given = {name: value for name, value in _by_name(inputs) if name in flags}
-    else:
-        values = [value for value in tree_leaves(inputs) if not isinstance(value, Tensor)]
-        given = (
-            dict(zip(flags, values, strict=True)) if values and len(values) == len(flags) else {}
-        )
-    for name, value in given.items():
-        if value is not flags[name] and value != flags[name]:
-            raise InputError(
-                f"input {name!r} is {value!r}; it was captured with {flags[name]!r}: capture "
-                f"another"
-            )
-
-
-def _loss_in(returned: Any) -> Tensor:
-    """The loss among what a model returned, as capturing finds it."""
-    if isinstance(returned, Mapping) and "loss" in returned:
-        returned = returned["loss"]
-    elif not isinstance(returned, Tensor):
-        returned = (
-            getattr(returned, "loss", None)
-            if hasattr(returned, "loss")
-            else tree_leaves(returned)[0]
-        )
-    assert isinstance(returned, Tensor), "it was captured with a loss"
-    return returned
 
 
 def _optimizer(
     settings: Optimizer, kind: str | None, parameters: list[Any]
 ) -> torch.optim.Optimizer | None:
-    """PyTorch's own, one parameter after the other."""
+    """Make PyTorch's own optimizer, which goes through the parameters one by one."""
     if kind is None or not parameters:
         return None
     if kind in ("sgd", "momentum"):

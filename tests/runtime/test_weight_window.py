@@ -9,14 +9,14 @@ from roost.runtime.whole.weight_window import ModuleWeights, WeightWindow
 
 
 class LateCopyQueue:
-    """Copies when it is waited for, or when a mark says that the place is free: as late as can
+    """Copies when it is waited for, or when an event says that the place is free: as late as can
     be."""
 
     def __init__(self):
-        self.waiting, self.marks = [], 0
+        self.waiting, self.events = [], 0
 
     def copy(self, pairs, after):
-        assert all(mark <= self.marks for mark in after)
+        assert all(event <= self.events for event in after)
         self.waiting.append(pairs)
         return len(self.waiting)
 
@@ -26,8 +26,8 @@ class LateCopyQueue:
                 target.copy_(source)
         self.waiting[:ready] = [[] for _ in range(ready)]
 
-    def mark(self):
-        self.marks += 1
+    def record_event(self):
+        self.events += 1
         return self.marks
 
     def close(self):
