@@ -65,7 +65,7 @@ def test_a_replay_calls_what_the_runtime_calls(make, train):
     with theirs:
         run._inputs, run.random_ops.step = list(inputs), 1
         with torch.no_grad():
-            run._functions[0][0]()
+            run._running[0].function()
     run.close()
     writer = _Writer(step)
     function = writer.compiled()

@@ -145,7 +145,7 @@ def test_inputs_and_results_of_a_recorded_run_are_the_callers():
         step, problem, on_one(step), residents_of(model), devices=[late_place()], graphs=True
     ) as run:
         assert any(
-            isinstance(value, Segment) for value in run._functions[0][0].__globals__.values()
+            isinstance(value, Segment) for value in run._running[0].function.__globals__.values()
         )
         found = [run.step(value)[0] for value in given]
     for before, value, result in zip(kept, given, found, strict=True):

@@ -173,7 +173,7 @@ def test_gradients_are_added_up_in_place():
     model, _, step = made()
     problem = virtual_problem(step)
     with GraphRuntime(step, problem, on_one(step), residents_of(model), Optimizer()) as run:
-        names = run._functions[0][0].__globals__
+        names = run._running[0].function.__globals__
         called = {str(value) for key, value in names.items() if key.startswith("k")}
         assert any(name.startswith("aten.add_.") for name in called)
 
@@ -219,9 +219,7 @@ def test_threads_that_run_steps_take_turns():
 def test_inputs_by_other_names_are_refused():
     model, inputs, step = made()
     with GraphRuntime(step, virtual_problem(step), on_one(step), residents_of(model)) as run:
-        with pytest.raises(
-            InputError, match="takes words, labels; missing, or not one of these: labels, x"
-        ):
+        with pytest.raises(InputError, match="takes words, labels; missing or unknown: labels, x"):
             run.step(words=inputs[0], x=inputs[1])
         run.step(labels=inputs[1], words=inputs[0])
 
@@ -243,7 +241,7 @@ def test_what_was_learned_is_written_back():
             if name in now
         )
         assert model.out.weight is model.embed.weight
-        with pytest.raises(InputError, match="it is another model"):
+        with pytest.raises(InputError, match="captured from another model"):
             run.write_back(nn.Linear(2, 2))
 
 
@@ -337,7 +335,7 @@ def test_cores_that_are_not_there_are_told_and_no_thread_stays():
             r"the thread of 'cpu:1' cannot have cores \{99999\}: .*; give cores that this process may",
         ),
         ([set(), {-1}], "negative CPU number"),
-        ([set()], "cores are 1; the cluster has 2 devices, so give one for each"),
+        ([set()], "cores: 1 given, but the cluster has 2 devices; give one for each device"),
     ):
         with pytest.raises(InputError, match=said):
             GraphRuntime(step, problem, placement, residents_of(model), cores=cores)

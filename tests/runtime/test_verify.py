@@ -12,8 +12,7 @@ from roost.core.cluster import Cluster, Device, Link
 from roost.errors import InputError, VerificationFailed
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
-from roost.runtime.ops import run as graph_runtime
-from roost.runtime.ops import transfers
+from roost.runtime.ops import device_calls, transfers
 from roost.runtime.ops import verify as verification
 from roost.runtime.ops.device_code import _DeviceWriter
 from roost.runtime.ops.run import GraphRuntime
@@ -252,7 +251,7 @@ def test_a_value_that_does_not_come_home_is_found(monkeypatch):
 
 def test_a_buffer_that_is_not_updated_is_found(monkeypatch):
     step, problem, model, inputs = made("sgd")
-    monkeypatch.setattr(graph_runtime, "_copy", lambda step, buffer, value: None)
+    monkeypatch.setattr(device_calls, "_copy", lambda step, buffer, value: None)
     found = verify(step, problem, random_placement(problem), model, inputs)
     wrong = {name for name, each in found.differences.items() if not each.same}
     assert "norm.running_mean" in wrong

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from roost.runtime.ops.cuda import CudaDevice, Stream
+from roost.runtime.ops.cuda import CudaDevice, CudaEngine, CudaStream
 from roost.runtime.ops.segments import Capture
 from roost.runtime.step.devices import Event
 
@@ -51,7 +51,7 @@ class _HostClock:
         return stamp
 
 
-class LateStream(_HostClock):
+class LateStream(_HostClock, CudaStream):
     """A thread that does each thing some time after it was given."""
 
     def __init__(self, seed: int, most: float) -> None:
@@ -59,7 +59,7 @@ class LateStream(_HostClock):
         self._rng, self._most = random.Random(seed), most
         threading.Thread(target=self._run, daemon=True).start()
 
-    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
+    def copy(self, target: Tensor, source: Tensor, beside: CudaStream | None = None) -> None:
         self._work.put(("copy", (target, source)))
 
     def empty_like(self, like: Tensor) -> Tensor:
@@ -89,10 +89,13 @@ class LateStream(_HostClock):
                     event.reach()
 
 
-class AtOnce(_HostClock):
+class AtOnce(_HostClock, CudaStream):
     """The stream that computes: whoever gives it work does it."""
 
-    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
+    def __init__(self) -> None:
+        pass
+
+    def copy(self, target: Tensor, source: Tensor, beside: CudaStream | None = None) -> None:
         target.copy_(source)
 
     def empty_like(self, like: Tensor) -> Tensor:
@@ -110,16 +113,16 @@ class AtOnce(_HostClock):
         pass
 
 
-class LateEngine:
-    """An `Engine` of such streams; each waits at most so many seconds before each thing it does."""
+class LateEngine(CudaEngine):
+    """A `CudaEngine` of such streams; each waits at most so many seconds before each task."""
 
     def __init__(self, seed: int = 0, most: float = 1e-3) -> None:
         self._seed, self._most = seed, most
 
-    def compute(self, device: torch.device) -> Stream:
+    def compute(self, device: torch.device) -> CudaStream:
         return AtOnce()
 
-    def stream(self, device: torch.device) -> Stream:
+    def stream(self, device: torch.device) -> CudaStream:
         self._seed += 1
         return LateStream(self._seed, self._most)
 

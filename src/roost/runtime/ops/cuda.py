@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,62 +31,19 @@ from roost.runtime.step.devices import Event, SentTensor
 log = logging.getLogger(__name__)
 
 
-class Stream(Protocol):
-    """A queue of work of a device; work of other streams goes on beside it."""
-
-    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
-        """Copy in the order of this stream.
-
-        `beside`: a stream of the source's device, if that is another CUDA device.
-        """
-
-    def empty_like(self, like: Tensor) -> Tensor: ...
-    def wait(self, event: Event) -> None: ...
-    def record_event(self, sleep: bool = False) -> Event:
-        """Mark the point where all work given so far is done; `sleep`: waiting threads sleep."""
-
-    def keep(self, tensor: Tensor) -> None:
-        """Keep the memory of a tensor until all work given so far is done."""
-
-    def set_clock(self) -> None:
-        """Compare the stream's clock with `time.perf_counter`, while the stream is idle."""
-
-    def stamp(self) -> Any:
-        """Take the time at which all work given so far is done."""
-
-    def seconds(self, stamp: Any) -> float:
-        """Give a stamp in seconds of `time.perf_counter`."""
-
-
-class Engine(Protocol):
-    """The functions of CUDA that a device needs; tests replace them."""
-
-    def compute(self, device: torch.device) -> Stream: ...
-    def stream(self, device: torch.device) -> Stream: ...
-    def pinned(self, like: Tensor) -> Tensor: ...
-    def enter(self, device: torch.device) -> None: ...
-    def capturing(self, device: torch.device) -> Capture: ...
-    def allocated(self, device: torch.device) -> int:
-        """Give the bytes in use."""
-
-    def watch(self, device: torch.device) -> None:
-        """Begin to watch the bytes in use, for `peak`."""
-
-    def peak(self, device: torch.device) -> int:
-        """Give the most bytes in use since `watch` was called."""
-
-
 class CudaStream:
-    """A `Stream` of PyTorch."""
+    """A queue of work of a device; work of other streams goes on beside it."""
 
     def __init__(self, raw: torch.cuda.Stream) -> None:
         self.raw, self._default = raw, torch.cuda.default_stream(raw.device)
 
-    def copy(self, target: Tensor, source: Tensor, beside: Stream | None = None) -> None:
-        # Between two CUDA devices PyTorch copies on the current stream of the source, in step with
-        # that of the target.
-        source_stream = nullcontext() if beside is None else torch.cuda.stream(beside.raw)  # type: ignore[attr-defined]
-        with source_stream:
+    def copy(self, target: Tensor, source: Tensor, beside: CudaStream | None = None) -> None:
+        """Copy in the order of this stream.
+
+        `beside`: a stream of the source's device, if that is another CUDA device. PyTorch copies on
+        the current stream of the source, in step with that of the target.
+        """
+        with nullcontext() if beside is None else torch.cuda.stream(beside.raw):
             self._here(target.copy_, source, non_blocking=True)
 
     def empty_like(self, like: Tensor) -> Tensor:
@@ -110,34 +67,39 @@ class CudaStream:
         self.raw.wait_event(event)
 
     def record_event(self, sleep: bool = False) -> Event:
+        """Mark the point where all work given so far is done; `sleep`: waiting threads sleep."""
         event = torch.cuda.Event(blocking=sleep)  # type: ignore[no-untyped-call]
         event.record(self.raw)
         return event
 
     def keep(self, tensor: Tensor) -> None:
+        """Keep the memory of a tensor until all work given so far is done."""
         tensor.record_stream(self.raw)
 
     def set_clock(self) -> None:
+        """Compare the stream's clock with `time.perf_counter`, while the stream is idle."""
         self._zero = self.stamp()
         self._zero.synchronize()
         self._zero_seconds = time.perf_counter()
 
     def stamp(self) -> Any:
+        """Take the time at which all work given so far is done."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(self.raw)
         return event
 
     def seconds(self, stamp: Any) -> float:
+        """Give a stamp in seconds of `time.perf_counter`."""
         return self._zero_seconds + 1e-3 * float(self._zero.elapsed_time(stamp))
 
 
 class CudaEngine:
-    """The `Engine` of this machine."""
+    """The functions of CUDA that a device calls; tests without a GPU replace it."""
 
-    def compute(self, device: torch.device) -> Stream:
+    def compute(self, device: torch.device) -> CudaStream:
         return CudaStream(torch.cuda.default_stream(device))
 
-    def stream(self, device: torch.device) -> Stream:
+    def stream(self, device: torch.device) -> CudaStream:
         return CudaStream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
 
     def pinned(self, like: Tensor) -> Tensor:
@@ -175,16 +137,18 @@ class CudaEngine:
         return torch.cuda.memory_allocated(device)
 
     def watch(self, device: torch.device) -> None:
+        """Begin to watch the bytes in use, for `peak`."""
         torch.cuda.reset_peak_memory_stats(device)
 
     def peak(self, device: torch.device) -> int:
+        """Give the most bytes in use since `watch` was called."""
         return torch.cuda.max_memory_allocated(device)
 
 
 class CudaDevice:
     """A `RuntimeDevice` of CUDA."""
 
-    def __init__(self, device: torch.device, engine: Engine | None = None) -> None:
+    def __init__(self, device: torch.device, engine: CudaEngine | None = None) -> None:
         self.device, self.engine = device, engine or CudaEngine()
         self.compute = self.engine.compute(device)
         self.fetches, self.arrivals, self.departures = (
@@ -283,7 +247,7 @@ class CudaDevice:
 
     def _copy_here(
         self,
-        stream: Stream,
+        stream: CudaStream,
         tensor: Tensor,
         after: Sequence[Event | None],
         into: Tensor | None,

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
@@ -26,60 +26,17 @@ from roost.core.timeline import Timeline
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.compiled_source import compiled
+from roost.runtime.ops.device_calls import DeviceCalls
 from roost.runtime.ops.in_place import in_place
 from roost.runtime.ops.lines import Key, Line, Ref
 from roost.runtime.ops.merged import merged
-from roost.runtime.ops.segments import Capture, segmented
+from roost.runtime.ops.segments import segmented
 from roost.runtime.step.random_ops import is_random
 from roost.simulator.compiled import simulate
 from roost.simulator.order import dispatch_order
-from roost.simulator.reference import Copy, plan_fetches
+from roost.simulator.reference import plan_fetches
 
 aten = torch.ops.aten
-
-
-class DeviceCalls(Protocol):
-    """Makes the functions that the code of a device calls, apart from ops of PyTorch.
-
-    `GraphRuntime` implements it. Ops and devices are given by their numbers.
-    """
-
-    def torch_device(self, device: int) -> torch.device: ...
-    def resident(self, op: int) -> Tensor:
-        """Give a resident at home."""
-
-    def input_of(self, op: int, device: int) -> Callable[[], Any]:
-        """Bring an input of the step to a device."""
-
-    def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]: ...
-    def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]: ...
-    def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:
-        """Ask for a copy of a parameter that lives elsewhere."""
-
-    def awaiting_fetch(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
-        """Wait for such a copy."""
-
-    def noting_read(self, parameter: int) -> Callable[[], None]:
-        """Note that no op at its home will read the old value of a parameter."""
-
-    def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:
-        """Write new values of a parameter and its states in place.
-
-        Each is written after so many copies of its old value were taken.
-        """
-
-    def sending_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
-        """Send a new value home; it is written after so many reads of the old one."""
-
-    def drawing(self, target: Any, number: int, device: int) -> Callable[..., Any]:
-        """Give the function to call instead of a random op."""
-
-    def capturing(self, device: int) -> Capture | None:
-        """Give the function that records segments, or None if they are not recorded."""
-
-    def keeping_result(self, number: int) -> Callable[[Any], None]: ...
-    def timing(self, op: int, device: int) -> tuple[Callable[[], None], Callable[[], None]] | None:
-        """Give the functions to call before and after an op, or None if ops are not timed."""
 
 
 class StepCode:

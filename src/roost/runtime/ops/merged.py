@@ -1,10 +1,10 @@
 """The lines of several devices in one order, for one launcher that has a CPU and its GPUs.
 
 `device_code.py` calls `merged`, and `run.py` asks `has_time` first. A launcher of a GPU and a
-thread that computes on the CPU share Python's lock: each waits for the other. One thread for both waits
-for nobody. Its price: it launches nothing while an op runs on the CPU. So before such an op it
-launches all ops of GPUs that will begin before that op ends, by the simulated timeline. A CPU that
-is busy for most of a step has too little time left for the GPUs.
+thread that computes on the CPU share Python's lock: each waits for the other. One thread for both
+waits for nobody. Its price: it launches nothing while an op runs on the CPU. So before such an op
+it launches all ops of GPUs that will begin before that op ends, by the simulated timeline. A CPU
+that is busy for most of a step has too little time left for the GPUs.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class TransferCalls:
     def _copy_function(self, source: int, target: int) -> CopyFunction:
         start, end = self.devices[source], self.devices[target]
         if isinstance(end, CudaDevice):
-            is_cuda = isinstance(start, CudaDevice)
-            return partial(end.copy_here, source=start) if is_cuda else end.copy_here
+            source_gpu = start if isinstance(start, CudaDevice) else None
+            return partial(end.copy_here, source=source_gpu)
         return start.copy_to_cpu if isinstance(start, CudaDevice) else copied_on_cpu
 
     def _reads_of(self, parameter: int) -> OldValueReads:
@@ -99,10 +99,10 @@ class TransferCalls:
         link = None if self._together(source, target) else self._link(source, target)
 
         def send(tensor: Tensor) -> None:
-            if tensor.nbytes <= _SMALL:
-                is_cuda = isinstance(end, CudaDevice)
-                mailbox.put(end.post_small(tensor) if is_cuda else copy(tensor))
-            elif link is None:
+            small = tensor.nbytes <= _SMALL
+            if small and isinstance(end, CudaDevice):
+                mailbox.put(end.post_small(tensor))
+            elif small or link is None:
                 mailbox.put(copy(tensor))
             else:
                 link.submit(lambda: mailbox.put(copy(tensor)))

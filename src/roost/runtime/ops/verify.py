@@ -1,21 +1,23 @@
-"""Whether a placed step has the numbers of the unplaced model; and where not, which op is the first
-to differ.
+"""Verification of a placed step: it has the numbers of the unplaced model, or names the first op
+that differs.
 
-Every step starts from the same weights on both sides and is compared in parts, so that no
-difference grows: what the model returns and its gradients with those of PyTorch itself, then what
-the optimizer makes of the placed gradients with what PyTorch's makes of the same ones. A step that
-draws at random (dropout) cannot be asked of PyTorch, which would draw other numbers: it is compared
-with the captured program, run node by node on one device, alone.
+`roost verify` calls it. Every step starts from the same weights on both sides and is compared in
+parts, so that no difference grows. Outputs and gradients are compared with those of PyTorch itself.
+Then PyTorch's optimizer takes the placed gradients, and the new weights are compared. PyTorch
+itself would draw other numbers in a step with random ops (dropout): such a step is compared with
+the captured program only, run node by node on one device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -28,13 +30,14 @@ from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.runtime.ops.cuda import device_named
 from roost.runtime.ops.run import GraphRuntime
+from roost.runtime.step.calls import input_tensors
 from roost.runtime.step.differences import CAPTURED, EAGER, Difference, Differences, Verification
 from roost.runtime.step.optimizers import Optimizer
-from roost.runtime.step.unplaced import UnplacedStep, cpu_copy, flat, residents_of
+from roost.runtime.step.unplaced import UnplacedStep, cpu_copy, residents_of
 
 __all__ = ["Difference", "Verification", "check_devices", "check_weights", "verify"]
 
-_PROBED_BYTES = 2**30  # outputs of ops held at a time to find the first that differs
+_PROBED_BYTES = 2**30  # of op outputs kept at a time, to find the first that differs
 
 
 def verify(
@@ -50,13 +53,13 @@ def verify(
     tolerance: float | None = None,
     loss: Callable[..., Tensor] | None = None,
 ) -> Verification:
-    """Run a placed step and the unplaced model side by side; `model` has weights and is left as it
-    is.
+    """Run a placed step and the unplaced model side by side. The model stays as it is.
 
-    `inputs` are a tensor, a tuple or a dict, and `loss` is what the step was captured with. The
-    unplaced model runs on the GPU that most ops are on, or on the CPU where none are. `tolerance`
-    is relative to the largest magnitude of each tensor; without it, that of the tensor's type
-    counts.
+    - `inputs`: a tensor, a tuple or a dict.
+    - `loss`: the one that the step was captured with.
+    - `tolerance`: relative to the largest magnitude of each tensor. Default: by the tensor's type.
+
+    The unplaced model runs on the GPU that has most ops, or on the CPU if no GPU has any.
     """
     placement = problem.check(placement)
     check_devices(problem.cluster)
@@ -67,22 +70,22 @@ def verify(
     sides = _Sides(
         step, problem, placement, model, inputs, optimizer or Optimizer(), seed, tolerance, loss
     )
-    with _exactly():
-        found = sides.compared(steps)
-        if found.same:
-            return found
-        op = sides.first_op(found)
-    return replace(found, first_op=step.graph.op_names[op], device=sides.device_of(op))
+    with _without_tf32():
+        verification, _ = sides.compared(steps)
+        if verification.same:
+            return verification
+        op = sides.first_op(verification)
+    return replace(verification, first_op=step.graph.op_names[op], device=sides.device_of(op))
 
 
 def check_devices(cluster: Cluster) -> None:
-    """Refuse devices that this machine does not have."""
+    """Raise if this machine does not have a device of the cluster."""
     for device in cluster.devices:
         try:
-            found = device_named(device.name)
+            kind = device_named(device.name).type
         except InputError as error:
             raise InputError(f"cluster {cluster.name!r}: {error}") from None
-        if found.type != device.kind:
+        if kind != device.kind:
             raise InputError(
                 f"device {device.name!r} of cluster {cluster.name!r} is of kind {device.kind!r}; "
                 f"only cpu, cpu:N and "
@@ -91,6 +94,7 @@ def check_devices(cluster: Cluster) -> None:
 
 
 def check_weights(model: nn.Module) -> None:
+    """Raise if a weight has no value."""
     for name, value in residents_of(model).items():
         if value.is_meta:
             raise InputError(
@@ -99,9 +103,9 @@ def check_weights(model: nn.Module) -> None:
 
 
 def _check_residents(step: CapturedStep, model: nn.Module) -> None:
-    """Refuse a model that is not the one that was captured."""
+    """Raise if the step was captured from another model."""
     values, program = residents_of(model), step.program
-    for name, node in zip(program.residents, program.placeholders, strict=False):
+    for name, node in program.resident_nodes.items():
         if name in program.constants:
             continue
         wanted, value = node.meta["val"], values.get(name)
@@ -115,9 +119,8 @@ def _check_residents(step: CapturedStep, model: nn.Module) -> None:
 
 
 @contextmanager
-def _exactly() -> Iterator[None]:
-    """Without TF32, in which GPUs may multiply float32, and convolve it by themselves; no CPU
-    does."""
+def _without_tf32() -> Iterator[None]:
+    """Turn off TF32, in which GPUs may multiply and convolve float32 values; no CPU has it."""
     settings: list[Any] = [torch.backends.cudnn, torch.backends.cuda.matmul]
     before = [setting.allow_tf32 for setting in settings]
     try:
@@ -129,64 +132,60 @@ def _exactly() -> Iterator[None]:
             setting.allow_tf32 = allowed
 
 
+@dataclass(frozen=True)
 class _Sides:
-    """The placed and the unplaced step, from the start as often as wished."""
+    """The placed and the unplaced step; both can start again as often as needed."""
 
-    def __init__(
-        self,
-        step: CapturedStep,
-        problem: Problem,
-        placement: Placement,
-        model: nn.Module,
-        inputs: Any,
-        optimizer: Optimizer,
-        seed: int,
-        tolerance: float | None,
-        loss: Callable[..., Tensor] | None,
-    ) -> None:
-        self.step, self.problem, self.placement = step, problem, placement
-        self.model, self.inputs, self.optimizer = model, inputs, optimizer
-        self.seed, self.tolerance, self.loss = seed, tolerance, loss
-        self.names = problem.cluster.device_names
-        self.number = {name: number for number, name in enumerate(step.graph.op_names)}
-        self.update_of = {update.resident: op for op, update in step.updates.items()}
+    step: CapturedStep
+    problem: Problem
+    placement: Placement
+    model: nn.Module
+    inputs: Any
+    optimizer: Optimizer
+    seed: int
+    tolerance: float | None
+    loss: Callable[..., Tensor] | None
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The number of each op."""
+        return {name: number for number, name in enumerate(self.step.graph.op_names)}
 
     def device_of(self, op: int) -> str:
-        return self.names[int(self.placement.device[op])]
+        return self.problem.cluster.device_names[int(self.placement.device[op])]
 
     def _torch_device(self, op: int) -> torch.device:
         return device_named(self.device_of(op))
 
     @cached_property
-    def on(self) -> torch.device:
-        """Where the unplaced model runs."""
-        counts: dict[str, int] = {}
-        for device in self.placement.device.tolist():
-            if self.problem.cluster.devices[device].kind == "cuda":
-                counts[self.names[device]] = counts.get(self.names[device], 0) + 1
-        return device_named(max(counts, key=counts.__getitem__, default="cpu"))
+    def unplaced_device(self) -> torch.device:
+        """The device of the unplaced model."""
+        devices = self.problem.cluster.devices
+        ops = Counter(
+            devices[number].name
+            for number in self.placement.device.tolist()
+            if devices[number].kind == "cuda"
+        )
+        return device_named(max(ops, key=ops.__getitem__, default="cpu"))
 
-    def compared(self, steps: int) -> Verification:
-        """Everything that the step returns, and leaves behind."""
-        return self._run(steps, set())[0]
-
-    def first_op(self, found: Verification) -> int:
-        """The first op in program order whose output differs."""
-        for step in range(1, found.steps + 1):
+    def first_op(self, verification: Verification) -> int:
+        """Give the first op in program order whose output differs."""
+        for step in range(1, verification.steps + 1):
             for ops in self._chunks():
-                if wrong := self._run(step, ops)[1]:
+                _, wrong = self.compared(step, ops)
+                if wrong:
                     return self._producer(min(wrong))
-        # No op differs from the captured program: it is what comes after (a value on its way home),
-        # or the program.
+        # No op differs from the captured program. So the difference comes later (a value on its way
+        # home), or from the program itself.
+        differences = verification.differences.items()
         return min(
-            (self._op_behind(name) for name, each in found.differences.items() if not each.same),
-            default=0,
+            (self._op_behind(name) for name, each in differences if not each.same), default=0
         )
 
     def _chunks(self) -> Iterator[set[int]]:
-        """Ops in program order, as many at a time as can be held."""
+        """Give ops in program order, as many at a time as memory can hold."""
         graph, ops, size = self.step.graph, set[int](), 0
-        for op in (op for op, yes in enumerate(graph.is_parameter.tolist()) if not yes):
+        for op in np.flatnonzero(~graph.is_parameter).tolist():
             update = graph.phase[op] == UPDATE
             size += int(graph.bytes_written[op] if update else graph.output_bytes[op])
             ops.add(op)
@@ -196,12 +195,12 @@ class _Sides:
         yield ops
 
     def _producer(self, op: int) -> int:
-        """An op with several outputs has an op of kind `output` for each."""
+        """Give the op itself, or the op with several outputs of which it is one."""
         graph = self.step.graph
         return int(graph.inputs_of(op)[0]) if graph.kinds[op] == "output" else op
 
     def _op_behind(self, name: str) -> int:
-        """The op that makes what is compared by this name."""
+        """Give the op that makes the tensor which is compared by this name."""
         name, program, op_of = name.removesuffix(" (captured)"), self.step.program, self.step.op_of
         if name.startswith("gradient of "):
             node = program.gradients.get(name.removeprefix("gradient of "))
@@ -211,33 +210,31 @@ class _Sides:
             return self._producer(self.number[op_of[node]])
         resident, _, _ = name.partition(" (tied to ")
         resident = program.tied.get(resident, resident)
+        holders = program.resident_nodes
+        holder = holders.get(resident, next(iter(holders.values())))
         for op, update in self.step.updates.items():
-            if name in update.states or op_of[self._holder(resident)] == update.resident:
+            if name in update.states or op_of[holder] == update.resident:
                 return self.number[op]
         return self.number.get(resident, 0)
-
-    def _holder(self, resident: str) -> Any:
-        holders = dict(
-            zip(self.step.program.residents, self.step.program.placeholders, strict=False)
-        )
-        return holders.get(resident, next(iter(holders.values())))
 
     def _result_names(self) -> list[str]:
         count, train = len(self.step.program.results), self.step.optimizer is not None
         first = "loss" if train else "output"
         return [first if number == 0 else f"output {number}" for number in range(count)]
 
-    def _run(self, steps: int, probed: set[int]) -> tuple[Verification, list[int]]:
-        """Some steps on both sides; in the last, the outputs of some ops as well: those that
-        differ."""
-        program, updates = self.step.program, self.step.updates
+    def compared(self, steps: int, probed: Collection[int] = ()) -> tuple[Verification, list[int]]:
+        """Run some steps on both sides and compare all that they return and leave behind.
+
+        Also gives those of the probed ops whose outputs differ in the last step.
+        """
+        step, program, updates = self.step, self.step.program, self.step.updates
         unplaced = UnplacedStep(
-            self.step,
+            step,
             self.model,
             self.inputs,
             self.optimizer,
             self.seed,
-            self.on,
+            self.unplaced_device,
             self.loss,
             self._torch_device,
         )
@@ -261,10 +258,10 @@ class _Sides:
             if last and op in probed and isinstance(value, Tensor):
                 theirs[op] = [cpu_copy(value)]
 
-        differences = Differences(self.tolerance)
-        given = flat(self.inputs, program.inputs)
+        differences, captured = Differences(self.tolerance), " (captured)"
+        given, names = input_tensors(self.inputs, program.inputs), self._result_names()
         with GraphRuntime(
-            self.step,
+            step,
             self.problem,
             self.placement,
             residents_of(self.model),
@@ -275,65 +272,56 @@ class _Sides:
             for differences.step in range(1, steps + 1):
                 last = differences.step == steps
                 gradients.clear()
-                returned = [
-                    cpu_copy(value) for value in placed.step(*given) if isinstance(value, Tensor)
-                ]
+                outputs = placed.step(*given)
+                returned = [cpu_copy(value) for value in outputs if isinstance(value, Tensor)]
                 results, slopes, buffers = unplaced.captured(watch_unplaced)
-                differences.several(
-                    "output", CAPTURED, self._result_names(), returned, results, " (captured)"
-                )
-                differences.gradients(CAPTURED, gradients, slopes, " (captured)")
+                differences.outputs(CAPTURED, names, returned, results, captured)
+                differences.gradients(CAPTURED, gradients, slopes, captured)
                 if not unplaced.draws:
                     results, slopes = unplaced.eager()
-                    differences.several("output", EAGER, self._result_names(), returned, results)
+                    differences.outputs(EAGER, names, returned, results)
                     differences.gradients(EAGER, gradients, slopes)
                 unplaced.update(gradients, buffers if unplaced.draws else {})
-                self._residents(differences, placed, unplaced, buffers)
+                self._compare_residents(differences, placed, unplaced, buffers)
         values, states = residents_of(unplaced.model), unplaced.states()
-        for op, name in learned.items():
-            if op in ours:
-                theirs[op] = [
-                    values[name],
-                    *(states[s] for s in updates[self.step.graph.op_names[op]].states),
-                ]
+        for op in learned.keys() & ours.keys():
+            kept = updates[step.graph.op_names[op]].states
+            theirs[op] = [values[learned[op]], *(states[state] for state in kept)]
         wrong = [
             op
             for op, value in ours.items()
             if op in theirs and not differences.all_close(value, theirs[op])
         ]
-        names = tuple(self.names[device] for device in sorted(set(self.placement.device.tolist())))
-        note = (
-            "The step draws at random: compared with the captured program on one device."
-            if unplaced.draws
-            else ""
-        )
-        return Verification(differences.largest, steps, names, note=note), wrong
+        used = sorted(set(self.placement.device.tolist()))
+        devices = tuple(self.problem.cluster.device_names[device] for device in used)
+        note = ""
+        if unplaced.draws:
+            note = "The step draws at random: compared with the captured program on one device."
+        return Verification(differences.largest, steps, devices, note=note), wrong
 
-    def _residents(
+    def _compare_residents(
         self,
         differences: Differences,
         placed: GraphRuntime,
         unplaced: UnplacedStep,
         buffers: Mapping[str, Tensor],
     ) -> None:
-        """Parameters, states, buffers and tied weights after a step."""
+        """Compare parameters, optimizer states, buffers and tied weights after a step."""
         mine, theirs, program = placed.residents(), residents_of(unplaced.model), self.step.program
         parameters = dict(unplaced.model.named_parameters(remove_duplicate=False))
+
+        def compare(what: str, name: str, one: Tensor, other: Tensor, by: str = EAGER) -> None:
+            differences.one(what, by, name, cpu_copy(one), cpu_copy(other))
+
         for name, value in buffers.items():
-            differences.one("buffer", CAPTURED, f"{name} (captured)", cpu_copy(mine[name]), value)
+            compare("buffer", f"{name} (captured)", mine[name], value, CAPTURED)
         for name in program.residents:
             if name in theirs and not (unplaced.draws and name in buffers):
                 what = "parameter" if name in parameters else "buffer"
-                differences.one(what, EAGER, name, cpu_copy(mine[name]), cpu_copy(theirs[name]))
+                compare(what, name, mine[name], theirs[name])
         for other, name in program.tied.items():
             if other in theirs:
-                differences.one(
-                    "tied weight",
-                    EAGER,
-                    f"{other} (tied to {name})",
-                    cpu_copy(mine[name]),
-                    cpu_copy(theirs[other]),
-                )
+                compare("tied weight", f"{other} (tied to {name})", mine[name], theirs[other])
         states = placed.states()
         for name, value in unplaced.states().items():
-            differences.one("optimizer state", EAGER, name, cpu_copy(states[name]), cpu_copy(value))
+            compare("optimizer state", name, states[name], value)

@@ -53,7 +53,7 @@ class DifferenceRow(NamedTuple):
 
     what: str
     against: str
-    count: int
+    num_tensors: int
     name: str  # of the tensor with the worst difference
     worst: Difference
 

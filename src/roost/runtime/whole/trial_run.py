@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from roost.runtime.step.calls import call_arguments
 from roost.runtime.whole.apply import ModulePlacement, apply, placed, remove
-from roost.runtime.whole.verify import buffers_kept, call_of
+from roost.runtime.whole.verify import buffers_kept
 
 # Steps that do not count, and their seconds: in the first the order of weights is learned, in the
 # second what comes of the CPU, and memory is new in all of them.
@@ -78,7 +79,7 @@ def _steps(
     found: list[float] = []
     while len(found) < least or (len(found) < _MOST and sum(found) < enough):
         args, kwargs = tree_map_only(
-            Tensor, lambda tensor: tensor.to(main or _CPU, copy=True), call_of(inputs)
+            Tensor, lambda tensor: tensor.to(main or _CPU, copy=True), call_arguments(inputs)
         )
         if stream is not None:
             stream.synchronize()

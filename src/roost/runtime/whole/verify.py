@@ -1,5 +1,5 @@
-"""Whether a model with its modules placed gives what it gives unplaced; and where not, which module
-is the first."""
+"""Verification of a placed module: it gives what it gives unplaced, or names the first module that
+differs. `Plan.verify` and `roost verify` call it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.errors import InputError
+from roost.runtime.step.calls import call_arguments
 from roost.runtime.step.differences import EAGER, TOLERANCES, Differences, Verification
 from roost.runtime.whole.apply import (
     ModulePlacement,
@@ -24,8 +26,8 @@ from roost.runtime.whole.apply import (
     remove,
 )
 
-# Rounding in 16 bits grows with depth where devices sum in different orders: 0.035 was seen after
-# 32 layers.
+# Devices sum in different orders. In 16 bits such rounding grows with depth: to 0.035 after 32
+# layers.
 _DEEP = {torch.bfloat16: 5e-2, torch.float16: 1e-2}
 _CPU = torch.device("cpu")
 
@@ -38,11 +40,10 @@ def verify_modules(
     steps: int = 2,
     tolerance: float | None = None,
 ) -> Verification:
-    """Call the model unplaced, on the CPU or where it is, then placed, some times; it is left as it
-    was.
+    """Call the model unplaced, where it is, then placed for some steps. The model stays as it is.
 
-    `inputs` are a tensor, a tuple or a dict. What it returns, its weights and buffers and their
-    names are compared.
+    `inputs` are a tensor, a tuple or a dict. Outputs, buffers, tied weights and the names in
+    `state_dict` are compared.
     """
     if is_placed(model):
         raise InputError(
@@ -51,7 +52,7 @@ def verify_modules(
         )
     if tolerance is not None and not (math.isfinite(tolerance) and tolerance >= 0):
         raise InputError(f"tolerance is {tolerance!r}; it must be a number, not negative")
-    args, kwargs = call_of(inputs)
+    args, kwargs = call_arguments(inputs)
     if any(leaf.is_meta for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)):
         raise InputError(
             "the example inputs are on the meta device and have no values; give verify real inputs"
@@ -83,13 +84,10 @@ def _verified(
     differences = Differences(tolerance if tolerance is not None else _DEEP.get(_dtype(expected)))
     apply(model, placement)
     try:
-        for step in range(1, steps + 1):
-            differences.step = step
+        for differences.step in range(1, steps + 1):
             restore(model, before)
-            found = _results(model, args, kwargs, _CPU)
-            differences.several(
-                "output", EAGER, [f"output {n}" for n in range(len(expected))], found, expected
-            )
+            outputs = _results(model, args, kwargs, _CPU)
+            differences.outputs(EAGER, [], outputs, expected)
             for name, value in buffers_of(model).items():
                 differences.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
@@ -111,13 +109,6 @@ def _verified(
     return Verification(differences.largest, steps, devices, module, device)
 
 
-def call_of(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Inputs as a tensor, a tuple or a dict, as arguments of a call."""
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}
-
-
 def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> list[Tensor]:
     args, kwargs = tree_map_only(
         Tensor, lambda tensor: tensor.to(device, copy=True), (args, kwargs)
@@ -129,7 +120,7 @@ def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> 
 
 
 def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of them, which `restore` writes back."""
+    """Copy the buffers to the CPU; `restore` writes the copies back."""
     return {name: tensor.detach().to(_CPU, copy=True) for name, tensor in model.named_buffers()}
 
 
@@ -141,12 +132,12 @@ def restore(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """Copies of the buffers; in the end they are the tensors that they were, also where a call put
-    others there."""
-    held, before = (
-        [(module, dict(module._buffers)) for module in model.modules()],
-        buffers_of(model),
-    )
+    """Give copies of the buffers, and set them back in the end.
+
+    A call may put other tensors there: in the end the buffers are the same tensors as before.
+    """
+    held = [(module, dict(module._buffers)) for module in model.modules()]
+    before = buffers_of(model)
     try:
         yield before
     finally:
@@ -157,7 +148,7 @@ def buffers_kept(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings and dataclasses of any kind as plain mappings, so that their tensors are found."""
+    """Turn mappings and dataclasses of any kind into plain dicts, whose tensors are found."""
     if is_dataclass(value) and not isinstance(value, type | Mapping):
         value = vars(value)
     if isinstance(value, Mapping):
@@ -170,12 +161,12 @@ def _dtype(tensors: list[Tensor]) -> torch.dtype:
 
 
 def _tied(model: nn.Module) -> list[tuple[str, str]]:
+    """Give each further name of a tied tensor with its first name."""
     first: dict[int, str] = {}
-    found = []
-    for name, tensor in named_tensors(model).items():
-        if first.setdefault(id(tensor), name) != name:
-            found.append((name, first[id(tensor)]))
-    return found
+    names = {
+        name: first.setdefault(id(tensor), name) for name, tensor in named_tensors(model).items()
+    }
+    return [(name, original) for name, original in names.items() if name != original]
 
 
 def _first(
@@ -186,16 +177,15 @@ def _first(
     differences: Differences,
     steps: int,
 ) -> str:
-    """The first call of a module, in the order they end, whose output differs by more than is
-    allowed."""
+    """Give the first module, in the order in which calls end, whose output differs too much."""
     buffers = buffers_of(model)
     expected = _watched(model, lambda: _results(model, *given, where))
     apply(model, placement)
     try:
         for _ in range(steps):
             restore(model, buffers)
-            found = _watched(model, lambda: _results(model, *given, _CPU))
-            for (name, theirs), (_, ours) in zip(expected, found, strict=False):
+            placed = _watched(model, lambda: _results(model, *given, _CPU))
+            for (name, theirs), (_, ours) in zip(expected, placed, strict=False):
                 if len(ours) != len(theirs) or not differences.all_close(ours, theirs):
                     return name
     finally:
@@ -204,23 +194,17 @@ def _first(
 
 
 def _watched(model: nn.Module, run: Callable[[], object]) -> list[tuple[str, list[Tensor]]]:
+    """Run the model; give the outputs of all calls of its innermost modules."""
     seen: list[tuple[str, list[Tensor]]] = []
+
+    def keep(name: str, module: nn.Module, given: Any, returned: Any) -> None:
+        leaves = [leaf for leaf in tree_leaves(returned) if isinstance(leaf, Tensor)]
+        seen.append((name, [leaf.to(_CPU, copy=True) for leaf in leaves]))
+
     with ExitStack() as stack:
         for name, module in model.named_modules():
             if next(module.children(), None) is None:
-
-                def keep(module: nn.Module, given: Any, returned: Any, name: str = name) -> None:
-                    seen.append(
-                        (
-                            name,
-                            [
-                                t.to(_CPU, copy=True)
-                                for t in tree_leaves(returned)
-                                if isinstance(t, Tensor)
-                            ],
-                        )
-                    )
-
-                stack.callback(module.register_forward_hook(keep).remove)
+                hook = module.register_forward_hook(partial(keep, name))
+                stack.callback(hook.remove)
         run()
     return seen
