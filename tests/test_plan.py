@@ -24,7 +24,8 @@ from roost.plan.module_search import Correction, Relief
 from roost.plan.placing import _tried
 from roost.plan.plan import simulated
 from roost.plan.trial_runs import corrected, tuned
-from roost.runtime.whole.apply import ModulePlacement, apply, named_tensors, remove, signature
+from roost.runtime.whole.apply import apply, remove
+from roost.runtime.whole.module_placement import ModulePlacement, named_tensors, signature
 from roost.runtime.whole.rounding import by_modules
 from roost.runtime.whole.trial_run import TrialRun
 from roost.runtime.whole.verify import verify_modules
@@ -164,14 +165,14 @@ def test_verify_tells_what_differs(model, plan):
     odd = next(iter(here.modules.streamed))
     name = here.modules.streamed[odd][0]
 
-    def wrong(self, placement=None, settle=roost.runtime.whole.apply.Placed._stream):
+    def wrong(self, placement=None, settle=roost.runtime.whole.apply.PlacedModel._stream):
         settle(self)
         for load in self.window._order:
             if load.name == odd:
                 load.tensors[0] = load.tensors[0] * 3.0  # not what the module has
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roost.runtime.whole.apply.Placed, "_stream", wrong)
+        patch.setattr(roost.runtime.whole.apply.PlacedModel, "_stream", wrong)
         found = here.verify(model)
     assert not found.same
     assert found.first_op == odd

@@ -17,7 +17,7 @@ import roost
 from roost.errors import ExecutionError, InputError
 from roost.frontends.tracing.captured_step import captured_step
 from roost.frontends.tracing.trace import trace
-from roost.runtime.ops.device_code import _compiled
+from roost.runtime.ops.compiled_source import compiled
 from roost.runtime.ops.lines import Line
 from roost.runtime.ops.run import GraphRuntime
 from roost.runtime.step.device_threads import TaskThread
@@ -164,8 +164,8 @@ def test_what_cannot_be_run_is_refused():
 
 def test_nothing_of_the_program_gets_into_the_source_as_text():
     with pytest.raises(InputError, match="cannot be named"):
-        _compiled([Line(0, print, (), {"a=1);__import__('os')#": 1})], "<step>")
-    function, _ = _compiled([Line(0, list, (("'); raise SystemExit",),), {}, "v0")], "<step>")
+        compiled([Line(0, print, (), {"a=1);__import__('os')#": 1})], "<step>")
+    function, _ = compiled([Line(0, list, (("'); raise SystemExit",),), {}, "v0")], "<step>")
     assert function() is None
 
 

@@ -15,16 +15,11 @@ from torch.nn import functional
 
 import roost
 from roost.errors import InputError, UnknownName
-from roost.runtime.whole.apply import (
-    ModulePlacement,
-    _Wrapped,
-    apply,
-    named_tensors,
-    remove,
-    signature,
-)
+from roost.runtime.whole.apply import apply, remove
+from roost.runtime.whole.module_placement import ModulePlacement, named_tensors, signature
 from roost.runtime.whole.tensor_moves import mapped, moved
 from roost.runtime.whole.verify import verify_modules
+from roost.runtime.whole.wrapped_calls import WrappedForward
 
 
 class Block(nn.Module):
@@ -418,8 +413,8 @@ def test_a_forward_wrapped_twice_has_both_around_it():
         return forward(*args)
 
     seen = []
-    inner = _Wrapped(lambda x: x + 1, partial(around, "inner"), nullcontext())
-    outer = _Wrapped(inner, partial(around, "outer"), nullcontext())
+    inner = WrappedForward(lambda x: x + 1, partial(around, "inner"), nullcontext())
+    outer = WrappedForward(inner, partial(around, "outer"), nullcontext())
     assert outer(1) == 2
     assert seen == ["outer", "inner"]
 
@@ -537,7 +532,7 @@ class Pair(tuple):
 def test_tuples_of_their_own_kind_are_left_alone():
     same = Pair(torch.ones(1), torch.ones(1))
     assert moved(same, torch.device("cpu")) is same
-    with pytest.raises(InputError, match="Pair have to be moved"):
+    with pytest.raises(InputError, match="Pair must be moved"):
         moved(same, torch.device("meta"))
 
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 import roost
-from roost.runtime.whole.apply import (
+from roost.runtime.whole.apply import apply, remove
+from roost.runtime.whole.module_placement import (
     ModulePlacement,
-    apply,
     is_placed,
     named_tensors,
-    remove,
     signature,
 )
 

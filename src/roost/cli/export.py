@@ -98,7 +98,7 @@ def _planned(
     shape: list[str] | None,
 ) -> nn.Module | None:
     """The model that a plan is for; None where it is not one of PyTorch."""
-    from roost.runtime.whole.apply import check_signature
+    from roost.runtime.whole.module_placement import check_signature
 
     if _problem.is_our_file(source):
         raise InputError(f"{source}: is a file of a graph, and a plan is for a model; name that")

@@ -69,7 +69,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     import time
 
     from roost.runtime.ops.run import GraphRuntime
-    from roost.runtime.whole.apply import named_tensors
+    from roost.runtime.whole.module_placement import named_tensors
     from roost.search.measured.served_model import cores_of
     from roost.simulator.compiled import simulate
 
@@ -130,7 +130,7 @@ def _recorded(
     """Run a step whose ops are timed, and write that; seconds that each device was busy, measured
     and expected."""
     from roost.runtime.ops.run import GraphRuntime
-    from roost.runtime.whole.apply import named_tensors
+    from roost.runtime.whole.module_placement import named_tensors
     from roost.search.measured.served_model import cores_of
     from roost.simulator.compiled import simulate
 

@@ -13,7 +13,7 @@ from roost.core.cluster import MEMORY, Cluster
 from roost.errors import InputError
 from roost.plan.clusters import check_store
 from roost.plan.plan import Plan, simulated
-from roost.runtime.whole.apply import ModulePlacement
+from roost.runtime.whole.module_placement import ModulePlacement
 
 
 class ModulesBlock(rows.File):

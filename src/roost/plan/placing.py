@@ -72,7 +72,7 @@ def place(
 
     from roost.frontends.torch import step_of
     from roost.frontends.tracing.dispatched import refuse_dispatched
-    from roost.runtime.whole.apply import is_placed
+    from roost.runtime.whole.module_placement import is_placed
 
     _check_arguments(cluster, memory, reserve)
     if not isinstance(model, torch.nn.Module):

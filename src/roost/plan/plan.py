@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roost.frontends.tracing.captured_step import CapturedStep
     from roost.report.exports import DeviceMap
     from roost.runtime.ops.verify import Verification
-    from roost.runtime.whole.apply import ModulePlacement
+    from roost.runtime.whole.module_placement import ModulePlacement
 
 
 def simulated(problem: Problem, placement: Placement, modules: ModulePlacement) -> Timeline:
@@ -100,7 +100,7 @@ class Plan:
         from roost.report.exports import device_map
 
         if model is not None:
-            from roost.runtime.whole.apply import check_signature
+            from roost.runtime.whole.module_placement import check_signature
 
             check_signature(model, self.modules)
         problem, placement = self.on_real_devices()

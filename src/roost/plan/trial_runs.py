@@ -18,7 +18,7 @@ from roost.plan.module_search import Correction, PlanSearch
 from roost.plan.plan import Plan, simulated
 
 if TYPE_CHECKING:
-    from roost.runtime.whole.apply import ModulePlacement
+    from roost.runtime.whole.module_placement import ModulePlacement
     from roost.runtime.whole.trial_run import TrialRun
 
 log = logging.getLogger(__name__)

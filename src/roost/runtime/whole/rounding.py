@@ -18,7 +18,7 @@ from roost.core.cluster import MEMORY
 from roost.core.kinds import class_of
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.runtime.whole.apply import ModulePlacement, named_tensors, signature
+from roost.runtime.whole.module_placement import ModulePlacement, named_tensors, signature
 from roost.runtime.whole.weight_window import aligned
 from roost.transforms.by_module import plain, readers_of, weightless
 

@@ -1,4 +1,4 @@
-"""Devices by name, and tensors from one to another."""
+"""Moves of tensors between the devices of a placed model, and pinned memory for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,53 +16,56 @@ from roost.errors import InputError, UnknownName
 log = logging.getLogger(__name__)
 
 
-def here() -> list[str]:
-    """Names of the devices of this machine; `cpu:0`, `cpu:1` and so on are threads of `cpu`."""
-    return ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
-
-
-def place_of(name: str) -> torch.device:
-    """The device of PyTorch that a device of a cluster is."""
+def torch_device(name: str) -> torch.device:
+    """Give PyTorch's device for a name in a cluster; `cpu:0`, `cpu:1` and so on are all `cpu`."""
     kind, _, number = name.partition(":")
     if kind == "cpu" and (not number or number.isdecimal()):
         return torch.device("cpu")
-    if name not in here():
-        raise UnknownName("device on this machine", name, here())
+    known = ["cpu", *(f"cuda:{number}" for number in range(torch.cuda.device_count()))]
+    if name not in known:
+        raise UnknownName("device on this machine", name, known)
     return torch.device(name)
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with all its tensors on a device; itself where all are there. What is no tuple, list
-    or mapping is left as it is: a cache of keys and values stays where the layers that fill it have
-    it."""
+    """Move all tensors in a value to a device; give the value itself if all are there.
+
+    Only tuples, lists and mappings are searched. A cache of keys and values stays as it is: the
+    layers that fill it keep it on their devices.
+    """
     return mapped(value, lambda tensor: _moved(tensor, device), without=("past_key_values",))
 
 
-# Tensors, their copies on another device, and versions of these.
-Lent = list[tuple[Tensor, Tensor, int]]
+class Lent(NamedTuple):
+    """A copy of a tensor that a call on another device may write into."""
+
+    tensor: Tensor
+    copy: Tensor
+    version: int  # of the copy, before the call
 
 
-def lent(value: Any, device: torch.device) -> tuple[Any, Lent]:
-    """The same with all its tensors on a device, and those that were copied: for a call, which may
-    write into them."""
-    copies: Lent = []
+def lent(value: Any, device: torch.device) -> tuple[Any, list[Lent]]:
+    """Move all tensors in a value to a device, for a call; also give the copies."""
+    copies: list[Lent] = []
 
     def lend(tensor: Tensor) -> Tensor:
-        there = _moved(tensor, device)
-        if there is not tensor:
-            copies.append((tensor, there, there._version))
-        return there
+        copy = _moved(tensor, device)
+        if copy is not tensor:
+            copies.append(Lent(tensor, copy, copy._version))
+        return copy
 
     with torch.inference_mode(False), torch.no_grad():  # inference mode counts no versions
         return mapped(value, lend, without=("past_key_values",)), copies
 
 
-def given_back(copies: Lent) -> bool:
-    """What a call wrote into copies goes into the tensors themselves, as in
-    `nn.ReLU(inplace=True)`; whether it did."""
-    written = [(tensor, there) for tensor, there, version in copies if there._version != version]
-    for tensor, there in written:
-        tensor.copy_(there)
+def given_back(copies: list[Lent]) -> bool:
+    """Copy what a call wrote into copies back to the tensors; tell if it wrote into any.
+
+    `nn.ReLU(inplace=True)` is such a call.
+    """
+    written = [each for each in copies if each.copy._version != each.version]
+    for each in written:
+        each.tensor.copy_(each.copy)
     return bool(written)
 
 
@@ -74,10 +77,14 @@ def mapped(
     without: Sequence[str] = (),
     around: frozenset[int] = frozenset(),
 ) -> Any:
-    """The same with a function of each tensor in place of it. What does not change is the same
-    object: whoever writes into a list or a mapping writes into that of the caller. With `objects`
-    tensors in attributes count too. `around` has what a value is inside of: what holds itself has
-    an end."""
+    """Apply a function to each tensor in a value; parts that do not change stay the same objects.
+
+    So whoever writes into a list or a mapping writes into that of the caller.
+
+    - `objects`: search attributes of objects too.
+    - `without`: keys of the mapping that are left alone.
+    - `around`: the values that this one is inside of; a value may hold itself.
+    """
     if isinstance(value, Tensor):
         return function(value)
     if id(value) in around:
@@ -86,35 +93,27 @@ def mapped(
     def inside(each: Any) -> Any:
         return mapped(each, function, objects=objects, around=around | {id(value)})
 
+    def changes(items: Mapping[Any, Any]) -> dict[Any, Any]:
+        return {key: new for key, old in items.items() if (new := inside(old)) is not old}
+
     if isinstance(value, tuple | list):
         parts = [inside(each) for each in value]
-        return (
-            value
-            if all(new is old for new, old in zip(parts, value, strict=True))
-            else _rebuilt(value, parts)
-        )
+        same = all(new is old for new, old in zip(parts, value, strict=True))
+        return value if same else _rebuilt(value, parts)
     if isinstance(value, Mapping):
-        changed = {
-            key: new
-            for key, old in value.items()
-            if key not in without and (new := inside(old)) is not old
-        }
+        changed = changes({key: each for key, each in value.items() if key not in without})
         if not changed:
             return value
-        same: Any = dict(value) if type(value) is dict else copy.copy(value)
+        result: Any = dict(value) if type(value) is dict else copy.copy(value)
         for key, each in changed.items():
-            same[key] = each
-        return same
+            result[key] = each
+        return result
     if objects and hasattr(value, "__dict__") and not isinstance(value, type | nn.Module):
-        changed = {
-            key: new
-            for key, old in vars(value).items()
-            if not callable(old) and (new := inside(old)) is not old
-        }
+        changed = changes({key: each for key, each in vars(value).items() if not callable(each)})
         if changed:
-            same = copy.copy(value)
-            vars(same).update(changed)  # also of a frozen dataclass
-            return same
+            result = copy.copy(value)
+            vars(result).update(changed)  # also of a frozen dataclass
+            return result
     return value
 
 
@@ -124,9 +123,8 @@ def _rebuilt(value: Any, parts: list[Any]) -> Any:
         return kind(*parts) if hasattr(value, "_fields") else kind(parts)
     except TypeError as error:
         raise InputError(
-            f"tensors in a {kind.__name__} have to be moved, and it cannot be made of its parts "
-            f"({error}); use a plain "
-            "tuple or list"
+            f"tensors in a {kind.__name__} must be moved, but it cannot be made of its parts "
+            f"({error}); use a plain tuple or list"
         ) from None
 
 
@@ -144,10 +142,10 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def pin(tensor: Tensor) -> bool:
-    """Lock the pages of a tensor that is on the CPU, so that copies from it need nobody's help.
+    """Pin the memory of a tensor on the CPU, so that the GPU copies from it by itself.
 
-    Its own memory where that can be locked: then `unpin` must be called before it goes. Else it
-    gets memory that is.
+    True if its own memory was pinned: then call `unpin` before it is freed. If that fails, the
+    tensor gets other memory, which is pinned.
     """
     if tensor.is_pinned():
         return False
@@ -155,10 +153,10 @@ def pin(tensor: Tensor) -> bool:
     if int(_runtime().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0)) == 0:
         return True
     log.info(
-        "a tensor of %d bytes could not be locked where it is; it was copied", storage.nbytes()
+        "a tensor of %d bytes could not be pinned where it is; it was copied", storage.nbytes()
     )
     with contextlib.suppress(RuntimeError):
-        torch.zeros(1, device="cuda")  # takes the error that was left behind
+        torch.zeros(1, device="cuda")  # clears the error of the failed call
     tensor.data = tensor.data.pin_memory()
     return False
 

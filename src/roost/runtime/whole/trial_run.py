@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from roost.runtime.step.calls import call_arguments
-from roost.runtime.whole.apply import ModulePlacement, apply, placed, remove
+from roost.runtime.whole.apply import apply, placed_model, remove
+from roost.runtime.whole.module_placement import ModulePlacement
 from roost.runtime.whole.verify import buffers_kept
 
 # Steps that do not count, and their seconds: in the first the order of weights is learned, in the
@@ -43,7 +44,7 @@ def trial_run(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tria
     with buffers_kept(model):
         apply(model, placement)
         try:
-            spent = placed(model).call_time
+            spent = placed_model(model).call_time
             if main is not None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(main)

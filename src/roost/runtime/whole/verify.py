@@ -17,13 +17,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from roost.errors import InputError
 from roost.runtime.step.calls import call_arguments
 from roost.runtime.step.differences import EAGER, TOLERANCES, Differences, Verification
-from roost.runtime.whole.apply import (
+from roost.runtime.whole.apply import apply, remove
+from roost.runtime.whole.module_placement import (
     ModulePlacement,
-    apply,
     check,
     is_placed,
     named_tensors,
-    remove,
 )
 
 # Devices sum in different orders. In 16 bits such rounding grows with depth: to 0.035 after 32
