@@ -19,11 +19,11 @@ from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
 from roost.plan.clusters import STORE, cluster_of
-from roost.plan.in_call_copies import loads_of, on_the_spot
+from roost.plan.in_call_copies import copied_in_calls, loads_of
 from roost.plan.module_search import Correction, Relief
 from roost.plan.placing import _tried
 from roost.plan.plan import simulated
-from roost.plan.trial_runs import corrected, tuned
+from roost.plan.trial_runs import corrected, fastest_of_runs
 from roost.runtime.whole.apply import apply, remove
 from roost.runtime.whole.module_placement import ModulePlacement, named_tensors, signature
 from roost.runtime.whole.rounding import by_modules
@@ -167,9 +167,9 @@ def test_verify_tells_what_differs(model, plan):
 
     def wrong(self, placement=None, settle=roost.runtime.whole.apply.PlacedModel._stream):
         settle(self)
-        for load in self.window._order:
-            if load.name == odd:
-                load.tensors[0] = load.tensors[0] * 3.0  # not what the module has
+        for weights in self.window._order:
+            if weights.name == odd:
+                weights.tensors[0] = weights.tensors[0] * 3.0  # not what the module has
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roost.runtime.whole.apply.PlacedModel, "_stream", wrong)
@@ -434,7 +434,7 @@ def test_what_is_refused(model, plan):
         roost.place(model, IDS, 5)
     with pytest.raises(InputError, match="several CPUs"):
         roost.place(model, IDS, roost.cluster("two_hosts_a100x4"), costs="estimated")
-    with pytest.raises(Infeasible, match="are to be left for"):
+    with pytest.raises(Infeasible, match="must stay free"):
         roost.place(model, IDS, "h200", costs="estimated", reserve={"cuda:0": "1000GiB"})
     other = Tower(count=2)
     with pytest.raises(InputError, match="the plan is for model"):
@@ -525,14 +525,14 @@ def test_what_is_no_model_is_told():
 # ---------------------------------------------------------------------- plans that were run
 
 
-def course_of(model, cap="112MiB", inputs=IDS, **more):
+def search_of(model, cap="112MiB", inputs=IDS, **more):
     """What `place` makes of its arguments, before it searches."""
     found = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             roost.plan.module_search.PlanSearch,
-            "fitting",
-            lambda self, tries: found.append(self) or 1 / 0,
+            "first_plan",
+            lambda self, may_run: found.append(self) or 1 / 0,
         )
         with pytest.raises(ZeroDivisionError):
             planned(model, cap, inputs, **more)
@@ -544,11 +544,11 @@ def computed_on_cpu(plan):
 
 
 def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
-    course = course_of(model)
+    search = search_of(model)
     # So that it pays to compute on the CPU: a slow link.
-    slow = tuple(replace(link, bandwidth=2e8) for link in course.cluster.links)
-    course = replace(course, cluster=replace(course.cluster, links=slow))
-    first, known = course.fitting(tries=False)
+    slow = tuple(replace(link, bandwidth=2e8) for link in search.cluster.links)
+    search = replace(search, cluster=replace(search.cluster, links=slow))
+    first, known = search.first_plan(may_run=False)
     assert first.modules.runs_on
     runs = []
 
@@ -566,7 +566,7 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
             len(plan.modules.runs_on),
         )
 
-    best = tuned(course, first, known, tries)
+    best = fastest_of_runs(search, first, known, tries)
     assert len(runs) >= 2
     assert computed_on_cpu(runs[1]) / 8.0 < computed_on_cpu(first)
     assert best.measured == min(tries(plan).seconds for plan in runs[:])
@@ -575,8 +575,8 @@ def test_a_cpu_that_is_slower_than_thought_gets_less_to_do(model):
 
 
 def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
-    course = course_of(model)
-    first, known = course.fitting(tries=False)
+    search = search_of(model)
+    first, known = search.first_plan(may_run=False)
     room = 112 * 2**20
     peaks = []
 
@@ -585,21 +585,21 @@ def test_a_plan_that_holds_too_much_when_run_is_not_taken(model, monkeypatch):
         peaks.append(int(plan.timeline.peak_memory[1]) + beyond)
         return TrialRun(plan.step_time, peaks[-1], peaks[-1], 0.0, 0)
 
-    best = tuned(course, first, known, tries)
+    best = fastest_of_runs(search, first, known, tries)
     assert peaks[0] > room
     assert int(best.timeline.peak_memory[1]) + 100 * 2**20 <= room
     assert best.measured == best.step_time
     assert len(peaks) >= 2
     hopeless = lambda plan: TrialRun(1.0, room + 2**30, 0, 0.0, 0)  # noqa: E731
     with pytest.raises(
-        Infeasible, match=r"on 'cuda:0' 1.1 GiB were in use where there are 112.0 MiB; give it more"
+        Infeasible, match=r"run used 1.1 GiB on 'cuda:0', which has 112.0 MiB; give it more"
     ):
-        tuned(course, first, known, hopeless)
-    monkeypatch.setattr("roost.runtime.whole.trial_run.trial_run", raises_out_of_memory)
+        fastest_of_runs(search, first, known, hopeless)
+    monkeypatch.setattr("roost.plan.placing.trial_run", raises_out_of_memory)
     with pytest.raises(
-        Infeasible, match=r"no plan could be run in the 112.0 MiB of 'cuda:0'; give it more"
+        Infeasible, match=r"every trial run ran out of the 112.0 MiB of 'cuda:0'; give it more"
     ):
-        tuned(course, first, known, lambda plan: _tried(model, plan))
+        fastest_of_runs(search, first, known, lambda plan: _tried(model, plan))
 
 
 def raises_out_of_memory(*_):
@@ -609,24 +609,26 @@ def raises_out_of_memory(*_):
 def test_what_a_run_leaves_free_is_used(model):
     """The rules leave 96 MiB for libraries; where a run needs none of it, more weights stay on the
     device."""
-    course = course_of(model)
-    first, known = course.fitting(tries=False)
-    best = tuned(
-        course,
+    search = search_of(model)
+    first, known = search.first_plan(may_run=False)
+    best = fastest_of_runs(
+        search,
         first,
         known,
         lambda plan: TrialRun(plan.step_time, int(plan.timeline.peak_memory[1]), 0, 0.0, 0),
     )
     assert best.step_time < first.step_time
     assert int(best.timeline.peak_memory[1]) <= 112 * 2**20
-    growing = replace(course, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
-    assert corrected(growing, first, known, TrialRun(1.0, 0, 0, 0.0, 0)).held == growing.held(known)
+    growing = replace(search, reserved={"cuda:0": 2**20})  # more is to come than the run has shown
+    assert corrected(growing, first, known, TrialRun(1.0, 0, 0, 0.0, 0)).spare == growing.spare(
+        known
+    )
 
 
 def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
-    course = course_of(model)
-    first, known = course.fitting(tries=False)
-    assert tuned(course, first, known, lambda plan: None) is first
+    search = search_of(model)
+    first, known = search.first_plan(may_run=False)
+    assert fastest_of_runs(search, first, known, lambda plan: None) is first
 
     class Fails(nn.Module):
         def __init__(self):
@@ -642,7 +644,7 @@ def test_a_plan_that_cannot_be_run_is_as_it_was(model, caplog):
         Fails().eval(), torch.ones(1, 2), costs="estimated", trials=50, seconds=None, measure=True
     )
     assert plan.measured is None
-    assert "the plan could not be tried: ValueError: not today" in caplog.text
+    assert "the plan could not be run: ValueError: not today" in caplog.text
 
 
 def test_a_plan_is_run_on_the_model_and_leaves_it_as_it_was(tmp_path):
@@ -786,7 +788,7 @@ def test_modules_without_weights_leave_where_activations_do_not_fit():
     assert torch.equal(model(images), expected)
     remove(model)
     with pytest.raises(
-        InputError, match="what module '1' gives is to stay elsewhere, but it runs on cuda:0"
+        InputError, match="the outputs of module '1' are to stay elsewhere, but it runs on cuda:0"
     ):
         replace(where, runs_on={})
 
@@ -795,24 +797,26 @@ def test_where_activations_need_room_light_modules_leave_or_weights_come_in_thei
     """With 21 MiB the ReLU's 16 fit, but not beside a window of 8 for the weights: what is fastest
     is taken."""
     torch.manual_seed(0)
-    course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
-    bare, roomy = Correction(held=96 * 2**20), Correction(held=80 * 2**20)
-    assert course._spots(roomy) == ()
-    assert course._spots(bare) == ("4",)
-    assert course._spots(Correction(held=102 * 2**20)) is None  # 15 MiB are less than a ReLU needs
+    search = search_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
+    bare, roomy = Correction(spare=96 * 2**20), Correction(spare=80 * 2**20)
+    assert search._in_calls(roomy) == ()
+    assert search._in_calls(bare) == ("4",)
+    assert (
+        search._in_calls(Correction(spare=102 * 2**20)) is None
+    )  # 15 MiB are less than a ReLU needs
     plans = [
-        course.plan(bare, each) for each in (Relief(), Relief(light=True), Relief(spots=("4",)))
+        search.plan(bare, each) for each in (Relief(), Relief(light=True), Relief(in_calls=("4",)))
     ]
     brought = plans[2]
     assert brought.modules.on_the_spot == ("4",)
     assert brought.modules.runs_on == {}
     assert brought.modules.window < 2**20
     assert "copied from host memory in each call    8.0 MiB of weights" in str(brought)
-    alike = course._problem(bare, light=True)
+    alike = search._problem(bare, light=True)
     fastest = min(plans, key=lambda each: simulated(alike, each.placement, each.modules).step_time)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(course), "held", lambda self, known: 96 * 2**20)
-        found, _ = course.fitting(tries=False)
+        patch.setattr(type(search), "held", lambda self, known: 96 * 2**20)
+        found, _ = search.first_plan(may_run=False)
     assert found.modules == fastest.modules
     assert found.step_time == fastest.step_time
 
@@ -820,8 +824,8 @@ def test_where_activations_need_room_light_modules_leave_or_weights_come_in_thei
 def test_weights_that_come_in_their_calls(tmp_path):
     torch.manual_seed(0)
     model, images = Images().eval(), torch.randn(8, 3, 128, 128)
-    course = course_of(model, (96 + 21) * 2**20, images)
-    plan = course.plan(Correction(held=96 * 2**20), Relief(spots=("4",)))
+    search = search_of(model, (96 + 21) * 2**20, images)
+    plan = search.plan(Correction(spare=96 * 2**20), Relief(in_calls=("4",)))
     assert int(plan.timeline.peak_memory[1]) <= 21 * 2**20
     assert plan.timeline.feasible
     plan.save(tmp_path / "plan.json")
@@ -851,21 +855,21 @@ def test_weights_that_come_in_their_calls(tmp_path):
     assert torch.equal(model(images), expected)
     with pytest.raises(
         InputError,
-        match="weights of module '1' are to come on the spot, but none of it are streamed",
+        match="weights of module '1' are to be copied in its call, but it has no streamed",
     ):
         replace(plan.modules, on_the_spot=("1",))
 
 
 def test_what_ops_hold_for_themselves_counts_where_it_is_known():
     torch.manual_seed(0)
-    course = course_of(Images().eval(), (96 + 40) * 2**20, torch.randn(8, 3, 128, 128))
-    graph = course.step.graph
+    search = search_of(Images().eval(), (96 + 40) * 2**20, torch.randn(8, 3, 128, 128))
+    graph = search.step.graph
     space = np.where(np.array(graph.kinds) == "convolution", 36 * 2**20, 0)
-    known = replace(course, spaces=space)
-    assert known.held(Correction()) == course.held(Correction()) - 56 * 2**20
+    known = replace(search, spaces=space)
+    assert known.spare(Correction()) == search.spare(Correction()) - 56 * 2**20
     first, there = (
-        course.plan(Correction(held=96 * 2**20)),
-        known.plan(Correction(held=96 * 2**20), Relief(light=True)),
+        search.plan(Correction(spare=96 * 2**20)),
+        known.plan(Correction(spare=96 * 2**20), Relief(light=True)),
     )
     assert "0" not in first.modules.runs_on
     assert "0" in there.modules.runs_on  # 8 MiB come of it, and it would need 36 more
@@ -889,7 +893,7 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
         graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1)
     )
     assert {name: len(own) for name, own in loads_of(graph).items()} == {"big": 1, "small": 1}
-    brought = on_the_spot(problem, "cuda:0", ("big",))
+    brought = copied_in_calls(problem, "cuda:0", ("big",))
     where = {name: op for op, name in enumerate(graph.op_names)}
     for call in range(2):
         op = where[f"big{call}"]
@@ -906,17 +910,17 @@ def test_a_call_that_its_weights_come_in_takes_longer_and_holds_them():
     assert held[0] == [2**21 + 2**20, 2**21 + 200 + 7]
     # A window for the small one alone, and the call's own.
     assert held[1] == [2**21 + 2**20, 2**20 + 2**21 + 200 + 7]
-    assert on_the_spot(problem, "cuda:0", ()) is problem
+    assert copied_in_calls(problem, "cuda:0", ()) is problem
 
 
 def test_a_cap_below_what_is_left_free_by_rule_is_tried_with_less():
-    course = course_of(Images().eval(), 80 * 2**20, torch.randn(8, 3, 128, 128))
-    assert course.held(Correction()) > 80 * 2**20
-    with pytest.raises(Infeasible, match="nothing fits: of the 80"):
-        course.fitting(tries=False)
-    plan, known = course.fitting(tries=True)
+    search = search_of(Images().eval(), 80 * 2**20, torch.randn(8, 3, 128, 128))
+    assert search.spare(Correction()) > 80 * 2**20
+    with pytest.raises(Infeasible, match="nothing fits: 'cuda:0' has 80"):
+        search.first_plan(may_run=False)
+    plan, known = search.first_plan(may_run=True)
     assert plan.timeline.feasible
-    assert known.held == course.margin
+    assert known.spare == search.margin
 
 
 def test_weights_that_come_in_a_call_are_there_until_it_is_over():
@@ -935,7 +939,7 @@ def test_weights_that_come_in_a_call_are_there_until_it_is_over():
     problem = roost.Problem(
         graph, cluster, np.where(graph.is_parameter[:, None], 0.0, 1e-3).repeat(2, axis=1)
     )
-    brought = on_the_spot(problem, "cuda:0", ("big",))
+    brought = copied_in_calls(problem, "cuda:0", ("big",))
     assert brought.graph.workspace_bytes.tolist() == [0, 0, 2**21, 2**21, 2**21, 2**21, 0]
     assert brought.op_time[:, 1].argmax() == graph.op_names.index("mm")
     timeline = roost.simulate(brought, brought.placement(np.where(graph.is_parameter, 0, 1)))
@@ -966,27 +970,27 @@ class Borrower(nn.Module):
 def test_a_weight_that_its_reader_does_not_hold_does_not_come_in_calls():
     torch.manual_seed(0)
     model, x = Borrower().eval(), torch.randn(4, 512)
-    course = course_of(model, "112MiB", x)
-    graph = course.step.graph
+    search = search_of(model, "112MiB", x)
+    graph = search.step.graph
     assert {
         module: [graph.op_names[op] for op in own] for module, own in loads_of(graph).items()
     } == {"reads": ["reads.weight"]}
-    plan = course.plan(relief=Relief(spots=("reads",)))
+    plan = search.plan(relief=Relief(in_calls=("reads",)))
     assert plan.modules.streamed == {"reads": ("reads.weight",)}
     assert plan.modules.home["other.weight"] == "cuda:0"
 
 
 def test_a_host_that_not_all_weights_fit_in_says_nothing_of_activations(model):
-    course = course_of(model, memory={"cuda:0": "112MiB", "cpu:0": "20MiB"})
-    assert course._spots(Correction()) == ()
-    plan, _ = course.fitting(tries=False)
+    search = search_of(model, memory={"cuda:0": "112MiB", "cpu:0": "20MiB"})
+    assert search._in_calls(Correction()) == ()
+    plan, _ = search.first_plan(may_run=False)
     assert plan.timeline.feasible
 
 
 def test_a_file_with_weights_that_cannot_come_on_the_spot_is_refused(tmp_path):
-    course = course_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
-    plan = course.plan(Correction(held=96 * 2**20), Relief(spots=("4",)))
-    with pytest.raises(InputError, match="a module is named twice"):
+    search = search_of(Images().eval(), (96 + 21) * 2**20, torch.randn(8, 3, 128, 128))
+    plan = search.plan(Correction(spare=96 * 2**20), Relief(in_calls=("4",)))
+    with pytest.raises(InputError, match="on_the_spot names a module twice"):
         replace(plan.modules, on_the_spot=("4", "4"))
     device = np.array(plan.placement.device)
     device[plan.problem.graph.op_names.index("4.weight")] = 1
@@ -998,8 +1002,10 @@ def test_a_file_with_weights_that_cannot_come_on_the_spot_is_refused(tmp_path):
     devices = (roost.Device("cuda:0", "cuda", 2**30), roost.Device("cuda:1", "cuda", 2**30))
     cluster = roost.Cluster("two", devices, (roost.Link("*", "*", 1e9, 1e-5),))
     graph = plan.problem.graph
-    with pytest.raises(InputError, match="no device is a CPU that they could come from"):
-        on_the_spot(roost.Problem(graph, cluster, np.zeros((graph.num_ops, 2))), "cuda:0", ("4",))
+    with pytest.raises(InputError, match="no device is a CPU to copy from"):
+        copied_in_calls(
+            roost.Problem(graph, cluster, np.zeros((graph.num_ops, 2))), "cuda:0", ("4",)
+        )
 
 
 class Turned(nn.Module):
@@ -1085,10 +1091,10 @@ class Two(nn.Module):
 def test_weights_of_a_module_need_a_window_for_all_of_them(cap):
     torch.manual_seed(0)
     model, x = nn.Sequential(Two(512), nn.Linear(512, 512), Two(512)).eval(), torch.randn(4, 512)
-    course = course_of(model, cap * 2**20, x)
-    first = course._graph.inputs_of(course._graph.op_names.index("mm"))
-    assert {"0.one", "0.other"} <= {course._graph.op_names[op] for op in first}
-    plan = course.plan()
+    search = search_of(model, cap * 2**20, x)
+    first = search._graph.inputs_of(search._graph.op_names.index("mm"))
+    assert {"0.one", "0.other"} <= {search._graph.op_names[op] for op in first}
+    plan = search.plan()
     assert plan.timeline.feasible
     with torch.no_grad():
         expected = model(x)

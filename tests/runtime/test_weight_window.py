@@ -53,10 +53,10 @@ def test_each_module_finds_its_own_weights_whatever_comes(seed, way):
         if rng.random() < 0.5:  # as expected, or with some left out, repeated and exchanged
             order = rng.integers(0, len(known), int(rng.integers(1, 15))).tolist()
         for number in order:
-            visit = window.enter(known[number])
-            assert all((view == number).all() for view in visit.views)
-            assert [view.dtype for view in visit.views] == [torch.float32, torch.int64]
-            window.leave(visit)
+            entry = window.enter(known[number])
+            assert all((view == number).all() for view in entry.views)
+            assert [view.dtype for view in entry.views] == [torch.float32, torch.int64]
+            window.leave(entry)
         window.end_run()
     window.close()
 

@@ -330,7 +330,6 @@ def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path
 def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
     """The plan in a file, where it is one; it brings its problem."""
     from roost.core import formats
-    from roost.plan import files  # noqa: F401  it registers the format
     from roost.plan.plan import Plan
 
     if not placement.is_file():

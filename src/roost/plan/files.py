@@ -1,5 +1,4 @@
-"""`plan.json`: what a plan has decided, with the problem that it was decided for; read back without
-the model."""
+"""`plan.json`: the file of a plan and its problem; reading it needs no model."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from roost.runtime.whole.module_placement import ModulePlacement
 
 
 class ModulesBlock(rows.File):
-    """Where weights live and modules run; what is not mentioned is on the main device."""
+    """The homes of weights and devices of modules; all others are on the main device."""
 
     main: str
     model: str  # digest of names, shapes and types of the parameters and buffers
@@ -38,7 +37,7 @@ class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
     placement: rows.PlacementFile
     problem: rows.ProblemFile
     result: rows.ResultFile
-    measured: rows.Figure | None = None  # seconds of a step when it was tried
+    measured: rows.Figure | None = None  # seconds of a step in a trial run
 
 
 def plan_file(plan: Plan) -> PlanFile:
@@ -89,16 +88,16 @@ def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
         "runs_on": block.runs_on,
         "main": {"": block.main},
     }
-    for field, where in named.items():
-        for name, device in where.items():
+    for field, placed in named.items():
+        for name, device in placed.items():
             if device not in devices:
-                of = f"[{name!r}]" if name else ""
+                key = f"[{name!r}]" if name else ""
                 raise InputError(
-                    f"modules.{field}{of}: {device!r} is no device of the problem; it has "
+                    f"modules.{field}{key}: {device!r} is no device of the problem; it has "
                     f"{', '.join(devices)}"
                 )
     most = cluster.devices[cluster.index_of(block.main)].memory
-    if block.window > most:  # or applying the plan would be the first to fail, without memory
+    if block.window > most:  # refused now, or applying the plan would run out of memory
         raise InputError(
             f"modules.window: is {block.window} bytes; {block.main!r} of the problem has {most}"
         )
@@ -118,7 +117,7 @@ def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
 
 @contextmanager
 def _named(field: str) -> Iterator[None]:
-    """Errors with the field in front."""
+    """Put the field in front of errors."""
     try:
         yield
     except InputError as error:

@@ -1,8 +1,8 @@
-"""Weights that are copied in the call of their module, not ahead of it.
+"""Weights that are copied in the call of their module, not streamed ahead of it.
 
-A window for weights on their way takes room for as long as a step takes, at least as much as the
-largest module needs. Where activations leave no room for that, the largest come on the spot: the
-call waits for them and holds them, and when it is over they are gone.
+`module_search` uses them. A window takes memory for the whole step, at least as much as the largest
+module needs. If activations leave no room for it, the largest modules get their weights in their
+calls: a call waits for its weights and holds them, and they go when it ends.
 """
 
 from __future__ import annotations
@@ -22,89 +22,74 @@ from roost.transforms.by_module import ByModule, may_be_brought, plain, readers_
 
 
 def loads_of(graph: Graph) -> dict[str, list[int]]:
-    """The parameters that could be brought for each module: its own, or of one inside it, and
-    large."""
-    found: dict[str, list[int]] = {}
+    """Give for each module its parameters that can be brought: large ones of its own or inside."""
+    loads: dict[str, list[int]] = {}
     for parameter, modules in readers_of(graph).items():
-        own = (
-            len(modules) == 1
-            and modules[0]
-            and graph.op_names[parameter].startswith(f"{modules[0]}.")
-        )
-        if (
-            own
-            and graph.output_bytes[parameter] >= ByModule.small_bytes
-            and may_be_brought(graph, parameter)
-        ):
-            found.setdefault(modules[0], []).append(parameter)
-    return found
+        module = modules[0] if len(modules) == 1 else ""
+        if not module or not graph.op_names[parameter].startswith(f"{module}."):
+            continue
+        large = graph.output_bytes[parameter] >= ByModule.small_bytes
+        if large and may_be_brought(graph, parameter):
+            loads.setdefault(module, []).append(parameter)
+    return loads
 
 
 def at_once(graph: Graph) -> Graph:
-    """The graph in which the first op of a call reads all weights that are brought for it: they
-    come together."""
+    """Let the first op of a call read all weights that are brought for it: they come together."""
     several = {module: own for module, own in loads_of(graph).items() if len(own) > 1}
-    inputs, seen = [list(each) for each in graph.input_lists()], set[str]()
+    inputs = [list(each) for each in graph.input_lists()]
+    seen = set[str]()
     for op in np.flatnonzero(~graph.is_parameter).tolist():
         call = graph.modules[op]
-        if plain(call) in several and call not in seen:
+        weights = several.get(plain(call), [])
+        if weights and call not in seen:
             seen.add(call)
-            inputs[op] += [
-                weight
-                for weight in several[plain(call)]
-                if weight < op and weight not in inputs[op]
-            ]
+            known = set(inputs[op])
+            inputs[op] += [weight for weight in weights if weight < op and weight not in known]
     if not seen:
         return graph
     starts = np.concatenate([[0], np.cumsum([len(each) for each in inputs])])
     return replace(graph, input_start=starts, input_op=np.concatenate(inputs))
 
 
-def on_the_spot(problem: Problem, main: str, modules: Collection[str]) -> Problem:
-    """The problem as it is where the weights of these modules are copied to the main device in
-    their calls."""
+def copied_in_calls(problem: Problem, main: str, modules: Collection[str]) -> Problem:
+    """Change the problem: the weights of these modules are copied to the main device in calls."""
     if not modules:
         return problem
     graph, cluster = problem.graph, problem.cluster
-    loads = {
-        module: parameters for module, parameters in loads_of(graph).items() if module in modules
-    }
     hosts = [one.name for one in cluster.devices if one.name == STORE or one.kind == "cpu"]
     if not hosts:
-        raise InputError(
-            "weights are to come on the spot, but no device is a CPU that they could come from"
-        )
-    there = STORE if STORE in hosts else hosts[0]
-    way = cluster.index_of(there), cluster.index_of(main)
-    space, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
-    size = {
-        module: int(graph.output_bytes[parameters].sum()) for module, parameters in loads.items()
-    }
-    held = {  # while a module is called: its own, and those of modules around it
+        raise InputError("weights are to be copied in calls, but no device is a CPU to copy from")
+    source = STORE if STORE in hosts else hosts[0]
+    link = cluster.index_of(source), cluster.index_of(main)
+    loads = {module: own for module, own in loads_of(graph).items() if module in modules}
+    size = {module: int(graph.output_bytes[own].sum()) for module, own in loads.items()}
+    held = {  # while a module is called: its own weights, and those of modules around it
         module: sum(size[around] for around in loads if f"{module}.".startswith(f"{around}."))
         for module in {plain(module) for module in graph.modules}
     }
-    first: dict[str, int] = {}  # of each call
+    workspace, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
+    seen = set[str]()
     for op in np.flatnonzero(~graph.is_parameter).tolist():
-        space[op] += held[plain(graph.modules[op])]
-        if plain(graph.modules[op]) in loads:
-            first.setdefault(graph.modules[op], op)
-    for call, op in first.items():
-        op_time[op, way[1]] += (
-            cluster.latency[way] + size[plain(call)] * cluster.seconds_per_byte[way]
-        )
+        call = graph.modules[op]
+        module = plain(call)
+        workspace[op] += held[module]
+        if module in loads and call not in seen:  # the first op of the call
+            seen.add(call)
+            copying = size[module] * cluster.seconds_per_byte[link]
+            op_time[op, link[1]] += cluster.latency[link] + copying
     brought = np.zeros(graph.num_ops, dtype=bool)
-    brought[[parameter for parameters in loads.values() for parameter in parameters]] = True
+    brought[[parameter for own in loads.values() for parameter in own]] = True
     kept = ~brought[graph.input_op]
     count = np.bincount(graph.edge_target[kept], minlength=graph.num_ops)
-    allowed = [
-        (MEMORY,) if yes and there == STORE else kinds
-        for kinds, yes in zip(graph.allowed, brought, strict=True)
-    ]
+    in_store = brought if source == STORE else np.zeros_like(brought)
     changed = replace(
         graph,
-        allowed=tuple(allowed),
-        workspace_bytes=space,
+        allowed=tuple(
+            (MEMORY,) if here else kinds
+            for kinds, here in zip(graph.allowed, in_store.tolist(), strict=True)
+        ),
+        workspace_bytes=workspace,
         input_start=np.concatenate([[0], np.cumsum(count)]),
         input_op=graph.input_op[kept],
     )

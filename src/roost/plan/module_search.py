@@ -1,5 +1,7 @@
-"""The search for a plan: modules to whole devices, with room left for what the simulator does not
-see."""
+"""The search for a plan: whole modules to devices, with memory left free that is not simulated.
+
+`placing.place` makes a `PlanSearch`; `trial_runs` corrects it by runs of plans.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +9,10 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import nn
 
 from roost.core.arrays import Array
 from roost.core.cluster import Cluster
@@ -18,56 +21,59 @@ from roost.core.graph import Graph
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
 from roost.errors import Infeasible
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.placers import Placer
 from roost.plan.clusters import (
     STORE,
+    held_longer,
     hop_of,
-    kept_longer,
     only_on,
     with_less,
     with_share,
     with_store,
 )
-from roost.plan.in_call_copies import at_once, loads_of, on_the_spot
+from roost.plan.in_call_copies import at_once, copied_in_calls, loads_of
 from roost.plan.plan import Plan, simulated
+from roost.runtime.whole.rounding import by_modules
 from roost.search.evaluate import Progress
 from roost.search.solve import solve
 from roost.simulator.compiled import simulate
 from roost.transforms.by_module import ByModule
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from roost.frontends.tracing.captured_step import CapturedStep
-
 log = logging.getLogger(__name__)
 
-# What libraries take for themselves and the allocator rounds up, in no graph: with what ops hold
-# while they run, and where that was measured without (PyTorch has cuBLAS keep 32 MiB on a Hopper
-# GPU).
-_WORKSPACE, _KEPT = 96 * 2**20, 40 * 2**20
+# Memory of libraries and of rounding by the allocator, which is in no graph: where the workspace of
+# ops was not measured, and where it was. PyTorch has cuBLAS keep 32 MiB on a Hopper GPU.
+_UNMEASURED, _MEASURED = 96 * 2**20, 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
-_MARGIN = 0.01  # of the memory: what may differ from run to run
+_MARGIN = 0.01  # of the memory: the use of two runs differs by so much
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What runs have shown."""
+    """Corrections of the simulation, which runs of plans have shown."""
 
-    # Bytes of the main device left free for what is not simulated; None: by rule.
-    held: int | None = None
-    too_few: int = 0  # with so many left free a run held more than there is
-    slower: float = 1.0  # modules on the CPU, than their ops were timed
-    hop: float = 0.0  # seconds more, for a tensor to go to the CPU and come back
+    spare: int | None = None  # bytes to leave free on the main device; None: by rule
+    too_little: int = 0  # with so many bytes left free a run did not fit
+    slowdown: float = 1.0  # of modules on the CPU, compared with their timed ops
+    hop: float = 0.0  # seconds more for a tensor to go to the CPU and come back
 
 
 class Relief(NamedTuple):
-    """What is done where activations do not fit beside the weights that are on their way."""
+    """Measures for activations that do not fit beside the weights on their way."""
 
-    # Modules with little weight may leave the main device as well, so that their activations do.
-    light: bool = False
-    # Modules whose weights come in their calls, and not through a window.
-    spots: tuple[str, ...] = ()
+    light: bool = False  # modules with little weight may leave the main device as well
+    in_calls: tuple[str, ...] = ()  # modules whose weights are copied in their calls
+
+
+class SearchSettings(NamedTuple):
+    """The arguments of `solve` for one search, after the problem."""
+
+    placer: str | Placer
+    seconds: float | None
+    trials: int | None
+    seed: int
+    on_trial: Callable[[Progress], object] | None
 
 
 _NO_RELIEF = Relief()
@@ -75,129 +81,118 @@ _NO_RELIEF = Relief()
 
 @dataclass(frozen=True, eq=False)
 class PlanSearch:
-    """All that a search for a plan is given."""
+    """A model, a machine and settings, from which plans are searched."""
 
     model: nn.Module
     example_inputs: Any
     step: CapturedStep
-    # [ops] bytes that ops hold for themselves on the main device; None: not known.
-    spaces: Array | None
-    cluster: Cluster  # with the memory that there is, or may be used
-    capped: bool  # whether it is less than there is, on the main device
+    workspace: Array | None  # [ops] bytes, measured on the main device; None: not measured
+    cluster: Cluster  # with the memory that may be used
+    capped: bool  # the main device has more memory than may be used
     main: str
     reserved: Mapping[str, int]  # bytes of devices that are for something else
     costs: Costs
     exact: bool
     few_rows: int
-    placer: str | Placer
-    seconds: float | None
-    trials: int | None
-    seed: int
-    on_trial: Callable[[Progress], object] | None
+    settings: SearchSettings
 
     # ------------------------------------------------------------------ one search
 
     def plan(self, known: Correction = Correction(), relief: Relief = _NO_RELIEF) -> Plan:
-        """What a search finds; raises `Infeasible` where it finds nothing that fits."""
-        problem, main = self._problem(known, relief.light), self.cluster.index_of(self.main)
-        # Of the host's memory for streamed weights, and as much for the others: it is one memory.
+        """Search for a plan; raise `Infeasible` if none is found that fits."""
+        problem, main = self._problem(known, relief.light), self._main
+        # The CPU and streamed weights have the same memory. At first each may use all of it.
         share, less = 1.0, 0
         for _ in range(_ATTEMPTS):
             shared = with_share(problem, share)
             if less:
-                shared = Problem(
-                    shared.graph, with_less(shared.cluster, {self.main: less}), shared.costs
-                )
+                smaller = with_less(shared.cluster, {self.main: less})
+                shared = Problem(shared.graph, smaller, shared.costs)
             plan = self._searched(shared, relief)
             real = simulated(*plan.on_real_devices(), plan.modules)
             if real.feasible and plan.timeline.feasible:
                 if self.exact:
                     _check_exact(plan, self.main)
                 return plan
-            # What one module needs together may be more than was counted, and both kinds of host
-            # memory are one.
+            # The weights of one module may need more than was counted, or host memory overflows.
             over = int(plan.timeline.peak_memory[main]) - int(shared.cluster.memory[main])
-            if over <= 0 and share < 1.0:
+            if over > 0:
+                less += over
+            elif share < 1.0:
                 break
-            share, less = (share, less + over) if over > 0 else (0.5, less)
-        worst = int(real.missing.argmax())
+            else:
+                share = 0.5
+        name, lacking = real.device_names[int(real.missing.argmax())], real.missing_bytes
         raise Infeasible(
-            f"nothing was found that fits: {real.device_names[worst]!r} lacks "
-            f"{show_bytes(real.missing_bytes)}; give "
-            "it more, or search longer",
-            real.device_names[worst],
-            real.missing_bytes,
+            f"found no plan that fits: the best one needs {show_bytes(lacking)} more than "
+            f"{name!r} has; give it more memory, or search longer",
+            name,
+            lacking,
         )
 
-    def held(self, known: Correction) -> int:
-        """Bytes of the main device that are left free for what the simulator does not see."""
-        if known.held is not None:
-            return known.held
-        problem = Problem(self.step.graph, self.cluster, self.costs)
-        workspace = _WORKSPACE if self.spaces is None else _KEPT
-        return (workspace if self.main.startswith("cuda") else 0) + kept_longer(problem, self.main)
+    def spare(self, known: Correction) -> int:
+        """Bytes to leave free on the main device, for memory that is not simulated."""
+        if known.spare is not None:
+            return known.spare
+        late = held_longer(Problem(self.step.graph, self.cluster, self.costs), self.main)
+        if not self.main.startswith("cuda"):
+            return late
+        return late + (_UNMEASURED if self.workspace is None else _MEASURED)
+
+    @property
+    def _main(self) -> int:
+        return self.cluster.index_of(self.main)
 
     @cached_property
     def _graph(self) -> Graph:
-        """As captured, with what ops hold for themselves, and weights of a module that come
-        together.
+        """The captured graph, with measured workspaces, and a module's weights brought at once.
 
-        Buffers are not brought, and have no home in memory alone.
+        Buffers are not streamed, so they cannot live in host memory alone.
         """
         graph = self.step.graph
         buffers = {name for name, _ in self.model.named_buffers(remove_duplicate=False)}
         real = tuple(dict.fromkeys(device.kind for device in self.cluster.devices))
-        allowed = [
+        allowed = tuple(
             real if name in buffers else kinds
             for name, kinds in zip(graph.op_names, graph.allowed, strict=True)
-        ]
-        space = 0 if self.spaces is None else self.spaces
-        return at_once(
-            replace(graph, allowed=tuple(allowed), workspace_bytes=graph.workspace_bytes + space)
         )
+        workspace = graph.workspace_bytes + (0 if self.workspace is None else self.workspace)
+        return at_once(replace(graph, allowed=allowed, workspace_bytes=workspace))
 
     def _problem(self, known: Correction, light: bool) -> Problem:
-        where, graph = self.cluster, self._graph
-        slower = [
-            known.slower if one.kind == "cpu" and one.name != self.main else 1.0
-            for one in where.devices
-        ]
-        costs = (
-            Costs(self.costs.op_time * np.array(slower), self.costs.source)
-            if max(slower) != 1.0
-            else self.costs
-        )
+        cluster, graph, costs = self.cluster, self._graph, self.costs
+        if known.slowdown > 1.0:
+            slower = [
+                known.slowdown if device.kind == "cpu" and device.name != self.main else 1.0
+                for device in cluster.devices
+            ]
+            costs = Costs(costs.op_time * np.array(slower), costs.source)
         if self.exact:
-            costs = only_on(self.main, graph, where, costs)
-        room = {**self.reserved, self.main: self.reserved.get(self.main, 0) + self.held(known)}
-        problem = Problem(graph, with_less(where, room), costs)
+            costs = only_on(self.main, graph, cluster, costs)
+        room = {**self.reserved, self.main: self._reserved_on_main + self.spare(known)}
+        problem = Problem(graph, with_less(cluster, room), costs)
         return with_store(problem, self.main, self._hop + known.hop, large=light)
 
     @cached_property
     def _hop(self) -> float:
-        """Measured once: plans are compared by it."""
+        """Seconds of a hop, measured once: plans are compared by it."""
         return hop_of(self.main)
 
     def _searched(self, problem: Problem, relief: Relief) -> Plan:
-        from roost.runtime.whole.rounding import by_modules
-
-        tied = self.step.program.tied
-        brought = on_the_spot(problem, self.main, relief.spots)
-        whole = self._by_module(relief.light).apply(brought.graph)
-        found = solve(
-            whole.problem(brought), self.placer, self.seconds, self.trials, self.seed, self.on_trial
-        )
-        placement = replace(whole.expand(found.best.placement), graph=problem.graph.digest)
+        copied = copied_in_calls(problem, self.main, relief.in_calls)
+        whole = self._by_module(relief.light).apply(copied.graph)
+        result = solve(whole.problem(copied), *self.settings)
+        placement = replace(whole.expand(result.best.placement), graph=problem.graph.digest)
         modules, rounded = by_modules(
-            problem, placement, self.model, tied, relief.light, relief.spots
+            problem, placement, self.model, self.step.program.tied, relief.light, relief.in_calls
         )
-        # What left the main device for its activations has many rows, and is not to come back for
-        # that.
+        # A light module left for its activations, which have many rows: it is not to come back for
+        # calls with many rows.
         modules = replace(modules, few_rows=0 if relief.light else self.few_rows)
         timeline = simulated(problem, rounded, modules)
         return Plan(
             problem,
-            found,
+            result,
             modules,
             rounded,
             timeline,
@@ -206,167 +201,153 @@ class PlanSearch:
         )
 
     def _by_module(self, light: bool = False) -> ByModule:
-        kind = self.cluster.devices[self.cluster.index_of(self.main)].kind
+        kind = self.cluster.devices[self._main].kind
         return ByModule(kind, tied=self.step.program.tied, light=light)
 
-    def _all_away(self, problem: Problem) -> Array:  # [ops] devices
-        """Everything on the main device, but weights that may come to it from the host's memory."""
+    def _all_streamed(self, problem: Problem) -> Array:  # [ops] devices
+        """Put all on the main device, and into host memory the weights that may come from there."""
         main, names = problem.cluster.index_of(self.main), problem.cluster.device_names
         if STORE not in names:
             return np.full(problem.graph.num_ops, main)
+        store = names.index(STORE)
         whole = self._by_module().apply(problem.graph).problem(problem)
-        free = (
-            whole.graph.is_parameter
-            & (whole.graph.group < 0)
-            & whole.allowed[:, names.index(STORE)]
-        )
-        return np.where(free, names.index(STORE), main)
+        free = whole.graph.is_parameter & (whole.graph.group < 0) & whole.allowed[:, store]
+        return np.where(free, store, main)
 
-    # ------------------------------------------------------------------ the plan of several
+    # ------------------------------------------------------------------ several searches
 
-    def fitting(self, tries: bool) -> tuple[Plan, Correction]:
-        """The first plan that fits, with what is known. With `tries` what the rules leave free may
-        shrink."""
+    def first_plan(self, may_run: bool) -> tuple[Plan, Correction]:
+        """Give the first plan that fits, with its correction.
+
+        `may_run`: runs can show that less spare memory than by rule is enough.
+        """
+        corrections = [Correction(), Correction(spare=self.margin)]
         first: Infeasible | None = None
-        for known in (Correction(), *([Correction(held=self.margin)] if tries else [])):
+        for known in corrections if may_run else corrections[:1]:
             try:
-                return self.roomy(known), known
+                return self.fastest(known), known
             except Infeasible as error:
                 first = first or error
         assert first is not None
-        raise self.with_what_is_enough(first)
+        raise self.with_enough(first)
 
-    def with_what_is_enough(self, error: Infeasible) -> Infeasible:
-        """The error with so much more for the main device that there surely is a plan."""
-        least, have = self._least(), int(self.cluster.memory[self.cluster.index_of(self.main)])
-        if least <= have:  # then it is something else
+    def with_enough(self, error: Infeasible) -> Infeasible:
+        """Add to the error how much memory of the main device is surely enough."""
+        enough, have = self._enough(), int(self.cluster.memory[self._main])
+        if enough <= have:  # then something else is missing
             return error
         return Infeasible(
-            f"{error}; {least // 2**20:,} MiB of {self.main!r} are enough", self.main, least - have
+            f"{error}; {enough // 2**20:,} MiB of {self.main!r} are enough",
+            self.main,
+            enough - have,
         )
 
-    def _least(self) -> int:
-        """Bytes of the main device, in whole MiB, with which there is a plan: all weights come as
-        they are needed."""
+    def _enough(self) -> int:
+        """Bytes of the main device, in whole MiB, with which there is a plan: all weights come."""
         problem = with_store(Problem(self._graph, self.cluster, self.costs), self.main, 0.0)
-        names, graph = problem.cluster.device_names, problem.graph
-        main, loads = names.index(self.main), loads_of(graph)
-        hosts = [
-            one.memory - self.reserved.get(one.name, 0)
-            for one in self.cluster.devices
-            if one.kind == "cpu"
-        ]
-        room = max([0, *hosts])
-        found = []
-        for spots in ((), tuple(loads)):
-            brought = on_the_spot(problem, self.main, spots)
-            size, away = brought.graph.output_bytes, self._all_away(brought)
-            window = (
-                0 if spots else max((int(size[own].sum()) for own in loads.values()), default=0)
-            )
-            peak = simulate(brought, brought.placement(away, prefetch_bytes=window)).peak_memory[
-                main
-            ]
-            # What the host has no room for stays; weights are not divided.
-            gone = size[away != main]
-            left = int(gone.sum()) - room
-            found.append(int(peak) + (left + int(gone.max()) if left > 0 else 0))
-        least = min(found) + self.held(Correction()) + self.reserved.get(self.main, 0)
+        main, loads = problem.cluster.index_of(self.main), loads_of(problem.graph)
+        room = max(
+            device.memory - self.reserved.get(device.name, 0) if device.kind == "cpu" else 0
+            for device in self.cluster.devices
+        )
+        peaks = []
+        for in_calls in ((), tuple(loads)):
+            copied = copied_in_calls(problem, self.main, in_calls)
+            size, device = copied.graph.output_bytes, self._all_streamed(copied)
+            window = 0
+            if not in_calls:
+                window = max((int(size[own].sum()) for own in loads.values()), default=0)
+            placement = copied.placement(device, prefetch_bytes=window)
+            peak = int(simulate(copied, placement).peak_memory[main])
+            # Weights that the host has no room for stay; a weight is not divided.
+            away = size[device != main]
+            left = int(away.sum()) - max(0, room)
+            peaks.append(peak + (left + int(away.max()) if left > 0 else 0))
+        least = min(peaks) + self.spare(Correction()) + self._reserved_on_main
         return -(-least // 2**20) * 2**20
 
-    def roomy(self, known: Correction) -> Plan:
-        """The plan; where activations do not fit beside weights on their way, the fastest of
-        several.
+    def fastest(self, known: Correction) -> Plan:
+        """Give the plan, the fastest of several if activations do not fit beside streamed weights.
 
-        Where they do and yet nothing is found, all weights may come in their calls, or light
-        modules leave.
+        If they fit and yet no plan is found: all weights copied in their calls, or light modules
+        elsewhere.
         """
-        spots = self._spots(known)
-        reliefs = [
-            _NO_RELIEF,
-            Relief(spots=spots or tuple(loads_of(self._graph))),
-            Relief(light=True),
-        ]
-        if spots is None:
-            del reliefs[1]  # they would not fit either
-        found: list[Plan] = []
+        in_calls = self._in_calls(known)
+        reliefs = [_NO_RELIEF, Relief(light=True)]
+        if in_calls is not None:  # else even all weights in their calls would not fit
+            reliefs.insert(1, Relief(in_calls=in_calls or tuple(loads_of(self._graph))))
+        plans: list[Plan] = []
         first: Infeasible | None = None
         for relief in reliefs:
             try:
-                found.append(self.plan(known, relief))
+                plans.append(self.plan(known, relief))
             except Infeasible as error:
                 first = first or error
                 log.info("%s", error)
-            if found and relief == _NO_RELIEF and spots == ():
+            if plans and relief == _NO_RELIEF and in_calls == ():
                 break
-        if not found:
+        if not plans:
             assert first is not None
             raise first
-        if len(found) == 1:
-            return found[0]
-        # With links of the same kind for all: where light modules leave, what they send takes as
-        # long as it takes.
+        if len(plans) == 1:
+            return plans[0]
+        # Compared with the same links: where light modules leave, large outputs take their time.
         alike = self._problem(known, light=True)
-        return min(found, key=lambda plan: simulated(alike, plan.placement, plan.modules).step_time)
+        return min(plans, key=lambda plan: simulated(alike, plan.placement, plan.modules).step_time)
 
-    def _spots(self, known: Correction) -> tuple[str, ...] | None:
-        """Modules whose weights must come in their calls for all activations to fit on the main
-        device.
+    def _in_calls(self, known: Correction) -> tuple[str, ...] | None:
+        """Give the modules whose weights must be copied in their calls for activations to fit.
 
-        As few as will do, the largest. None where that is not enough.
+        The largest, as few as will do. None: not even all of them are enough.
         """
         problem = self._problem(known, light=False)
-        names = problem.cluster.device_names
-        if STORE not in names:
+        if STORE not in problem.cluster.device_names:
             return ()
+        main = problem.cluster.index_of(self.main)
         size = {
-            m: int(problem.graph.output_bytes[own].sum())
-            for m, own in loads_of(problem.graph).items()
+            module: int(problem.graph.output_bytes[own].sum())
+            for module, own in loads_of(problem.graph).items()
         }
         for largest in sorted({0, *size.values()}, reverse=True):
-            spots = tuple(module for module in size if size[module] > largest)
-            brought = on_the_spot(problem, self.main, spots)
-            # Of the host's memory nothing is said: where it is too small for all weights, some stay
-            # on the main device.
-            away = brought.placement(self._all_away(brought), prefetch_bytes=largest)
-            needed = simulate(brought, away).peak_memory
-            if needed[names.index(self.main)] <= problem.cluster.memory[names.index(self.main)]:
-                return spots
+            in_calls = tuple(module for module in size if size[module] > largest)
+            copied = copied_in_calls(problem, self.main, in_calls)
+            # Host memory is not checked: if it is too small for all weights, some stay.
+            placement = copied.placement(self._all_streamed(copied), prefetch_bytes=largest)
+            if simulate(copied, placement).peak_memory[main] <= problem.cluster.memory[main]:
+                return in_calls
         return None
 
     @property
-    def grows(self) -> bool:
-        """Whether more is to come than the example shows: then a run of it does not say what is
-        left free."""
-        return bool(self.reserved.get(self.main, 0))
+    def _reserved_on_main(self) -> int:
+        return self.reserved.get(self.main, 0)
+
+    @property
+    def will_grow(self) -> bool:
+        """More memory will be used than the example shows: a run does not tell what stays free."""
+        return bool(self._reserved_on_main)
 
     @property
     def margin(self) -> int:
         """Bytes by which the memory in use may differ from run to run."""
-        return int(_MARGIN * self.cluster.devices[self.cluster.index_of(self.main)].memory)
+        return int(_MARGIN * self.cluster.devices[self._main].memory)
 
     @property
     def room(self) -> int:
         """Bytes of the main device that the model may use."""
-        return int(self.cluster.memory[self.cluster.index_of(self.main)]) - self.reserved.get(
-            self.main, 0
-        )
+        return int(self.cluster.memory[self._main]) - self._reserved_on_main
 
 
 def _check_exact(plan: Plan, main: str) -> None:
-    """Raise `Infeasible` where something is computed elsewhere: to a search that is only very slow,
-    no more."""
+    """Raise `Infeasible` if an op runs elsewhere: to the search that is only very slow."""
     graph, device = plan.problem.graph, plan.placement.device
-    elsewhere = np.flatnonzero(
-        ~graph.is_parameter & (device != plan.problem.cluster.index_of(main))
+    elsewhere = ~graph.is_parameter & (device != plan.problem.cluster.index_of(main))
+    if not elsewhere.any():
+        return
+    op = int(elsewhere.argmax())
+    other = plan.problem.cluster.device_names[device[op]]
+    raise Infeasible(
+        f"found no plan that fits and computes on {main!r} alone, as exact asks: "
+        f"{graph.op_names[op]!r} would run on {other!r}; give {main!r} more memory, search longer "
+        f"or with placer='auto', or leave out exact",
+        main,
     )
-    if len(elsewhere):
-        op = int(elsewhere[0])
-        raise Infeasible(
-            f"nothing was found that fits and computes on {main!r} alone, as exact asks: "
-            f"{graph.op_names[op]!r} would "
-            f"run on {plan.problem.cluster.device_names[device[op]]!r}; give {main!r} more "
-            f"memory, search longer or "
-            "with placer='auto', or leave out exact",
-            main,
-        )

@@ -1,4 +1,4 @@
-"""From a model to a plan in one call: capture, costs, search, and a run or two."""
+"""From a model to a plan in one call: capture, costs, search, and a few trial runs."""
 
 from __future__ import annotations
 
@@ -6,35 +6,41 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.problem import Problem
 from roost.core.units import parse_bytes
+from roost.cost_models import estimate
+from roost.cost_models.profiled import profile
+from roost.cost_models.timing.workspaces import spaces
 from roost.errors import Infeasible, InputError, UnknownName
+from roost.frontends.torch import step_of
+from roost.frontends.tracing.captured_step import CapturedStep
+from roost.frontends.tracing.dispatched import refuse_dispatched
 from roost.placers import Placer
 from roost.plan.clusters import cluster_of, main_of, with_less
-from roost.plan.module_search import PlanSearch
+from roost.plan.module_search import PlanSearch, SearchSettings
 from roost.plan.plan import Plan
-from roost.plan.trial_runs import tuned
+from roost.plan.trial_runs import fastest_of_runs
+from roost.runtime.whole.cpu_beside_gpu import num_threads
+from roost.runtime.whole.module_placement import is_placed
+from roost.runtime.whole.trial_run import TrialRun, trial_run
 from roost.search.evaluate import Progress
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from roost.frontends.tracing.captured_step import CapturedStep
-    from roost.runtime.whole.trial_run import TrialRun
 
 log = logging.getLogger(__name__)
 
 # Rows up to which a CPU computes with weights about as fast as a link brings them: bfloat16 at 3
 # TFLOP/s and 55 GB/s.
 _FEW = 32
-_TOO_MUCH = 2**62  # bytes: more than there are
+_TOO_MUCH = 2**62  # bytes: more than any device has
 
 
 def place(
@@ -55,27 +61,26 @@ def place(
     on_trial: Callable[[Progress], object] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
-    """Find where the modules of a model should run on this machine, or another.
+    """Find the best place for each module of a model, on this machine or another cluster.
 
-    `memory` caps devices, as in {"cuda:0": "6GiB"}; `reserve` takes something off for what the
-    example does not show. `kv_tokens` is how long the cache of keys and values grows (sequences
-    times tokens) in models of transformers. `exact`: nothing is computed on the CPU, whose rounding
-    differs, so that the placed model gives every bit of what the GPU gives without it. `costs` are
-    "profiled" here, "estimated" from the figures of the cluster, or given. With `measure` the model
-    is run with the example as was planned, and what that shows goes into another search, a few
-    times; the fastest of what was run is the plan. None: where that can be, on this machine and
-    with costs that were profiled, and where more than one device has a part. `seconds` are those of
-    one search. `progress` is called with how many ops are timed of how many; all else that takes
-    long is told to `logging`, at level INFO. Raises `Infeasible` where nothing fits.
+    - `memory`: caps on devices, as in {"cuda:0": "6GiB"}.
+    - `reserve`: memory to leave free for what the example does not show.
+    - `kv_tokens`: length of the cache of keys and values (sequences times tokens), for models of
+      transformers.
+    - `exact`: compute nothing on the CPU, which rounds in another way: the placed model then gives
+      every bit that the GPU gives without a plan.
+    - `costs`: "profiled" here, "estimated" from the figures of the cluster, or given.
+    - `measure`: run the model with the example by the plan, correct the search by that run, and
+      search again, a few times; the fastest plan that was run wins. Default: if the plan is for
+      this machine, with profiled costs, and uses more than one device.
+    - `seconds`, `trials`: the budget of one search.
+    - `progress`: called with the number of timed ops, and of all ops to time. Other news goes to
+      `logging`, at level INFO.
+
+    Raises `Infeasible` if nothing fits.
     """
-    import torch
-
-    from roost.frontends.torch import step_of
-    from roost.frontends.tracing.dispatched import refuse_dispatched
-    from roost.runtime.whole.module_placement import is_placed
-
     _check_arguments(cluster, memory, reserve)
-    if not isinstance(model, torch.nn.Module):
+    if not isinstance(model, nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     if is_placed(model):
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
@@ -90,105 +95,93 @@ def place(
     room = {name: parse_bytes(size) for name, size in (reserve or {}).items()}
     main = main_of(where)
     room[main] = room.get(main, 0) + kv_bytes(model, kv_tokens)
-    # Before the tokens comes a prompt, for which weights that lie elsewhere are brought, one at a
-    # time.
-    if kv_tokens:
-        own = [
-            sum(one.nbytes for one in module.parameters(recurse=False))
-            for module in model.modules()
-        ]
-        room[main] += max(own, default=0)
-    few, capped = max(_FEW, 2 * _rows(example_inputs)), main in (memory or {})
+    if kv_tokens:  # for the prompt, weights that live elsewhere are brought one module at a time
+        room[main] += max(_own_bytes(module) for module in model.modules())
 
-    def course(found: Costs, spaces: Array | None) -> PlanSearch:
+    def search_with(op_costs: Costs, workspace: Array | None) -> PlanSearch:
         return PlanSearch(
-            model, example_inputs, step, spaces, where, capped, main, room, found, exact, few,
-            placer, seconds, trials, seed, on_trial,
-        )  # fmt: skip
+            model=model,
+            example_inputs=example_inputs,
+            step=step,
+            workspace=workspace,
+            cluster=where,
+            capped=main in (memory or {}),
+            main=main,
+            reserved=room,
+            costs=op_costs,
+            exact=exact,
+            few_rows=max(_FEW, 2 * _rows(example_inputs)),
+            settings=SearchSettings(placer, seconds, trials, seed, on_trial),
+        )
 
     try:
         with_less(where, room)
-    except Infeasible as error:  # it is known already that nothing fits
-        nothing = Costs(np.zeros((step.graph.num_ops, where.num_devices)))
-        raise (
-            course(nothing, None).with_what_is_enough(error) if error.device == main else error
-        ) from None
-    found = _costs(step, where, main, costs, progress)
-    Problem(step.graph, where, found)  # which checks costs that were given
+    except Infeasible as error:  # before the minutes of profiling
+        if error.device == main:
+            nothing = Costs(np.zeros((step.graph.num_ops, where.num_devices)))
+            error = search_with(nothing, None).with_enough(error)
+        raise error from None
+    op_costs = _costs(step, where, main, costs, progress)
+    Problem(step.graph, where, op_costs)  # checks costs that were given
     here = cluster is None and costs == "profiled"
-    search = course(found, _spaces(step, main) if here else None)
+    search = search_with(op_costs, _workspace(step, main) if here else None)
     log.info("searching for a placement of %d ops", step.graph.num_ops)
-    plan, known = search.fitting(tries=here if measure is None else measure)
-    # What fits only where less is left free than by rule is to be tried, wherever it runs.
-    alone = not plan.modules.streamed and not plan.modules.runs_on and known.held is None
-    if measure is False or (measure is None and (not here or alone)):
-        return plan
-    return tuned(search, plan, known, lambda plan: _tried(model, plan))
+    plan, known = search.first_plan(may_run=here if measure is None else measure)
+    if measure is None:
+        one_device = not plan.modules.streamed and not plan.modules.runs_on
+        # A plan with less spare memory than by rule is run in any case.
+        measure = here and not (one_device and known.spare is None)
+    return (
+        fastest_of_runs(search, plan, known, lambda plan: _tried(model, plan)) if measure else plan
+    )
+
+
+def _own_bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters(recurse=False))
 
 
 def _costs(
-    step: Any,
+    step: CapturedStep,
     where: Cluster,
     main: str,
     costs: Costs | str,
     progress: Callable[[int, int], None] | None,
 ) -> Costs:
-    from roost.cost_models import estimate
-    from roost.cost_models.profiled import profile
-
     if isinstance(costs, Costs):
         return costs
     if costs == "estimated":
         return estimate(step.graph, where).costs
-    # While weights are on their way, or the CPU computes, the host tells the GPU what comes next:
-    # then ops take what they take on the GPU. Only where nothing has to wait for weights may
-    # launching them be what takes long.
+    # While weights are on their way, or the CPU computes, there is time to launch ops ahead: they
+    # take their time on the GPU. Only if nothing waits for weights may launching take longer.
     weights = int(step.graph.output_bytes[step.graph.is_parameter].sum())
     fits = weights <= where.devices[where.index_of(main)].memory
     with _threads_beside(main):
         return profile(step, where, launches=fits, progress=progress)
 
 
-def _spaces(step: CapturedStep, main: str) -> Array | None:
-    """What ops hold for themselves on a GPU, [ops] bytes; None where there is none to tell."""
-    import torch
-
-    from roost.cost_models.timing.workspaces import spaces
-
-    return (
-        spaces(step, torch.device(main))
-        if main.startswith("cuda") and torch.cuda.is_available()
-        else None
-    )
+def _workspace(step: CapturedStep, main: str) -> Array | None:
+    """Measure the bytes that each op holds for itself on a GPU, [ops]; None without a GPU."""
+    if not main.startswith("cuda") or not torch.cuda.is_available():
+        return None
+    return spaces(step, torch.device(main))
 
 
 def _tried(model: nn.Module, plan: Plan) -> TrialRun | None:
-    """What a run of a plan shows; None where it cannot be run here, for which a log tells why."""
-    import torch
-
-    from roost.runtime.whole.trial_run import TrialRun, trial_run
-
+    """Run a plan; None if it cannot be run here: then the log tells why."""
     try:
         return trial_run(model, plan.modules, plan.example_inputs)
     except torch.OutOfMemoryError:
         return TrialRun(math.inf, _TOO_MUCH, _TOO_MUCH, 0.0, 0)
-    # Of any model; the plan may be for other inputs than these, or for another day.
+    # Any error of the model; the plan may be for other inputs than these.
     except Exception as error:
-        log.warning(
-            "the plan could not be tried: %s: %s",
-            type(error).__name__,
-            str(error).partition("\n")[0],
-        )
+        first_line = str(error).partition("\n")[0]
+        log.warning("the plan could not be run: %s: %s", type(error).__name__, first_line)
         return None
 
 
 @contextmanager
 def _threads_beside(main: str) -> Iterator[None]:
-    """The CPU with as many threads as it has beside a GPU."""
-    import torch
-
-    from roost.runtime.whole.cpu_beside_gpu import num_threads
-
+    """Set the number of threads that the CPU has beside a GPU."""
     before = torch.get_num_threads()
     if main.startswith("cuda"):
         torch.set_num_threads(num_threads())
@@ -224,18 +217,15 @@ def _check_arguments(cluster: object, *sizes: object) -> None:
 
 
 def _rows(example_inputs: Any) -> int:
-    """Rows of the tensors between modules, as the inputs tell: tokens, or vectors."""
-    import torch
-
-    for value in torch.utils._pytree.tree_leaves(example_inputs):
+    """Rows of the tensors between modules, by the inputs: tokens, or vectors."""
+    for value in tree_leaves(example_inputs):
         if isinstance(value, torch.Tensor):
-            return value.numel() if not value.is_floating_point() else value.shape[:-1].numel()
+            return value.shape[:-1].numel() if value.is_floating_point() else value.numel()
     return 0
 
 
 def kv_bytes(model: nn.Module, tokens: int) -> int:
-    """Bytes that keys and values of so many tokens take in a model of transformers, by its
-    configuration."""
+    """Bytes of the keys and values of so many tokens, by the configuration of the model."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
         raise InputError(f"kv_tokens is {tokens!r}; it must be a whole number, not negative")
     if tokens == 0:
@@ -246,21 +236,17 @@ def kv_bytes(model: nn.Module, tokens: int) -> int:
             "kv_tokens is for decoders; an encoder and a decoder keep more: use reserve for their "
             "bytes"
         )
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers, heads = (
-        getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads")
-    )
-    if not layers or not heads:
-        raise InputError(
-            "the model has no configuration that tells how its cache grows; use reserve for its "
-            "bytes"
-        )
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    layers = getattr(config, "num_hidden_layers", None) or 0
+    heads = getattr(config, "num_attention_heads", None) or 0
     groups = getattr(config, "num_key_value_heads", None) or heads
-    size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", 0) // heads
-    width = max(
-        (one.element_size() for one in model.parameters() if one.is_floating_point()), default=0
-    )
-    if not size or not width:
+    size = getattr(config, "head_dim", None)
+    if not size and heads:
+        size = getattr(config, "hidden_size", 0) // heads
+    weights = [one.element_size() for one in model.parameters() if one.is_floating_point()]
+    width = max(weights, default=0)
+    if not (layers and heads and size and width):
         raise InputError(
             "the model has no configuration that tells how its cache grows; use reserve for its "
             "bytes"

@@ -1,53 +1,53 @@
-"""A plan: what was decided for a model, what that is expected to take, and how it is applied."""
+"""A plan: where the modules of a model run, what that is expected to cost, and how to apply it.
+
+`roost.place` makes it; `files.py` has its file.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from torch import nn
 
+from roost.core import formats
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.core.trial import Result
 from roost.core.units import show_bytes, show_seconds
 from roost.errors import InputError
+from roost.frontends.tracing.captured_step import CapturedStep
 from roost.plan.clusters import without_store
-from roost.plan.in_call_copies import on_the_spot
+from roost.plan.in_call_copies import copied_in_calls
+from roost.report.exports import DeviceMap, device_map
+from roost.runtime.step.differences import Verification
+from roost.runtime.whole import apply as runtime
+from roost.runtime.whole.module_placement import ModulePlacement, check_signature
+from roost.runtime.whole.verify import verify_modules
 from roost.simulator.compiled import simulate
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from roost.frontends.tracing.captured_step import CapturedStep
-    from roost.report.exports import DeviceMap
-    from roost.runtime.ops.verify import Verification
-    from roost.runtime.whole.module_placement import ModulePlacement
 
 
 def simulated(problem: Problem, placement: Placement, modules: ModulePlacement) -> Timeline:
-    """What a placement takes with weights brought as the modules have it."""
-    there = on_the_spot(problem, modules.main, modules.on_the_spot)
-    return simulate(there, replace(placement, graph=there.graph.digest))
+    """Simulate a placement whose weights are brought as the modules say."""
+    copied = copied_in_calls(problem, modules.main, modules.on_the_spot)
+    return simulate(copied, replace(placement, graph=copied.graph.digest))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Plan:
-    """Where each module of a model runs and where its weights live, and what that is expected to
-    take."""
+    """The place of each module and its weights on one machine, and the expected step time."""
 
-    # Of the graph as captured; the memory from which weights are streamed is a device in it.
-    problem: Problem
+    problem: Problem  # of the captured graph; host memory, which weights come from, is a device
     result: Result  # of the search, in which a module is one group
     modules: ModulePlacement
     placement: Placement  # the same, op by op
     timeline: Timeline  # simulated
-    # Seconds of a step when it was tried on the model; None where it was not.
-    measured: float | None = None
-    # What it was made from, and a file does not have.
+    measured: float | None = None  # seconds of a step in a trial run on the model
+    # A plan from a file has neither of these.
     step: CapturedStep | None = None
     example_inputs: Any = None
 
@@ -64,28 +64,20 @@ class Plan:
         return sum(size.get(name, 0) for names in self.modules.streamed.values() for name in names)
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """Place the model: the same object, for inference, with `generate` and all."""
-        from roost.runtime.whole.apply import apply
-
-        return apply(model, self.modules)
+        """Place the model for inference, `generate` included; it is the same object."""
+        return runtime.apply(model, self.modules)
 
     def remove(self, model: nn.Module) -> nn.Module:
         """Take the placement off again."""
-        from roost.runtime.whole.apply import remove
-
-        return remove(model)
+        return runtime.remove(model)
 
     def verify(
         self, model: nn.Module, inputs: Any = None, tolerance: float | None = None
     ) -> Verification:
-        """Whether the placed model gives what it gives unplaced: outputs, buffers, tied weights. It
-        is left as it was.
+        """Compare the placed with the unplaced model: outputs, buffers and tied weights.
 
-        `inputs` are those that the plan was made with where none are given; a plan from a file has
-        none.
+        The model stays as it is. `inputs`: default: those that the plan was made with.
         """
-        from roost.runtime.whole.verify import verify_modules
-
         given = self.example_inputs if inputs is None else inputs
         if given is None:
             raise InputError(
@@ -95,28 +87,17 @@ class Plan:
         return verify_modules(model, self.modules, given, tolerance=tolerance)
 
     def device_map(self, model: nn.Module | None = None) -> DeviceMap:
-        """The nearest that accelerate can express, and what that costs: it streams nothing
-        ahead."""
-        from roost.report.exports import device_map
-
+        """Give the nearest map for accelerate, and its cost: it streams nothing ahead."""
         if model is not None:
-            from roost.runtime.whole.module_placement import check_signature
-
             check_signature(model, self.modules)
-        problem, placement = self.on_real_devices()
-        return device_map(model, problem, placement)
+        return device_map(model, *self.on_real_devices())
 
     def on_real_devices(self) -> tuple[Problem, Placement]:
-        """Problem and placement without the device that memory is: as files have them, and exports
-        take them."""
+        """Give problem and placement without host memory as a device, for files and exports."""
         return without_store(self.problem, self.placement)
 
     def save(self, path: str | Path) -> None:
-        """Write `plan.json`, compressed where the name ends in `.gz`; `roost.load` reads it, for
-        the same model."""
-        from roost.core import formats
-        from roost.plan import files  # noqa: F401  it registers the format
-
+        """Write `plan.json`, or `plan.json.gz`; `roost.load` reads it, for the same model."""
         formats.save(self, path)
 
     def __repr__(self) -> str:
@@ -126,7 +107,7 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        """What a person wants to know before running it."""
+        """Tell where the weights are, the step time and the memory, for people."""
         main, weights = self.modules.main, self._weights()
         total = max(1, sum(weights.values()))
         lines = [
@@ -145,7 +126,7 @@ class Plan:
         sizes = zip(real.device_names, real.peak_memory.tolist(), strict=True)
         peak = ", ".join(f"{name} {show_bytes(size)}" for name, size in sizes if size)
         bound = ""
-        # Else what was proved is of weights that come so.
+        # With copies in calls the proof is of another problem.
         if self.result.bound and not self.modules.on_the_spot:
             bound = f", at least {show_seconds(self.result.bound.step_time)} whatever the placement"
         measured = f"{show_seconds(self.measured)} measured, " if self.measured is not None else ""
@@ -154,24 +135,24 @@ class Plan:
         return "\n".join(lines)
 
     def _weights(self) -> dict[str, int]:
-        """Bytes of weights by what is done with them."""
+        """Bytes of weights by their use: kept, streamed, copied in calls or used where they lie."""
         graph, names = self.problem.graph, self.problem.cluster.device_names
         streamed = {name for brought in self.modules.streamed.values() for name in brought}
         in_calls = {
             name for module in self.modules.on_the_spot for name in self.modules.streamed[module]
         }
-        found: Counter[str] = Counter()
-        for op in np.flatnonzero(graph.is_parameter & (np.diff(graph.consumer_start) > 0)).tolist():
-            home = names[self.placement.device[op]]
-            if home == self.modules.main:
-                kind = f"kept on {home}"
-            elif graph.op_names[op] in in_calls:
+        sizes: Counter[str] = Counter()
+        used = graph.is_parameter & (np.diff(graph.consumer_start) > 0)
+        for op in np.flatnonzero(used).tolist():
+            device = self.placement.device[op]
+            home, name = names[device], graph.op_names[op]
+            if home != self.modules.main and name in in_calls:
                 kind = f"copied from {home} in each call"
-            elif graph.op_names[op] in streamed:
+            elif home != self.modules.main and name in streamed:
                 kind = f"streamed from {home} to {self.modules.main}"
-            elif self.problem.cluster.devices[self.placement.device[op]].kind == "cpu":
+            elif home != self.modules.main and self.problem.cluster.devices[device].kind == "cpu":
                 kind = f"used where they lie, on {home}"
             else:
                 kind = f"kept on {home}"
-            found[kind] += int(graph.output_bytes[op])
-        return dict(sorted(found.items()))
+            sizes[kind] += int(graph.output_bytes[op])
+        return dict(sorted(sizes.items()))

@@ -1,4 +1,4 @@
-"""Plans that are run, and corrected by what that shows: of several the fastest."""
+"""Trial runs of plans: each run corrects the search for the next plan; the fastest plan wins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,120 +15,109 @@ from roost.core.units import show_bytes, show_seconds
 from roost.errors import Infeasible
 from roost.plan.module_search import Correction, PlanSearch
 from roost.plan.plan import Plan, simulated
-
-if TYPE_CHECKING:
-    from roost.runtime.whole.module_placement import ModulePlacement
-    from roost.runtime.whole.trial_run import TrialRun
+from roost.runtime.whole.module_placement import ModulePlacement
+from roost.runtime.whole.trial_run import TrialRun
 
 log = logging.getLogger(__name__)
 
-_TRIES = 5  # of plans, each after the last has shown something
-# What is expected of another plan, over what was measured of the best, for it to be worth a try.
-_BETTER = 0.98
-_SLOWEST = 20.0  # times: of a CPU beside a GPU, than profiled
+_RUNS = 5  # of plans at most
+_WORTH = 0.98  # a plan is run if it is expected to take this share of the best one's time, or less
+_SLOWEST = 20.0  # times: of a CPU beside a GPU, compared with its profile
 
 
-def tuned(
-    course: PlanSearch, plan: Plan, known: Correction, tries: Callable[[Plan], TrialRun | None]
+def fastest_of_runs(
+    search: PlanSearch, plan: Plan, known: Correction, run: Callable[[Plan], TrialRun | None]
 ) -> Plan:
-    """Run the plan, correct what was thought by what that shows, search again: the fastest that was
-    run."""
+    """Run the plan, correct the simulation by the run, search again; give the fastest of all."""
     best: Plan | None = None
     seen: list[ModulePlacement] = []
-    least, ended = 0, True  # bytes in use that are too many; whether the run came to its end
-    while plan.modules not in seen and len(seen) < _TRIES:
+    peak, ended = 0, True  # bytes in use in the last run; it came to its end
+    while plan.modules not in seen and len(seen) < _RUNS:
         seen.append(plan.modules)
-        found = tries(plan)
-        if found is None:
-            if best is None and course.held(known) < course.held(Correction()):
-                # No run says that less than by rule is enough.
-                return course.fitting(tries=False)[0]
+        trial = run(plan)
+        if trial is None:
+            if best is None and search.spare(known) < search.spare(Correction()):
+                # No run shows that less spare memory than by rule is enough.
+                return search.first_plan(may_run=False)[0]
             return plan if best is None else best
         log.info(
-            "tried: %s a step, %s expected, %s in use; the CPU took %s in %d calls, %s were "
-            "streamed",
-            show_seconds(found.seconds), show_seconds(plan.step_time), show_bytes(found.peak),
-            show_seconds(found.elsewhere_seconds), found.num_elsewhere,
+            "trial run: %s a step (%s expected), %s in use; modules on the CPU took %s in %d "
+            "calls, %s were streamed",
+            show_seconds(trial.seconds), show_seconds(plan.step_time), show_bytes(trial.peak),
+            show_seconds(trial.elsewhere_seconds), trial.num_elsewhere,
             show_bytes(plan.streamed_bytes),
         )  # fmt: skip
-        least, ended = found.peak, math.isfinite(found.seconds)
-        if found.peak <= course.room and (
-            best is None or best.measured is None or found.seconds < best.measured
-        ):
-            best = replace(plan, measured=found.seconds)
-        known = corrected(course, plan, known, found)
+        peak, ended = trial.peak, math.isfinite(trial.seconds)
+        faster = best is None or best.measured is None or trial.seconds < best.measured
+        if peak <= search.room and faster:
+            best = replace(plan, measured=trial.seconds)
+        known = corrected(search, plan, known, trial)
         try:
-            plan = course.roomy(known)
+            plan = search.fastest(known)
         except Infeasible:
             break
-        if best is not None and plan.step_time > _BETTER * _expected(best, plan.problem):
+        if best is not None and plan.step_time > _WORTH * _expected(best, plan.problem):
             break
-    if best is None and not ended:  # how much it would have been, nobody knows
+    if best is not None:
+        return best
+    room, main = show_bytes(search.room), search.main
+    if not ended:  # nobody knows how much memory it would have taken
         raise Infeasible(
-            f"nothing was found that fits: no plan could be run in the {show_bytes(course.room)} "
-            f"of {course.main!r}; "
-            "give it more",
-            course.main,
+            f"found no plan that fits: every trial run ran out of the {room} of {main!r}; give it "
+            f"more memory",
+            main,
         )
-    if best is None:
-        raise Infeasible(
-            f"nothing was found that fits: on {course.main!r} {show_bytes(least)} were in use "
-            f"where there are "
-            f"{show_bytes(course.room)}; give it more",
-            course.main,
-            least - course.room,
-        )
-    return best
+    raise Infeasible(
+        f"found no plan that fits: the last trial run used {show_bytes(peak)} on {main!r}, which "
+        f"has {room}; give it more memory",
+        main,
+        peak - search.room,
+    )
 
 
 def _expected(plan: Plan, problem: Problem) -> float:
-    """What a plan that was run takes, measured or by costs of now, whichever is more."""
+    """Seconds that a plan takes: measured, or simulated with corrected costs if that is more."""
     assert plan.measured is not None
     return max(plan.measured, simulated(problem, plan.placement, plan.modules).step_time)
 
 
-def corrected(course: PlanSearch, plan: Plan, known: Correction, found: TrialRun) -> Correction:
-    """What a run of a plan says of what was thought when it was made."""
-    held, too_few = _held_next(course, plan, known, found)
-    slower, hop = known.slower, known.hop
-    if found.num_elsewhere:
-        cpus = [
-            number for number, one in enumerate(plan.problem.cluster.devices) if one.kind == "cpu"
-        ]
-        there = np.flatnonzero(
-            np.isin(plan.placement.device, cpus) & ~plan.problem.graph.is_parameter
-        )
-        thought = float(plan.problem.op_time[there, plan.placement.device[there]].sum())
-        ratio = found.elsewhere_seconds / thought if thought > 0 else 1.0
-        slower = min(max(known.slower * ratio, 1 / _SLOWEST), _SLOWEST)
-        scaled = plan.problem.op_time.copy()
-        scaled[:, cpus] *= slower / known.slower
-        other = Problem(plan.problem.graph, plan.problem.cluster, Costs(scaled))
-        again = simulated(other, plan.placement, plan.modules).step_time
-        hop = max(0.0, known.hop + (found.seconds - again) / found.num_elsewhere)
-    return Correction(held, too_few, slower, hop)
+def corrected(search: PlanSearch, plan: Plan, known: Correction, trial: TrialRun) -> Correction:
+    """Correct the simulation by a run of a plan."""
+    spare, too_little = _next_spare(search, plan, known, trial)
+    if not trial.num_elsewhere:
+        return Correction(spare, too_little, known.slowdown, known.hop)
+    problem, device = plan.problem, plan.placement.device
+    is_cpu = np.array([one.kind == "cpu" for one in problem.cluster.devices])
+    ops = np.flatnonzero(is_cpu[device] & ~problem.graph.is_parameter)
+    expected = float(problem.op_time[ops, device[ops]].sum())
+    ratio = trial.elsewhere_seconds / expected if expected > 0 else 1.0
+    slowdown = min(max(known.slowdown * ratio, 1 / _SLOWEST), _SLOWEST)
+    op_time = problem.op_time.copy()
+    op_time[:, is_cpu] *= slowdown / known.slowdown
+    slower = Problem(problem.graph, problem.cluster, Costs(op_time))
+    step_time = simulated(slower, plan.placement, plan.modules).step_time
+    hop = max(0.0, known.hop + (trial.seconds - step_time) / trial.num_elsewhere)
+    return Correction(spare, too_little, slowdown, hop)
 
 
-def _held_next(
-    course: PlanSearch, plan: Plan, known: Correction, found: TrialRun
+def _next_spare(
+    search: PlanSearch, plan: Plan, known: Correction, trial: TrialRun
 ) -> tuple[int, int]:
-    """How many bytes to leave free, after a run that held some; and with how many it is known to be
-    too few.
+    """Give the bytes to leave free next, after a run; and the most that are known to be too few.
 
-    What a run holds beyond the simulated peak is as much as is needed, or more: libraries take much
-    for some ops, and the peak may be at others. So half of what was enough is tried as well, down
-    to what was too few.
+    A run uses some memory beyond the simulated peak. That much is enough, but may be more than is
+    needed: libraries take much for some ops, and the peak may be at others. So half of it is tried
+    as well, down to what was too little.
     """
-    held, main = course.held(known), course.cluster.index_of(course.main)
-    if found.peak > course.room:
-        more = min(found.peak - course.room + course.margin, int(course.cluster.memory[main]) // 5)
-        return held + more, max(held, known.too_few)
-    if course.grows:
-        return held, known.too_few
-    # Without a cap the device itself is the limit, and there what PyTorch keeps for later counts
-    # too.
-    in_use = found.peak if course.capped else found.reserved
-    beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + course.margin
-    return max(
-        known.too_few + course.margin, min(beyond, (held + known.too_few) // 2)
-    ), known.too_few
+    spare, main = search.spare(known), search.cluster.index_of(search.main)
+    if trial.peak > search.room:
+        largest = int(search.cluster.memory[main]) // 5
+        more = min(trial.peak - search.room + search.margin, largest)
+        return spare + more, max(spare, known.too_little)
+    if search.will_grow:
+        return spare, known.too_little
+    # Without a cap the device itself is the limit: memory that PyTorch keeps for later counts too.
+    in_use = trial.peak if search.capped else trial.reserved
+    beyond = max(0, in_use - int(plan.timeline.peak_memory[main])) + search.margin
+    half = (spare + known.too_little) // 2
+    return max(known.too_little + search.margin, min(beyond, half)), known.too_little

@@ -1,7 +1,7 @@
-"""The way from where weights live to where they are used: copies that go on while both sides work.
+"""Copies of weights that go on while both devices work, for the window of a placed model.
 
-On a GPU a stream with events; between devices that are threads of a CPU a thread. A copy is begun
-once what stood in its place was used for the last time, and nobody but who uses it waits for it.
+On a GPU a stream with events copies; between devices that are threads of a CPU a thread does. A
+copy begins after the last use of the weights in its place, and only its reader waits for it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Pair = tuple[Tensor, Tensor]  # where to, where from
+Pair = tuple[Tensor, Tensor]  # target, source
 
 
 class CopyQueue(Protocol):
     """Copies in the order they are asked for."""
 
     def copy(self, pairs: Sequence[Pair], after: Sequence[Any]) -> Any:
-        """Begin to copy, after those marks; what to wait for."""
+        """Begin to copy after these events; give what to wait for."""
 
     def wait(self, ready: Any) -> None:
-        """Whatever is computed from now on comes after that copy."""
+        """Make all computation from now on wait for a copy."""
 
-    def mark(self) -> Any:
-        """Everything that has been asked to be computed by now."""
+    def record_event(self) -> Any:
+        """Mark the point where all computation asked for so far is done."""
 
     def close(self) -> None: ...
 
@@ -36,12 +36,12 @@ class CudaCopyQueue:
     """A copy stream beside the stream that computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.index = device.index  # a number is looked up faster, and this is done for every module
+        self.index = device.index  # found faster by its number, for every module
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def copy(self, pairs: Sequence[Pair], after: Sequence[torch.cuda.Event]) -> torch.cuda.Event:
-        for mark in after:
-            self.stream.wait_event(mark)
+        for event in after:
+            self.stream.wait_event(event)
         with torch.cuda.stream(self.stream):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
@@ -51,7 +51,7 @@ class CudaCopyQueue:
     def wait(self, ready: torch.cuda.Event) -> None:
         torch.cuda.current_stream(self.index).wait_event(ready)
 
-    def mark(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         now: torch.cuda.Event = torch.cuda.current_stream(self.index).record_event()
         return now
 
@@ -60,8 +60,7 @@ class CudaCopyQueue:
 
 
 class ThreadCopyQueue:
-    """A thread that copies while another computes; what is computed is done when it is asked
-    for."""
+    """A thread that copies while another computes on a CPU; a computation ends with its call."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Sequence[Pair], threading.Event] | None] = SimpleQueue()
@@ -80,7 +79,7 @@ class ThreadCopyQueue:
             error, self._error = self._error, None
             raise error
 
-    def mark(self) -> None:
+    def record_event(self) -> None:
         return None
 
     def close(self) -> None:
@@ -88,7 +87,7 @@ class ThreadCopyQueue:
         self._thread.join()
 
     def _run(self) -> None:
-        with torch.inference_mode():  # weights may have been made in it
+        with torch.inference_mode():  # the weights may be inference tensors
             while (work := self._work.get()) is not None:
                 pairs, ready = work
                 try:

@@ -1,6 +1,6 @@
 """Words of memory on which a stream of a GPU waits until the CPU has written them.
 
-So a host can tell a GPU what to do with something that the CPU has not made yet, and go on.
+`cpu_beside_gpu.py` uses them: the GPU's later work is launched before the CPU has made its inputs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 1024  # words
-_PAST = 2**30  # so far ahead of every number that is waited for
 
 
 class CudaFlag:
-    """A word that grows: whoever waits for a number goes on when it is reached."""
+    """A word that grows: a stream that waits for a number goes on when it is reached."""
 
     def __init__(self, words: Any, number: int) -> None:
         self._words, self._number = words, number
@@ -28,13 +27,9 @@ class CudaFlag:
     def reach(self, number: int) -> None:
         self._words[self._number] = number % 2**31
 
-    def give_up(self) -> None:
-        """Nothing will come: nobody may wait for it for ever."""
-        self._words[self._number] = (int(self._words[self._number]) + _PAST) % 2**31
-
 
 class CudaFlags:
-    """Flags in locked memory."""
+    """Makes flags in pinned memory."""
 
     def __init__(self) -> None:
         self._words: Any = None
@@ -51,13 +46,15 @@ class CudaFlags:
 
 
 def stream_wait() -> Callable[[int, int, int], None] | None:
-    """Makes a stream wait until a word of memory is at least a number; None where that cannot
-    be."""
+    """Give the function that makes a stream wait until a word is at least a number.
+
+    None if the driver has no such wait.
+    """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         ask = driver.cuStreamWaitValue32_v2
     except (OSError, AttributeError):
-        log.info("the driver has no cuStreamWaitValue32: the host waits for what runs on the CPU")
+        log.info("the driver has no cuStreamWaitValue32: each call on the CPU is waited for")
         return None
     ask.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint]
     ask.restype = ctypes.c_int

@@ -1,5 +1,4 @@
-"""A model run as a plan has it: how long a step takes, what it holds, and what the CPU takes beside
-a GPU."""
+"""Trial runs: a few steps of a plan on the real model, with their time and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from roost.runtime.whole.apply import apply, placed_model, remove
 from roost.runtime.whole.module_placement import ModulePlacement
 from roost.runtime.whole.verify import buffers_kept
 
-# Steps that do not count, and their seconds: in the first the order of weights is learned, in the
-# second what comes of the CPU, and memory is new in all of them.
+# Steps that do not count, and their seconds: the first learns the order of weights, the second
+# makes buffers for the CPU, and all of them allocate memory.
 _WARM, _WARM_SECONDS = 3, 0.3
 # Steps that count, and seconds after which there are enough of them.
 _LEAST, _MOST, _ENOUGH = 3, 9, 1.0
@@ -27,32 +26,31 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What was measured."""
+    """The measured time and memory of a step."""
 
-    seconds: float  # of a step, the median
-    peak: int  # bytes that PyTorch had in use on the main device, in all; 0 where that is a CPU
-    reserved: int  # bytes that it had taken from the device, those included that it keeps for later
-    # Of a step, that modules took which run elsewhere, from input there to output there.
-    elsewhere_seconds: float
-    num_elsewhere: int  # calls of these in a step
+    seconds: float  # median
+    peak: int  # bytes that PyTorch used on the main device; 0 if that is a CPU
+    reserved: int  # bytes that PyTorch took from the device, with those it keeps for later
+    elsewhere_seconds: float  # of modules that run elsewhere, without their transfers
+    num_elsewhere: int  # calls of these modules in a step
 
 
 def trial_run(model: nn.Module, placement: ModulePlacement, inputs: Any) -> TrialRun:
-    """Place the model, call it some times, and leave it as it was. Raises whatever a call
-    raises."""
+    """Place the model, call it some times, and leave it as it was; raise any error of a call."""
     main = torch.device(placement.main) if placement.main.startswith("cuda") else None
     with buffers_kept(model):
         apply(model, placement)
         try:
-            spent = placed_model(model).call_time
+            call_time = placed_model(model).call_time
             if main is not None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(main)
             with torch.no_grad(), torch.random.fork_rng():
                 _steps(model, inputs, main, _WARM, _WARM_SECONDS)
-                calls, busy = spent.num_calls, spent.seconds
+                calls, busy = call_time.num_calls, call_time.seconds
                 seconds = _steps(model, inputs, main, _LEAST, _ENOUGH)
-                calls, busy = spent.num_calls - calls, spent.seconds - busy
+                calls, busy = call_time.num_calls - calls, call_time.seconds - busy
+            # Inputs of the user and their copies are on the device; only one of them counts.
             twice = sum(
                 leaf.nbytes
                 for leaf in tree_leaves(inputs)
@@ -70,15 +68,15 @@ def trial_run(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tria
 def _steps(
     model: nn.Module, inputs: Any, main: torch.device | None, least: int, enough: float
 ) -> list[float]:
-    """Seconds of at least so many steps, up to some more until they have taken long enough.
+    """Time at least so many steps, and up to some more until they have taken long enough.
 
-    Each is given inputs of its own: a model may write into them, or let a cache among them grow. A
-    step lasts until what it returns is there. Weights that are on their way for the next one by
-    then are part of the next one's time.
+    Each step has inputs of its own: a model may write into them, or let a cache among them grow. A
+    step ends when its outputs are there. Weights that are then on their way for the next step are
+    part of the next step's time.
     """
     stream = None if main is None else torch.cuda.current_stream(main)
-    found: list[float] = []
-    while len(found) < least or (len(found) < _MOST and sum(found) < enough):
+    seconds: list[float] = []
+    while len(seconds) < least or (len(seconds) < _MOST and sum(seconds) < enough):
         args, kwargs = tree_map_only(
             Tensor, lambda tensor: tensor.to(main or _CPU, copy=True), call_arguments(inputs)
         )
@@ -88,6 +86,6 @@ def _steps(
         model(*args, **kwargs)
         if stream is not None:
             stream.synchronize()
-        found.append(time.perf_counter() - begun)
-        del args, kwargs  # or there would be two of them
-    return found
+        seconds.append(time.perf_counter() - begun)
+        del args, kwargs  # or two of them would be in memory
+    return seconds

@@ -1,11 +1,11 @@
-"""The window through which weights pass that live elsewhere: fetched ahead in the order of their
-use.
+"""The window through which streamed weights pass, fetched ahead in the order of their use.
 
-The window is one block of memory, filled round and round. A module that comes as expected finds its
-weights there, or on their way; after it has run their place is free for the next. What comes out of
-turn is fetched at once, and what had been fetched in vain is passed over. The order of one run is
-what the next is expected to follow, and after its last module comes the first of the next run:
-generating text never waits for its first weights.
+`apply.py` makes it, and streamed modules enter and leave it. The window is one block of memory,
+filled round and round. A module that comes as expected finds its weights there, or on their way;
+when it has run, their place is free. The weights of an unexpected module are fetched at once, and
+those that were fetched in vain are passed over. The next run is expected to follow the order of the
+last one, and after its last module comes the first of the next run: generating text never waits for
+its first weights.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from roost.runtime.whole.copy_streams import CopyQueue
 
-_ALIGNED = 512  # bytes: what kernels of every kind like
-_MANY = 64  # places for each load of which the views are kept
+_ALIGNED = 512  # bytes: suits kernels of every kind
+_MANY = 64  # places of each module's weights whose views are kept
 
 
 def aligned(size: int) -> int:
@@ -33,20 +33,20 @@ class ModuleWeights:
     """The weights that one module needs for a call."""
 
     name: str
-    holders: list[Tensor]  # the parameters themselves, at home
-    tensors: list[Tensor] = field(default_factory=list)  # what is in them
+    holders: list[Tensor]  # the parameters at home
+    tensors: list[Tensor] = field(default_factory=list)  # their values
     offsets: list[int] = field(default_factory=list)
     size: int = 0  # bytes in the window
 
     def __post_init__(self) -> None:
         for tensor in self.holders:
             self.offsets.append(self.size)
-            self.size += aligned(tensor.numel() * tensor.element_size())
+            self.size += aligned(tensor.nbytes)
         self._state: list[tuple[int, int]] = []
         self.is_stale()
 
     def is_stale(self) -> bool:
-        """Whether somebody has written other weights since this was asked last."""
+        """Tell if somebody has written other weights since the last call of this."""
         state = [(0 if t.is_inference() else t._version, t.data_ptr()) for t in self.holders]
         if state == self._state:
             return False
@@ -56,75 +56,83 @@ class ModuleWeights:
 
 @dataclass(eq=False)
 class WindowEntry:
-    """A load in the window."""
+    """The weights of a module at a place of the window."""
 
-    load: ModuleWeights
+    weights: ModuleWeights
     begin: int
     views: list[Tensor]
     ready: Any
-    begun: bool = False  # its module has come, or never will
-    done: Any = None  # after which its place is free
+    begun: bool = False  # its module has come, or is passed over
+    done: Any = None  # the event after which its place is free
     left: bool = False
 
     @property
     def end(self) -> int:
-        return self.begin + self.load.size
+        return self.begin + self.weights.size
+
+    def pass_over(self) -> None:
+        self.begun = self.left = True
 
 
 class WeightWindow:
     """Weights on their way to one device."""
 
     def __init__(
-        self, way: CopyQueue, device: torch.device, size: int, loads: Sequence[ModuleWeights]
+        self,
+        queue: CopyQueue,
+        device: torch.device,
+        size: int,
+        modules: Sequence[ModuleWeights],
     ) -> None:
-        """At least the largest load fits, whatever the size."""
-        self.way, self.size = way, max([size, *(load.size for load in loads)])
+        """Make a window of `size` bytes, or larger if the weights of one module need it."""
+        self.queue, self.size = queue, max([size, *(weights.size for weights in modules)])
         with torch.inference_mode(False):
             self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
         self._device = device
-        self._visits: list[WindowEntry] = []  # oldest first
-        self._order, self._next = list(loads), 0  # what is expected, and what of it is fetched next
+        self._entries: list[WindowEntry] = []  # oldest first
+        self._order = list(modules)  # the order that is expected
+        self._next = 0  # in that order, the next to be fetched
         self._came: list[ModuleWeights] = []
-        # Views, by where a load lies: the same in every run.
-        self._made: dict[tuple[ModuleWeights, int], list[Tensor]] = {}
+        # Views by weights and their place: the same in every run.
+        self._views_at: dict[tuple[ModuleWeights, int], list[Tensor]] = {}
         self.num_unexpected = 0
-        # Nobody can see whether somebody has written into such: nothing of them is fetched before
-        # its run has begun.
-        self._unseen = any(tensor.is_inference() for load in loads for tensor in load.holders)
+        # Inference tensors do not show if somebody writes into them: nothing of them is fetched
+        # before its run has begun.
+        self._unseen = any(tensor.is_inference() for each in modules for tensor in each.holders)
         if not self._unseen:
             self._fetch_ahead()
 
-    def enter(self, load: ModuleWeights) -> WindowEntry:
-        """The weights of a module that is about to run."""
-        self._came.append(load)
-        if load.is_stale():
-            self._made = {key: views for key, views in self._made.items() if key[0] is not load}
-            for visit in self._visits:
-                if visit.load is load and not visit.begun:
-                    visit.begun = visit.left = True
-        if not any(visit.load is load and not visit.begun for visit in self._visits):
-            self._expect(load)
-        for visit in self._visits:
-            if visit.begun:
-                continue
-            visit.begun = True
-            if visit.load is load:
-                self.way.wait(visit.ready)
-                return visit
-            visit.left = True  # fetched in vain
-        return self._outside(load)
+    def enter(self, weights: ModuleWeights) -> WindowEntry:
+        """Give the weights of a module that is about to run."""
+        self._came.append(weights)
+        if weights.is_stale():
+            self._views_at = {
+                key: views for key, views in self._views_at.items() if key[0] is not weights
+            }
+            for entry in self._ahead():
+                if entry.weights is weights:
+                    entry.pass_over()
+        if not any(entry.weights is weights for entry in self._ahead()):
+            self._expect(weights)
+        for entry in self._ahead():
+            if entry.weights is weights:
+                entry.begun = True
+                self.queue.wait(entry.ready)
+                return entry
+            entry.pass_over()  # fetched in vain
+        return self._outside(weights)
 
-    def leave(self, visit: WindowEntry) -> None:
-        """A module has run."""
-        visit.done, visit.left = self.way.mark(), True
+    def leave(self, entry: WindowEntry) -> None:
+        """Free the place of a module that has run."""
+        entry.done, entry.left = self.queue.record_event(), True
         self._fetch_ahead()
 
     def end_run(self) -> None:
-        """The model has run once; the next run is expected to be like it."""
+        """Note the end of a run of the model; the next run is expected to be like it."""
         came, self._came = self._came, []
         if came and came != self._order:
-            # What was fetched ahead by the old order is still good where the new one begins alike.
-            ahead = [visit.load for visit in self._visits if not visit.begun]
+            # Weights fetched by the old order are still good if the new order begins with them.
+            ahead = [entry.weights for entry in self._ahead()]
             self._order = came
             if ahead == came[: len(ahead)]:
                 self._next = len(ahead) % len(came)
@@ -136,88 +144,79 @@ class WeightWindow:
             self._pass_over()
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether a tensor looks into the window."""
+        """Tell if a tensor lies in the window."""
         return tensor.untyped_storage().data_ptr() == self._memory.untyped_storage().data_ptr()
 
     def close(self) -> None:
-        self.way.close()
-        self._visits.clear()
+        self.queue.close()
+        self._entries.clear()
 
-    def _expect(self, load: ModuleWeights) -> None:
-        """Something comes out of turn: begin again with it."""
+    def _ahead(self) -> list[WindowEntry]:
+        """The entries whose modules have not come yet."""
+        return [entry for entry in self._entries if not entry.begun]
+
+    def _expect(self, weights: ModuleWeights) -> None:
+        """Begin again with an unexpected module."""
         self.num_unexpected += 1
         self._pass_over()
-        if load in self._order:
-            start = self._next
+        if weights in self._order:
             count = len(self._order)
-            self._next = min(
-                (i for i in range(count) if self._order[i] is load),
-                key=lambda i: (i - start) % count,
-            )
+            after = (number % count for number in range(self._next, self._next + count))
+            self._next = next(number for number in after if self._order[number] is weights)
             self._fetch_ahead()
 
     def _pass_over(self) -> None:
-        for visit in self._visits:
-            if not visit.begun:
-                visit.begun = visit.left = True
+        for entry in self._ahead():
+            entry.pass_over()
 
-    def _outside(self, load: ModuleWeights) -> WindowEntry:
-        """There is no room: a module with weights runs inside another whose weights fill the
-        window."""
-        copies = (tensor.to(self._device, copy=True) for tensor in load.tensors)
-        views = [alike(copy, holder) for copy, holder in zip(copies, load.holders, strict=True)]
-        return WindowEntry(load, 0, views, None, begun=True)
+    def _outside(self, weights: ModuleWeights) -> WindowEntry:
+        """Copy weights without the window: the weights of a module around this one fill it."""
+        copies = (tensor.to(self._device, copy=True) for tensor in weights.tensors)
+        views = [alike(copy, holder) for copy, holder in zip(copies, weights.holders, strict=True)]
+        return WindowEntry(weights, 0, views, None, begun=True)
 
     def _fetch_ahead(self) -> None:
-        while len(self._visits) - self._num_begun() < len(self._order):
-            load = self._order[self._next]
-            begin = self._room(load.size)
-            if begin is None:
-                return
-            self._next = (self._next + 1) % len(self._order)
-            self._fetch(load, begin)
-
-    def _num_begun(self) -> int:
-        return sum(visit.begun for visit in self._visits)
-
-    def _room(self, size: int) -> int | None:
-        """Where the next load goes; None where something stands there that is still to be used."""
-        begin = self._visits[-1].end if self._visits else 0
-        if begin + size > self.size:
-            begin = 0
-        over = (visit for visit in self._visits if visit.begin < begin + size and begin < visit.end)
-        return begin if all(visit.left for visit in over) else None
-
-    def _fetch(self, load: ModuleWeights, begin: int) -> None:
-        over = [
-            visit for visit in self._visits if visit.begin < begin + load.size and begin < visit.end
-        ]
-        self._visits = [visit for visit in self._visits if visit not in over]
-        views = self._made.get((load, begin))
-        if views is None:
-            # Where a load lies may differ from run to run for long.
-            if len(self._made) > _MANY * len(self._order):
-                self._made.clear()
-            with torch.inference_mode(False):
-                views = self._made[load, begin] = self._views(load, begin)
-        used = [visit.done for visit in over if visit.done is not None]
-        ready = self.way.copy(list(zip(views, load.tensors, strict=True)), used)
-        self._visits.append(WindowEntry(load, begin, views, ready))
-
-    def _views(self, load: ModuleWeights, begin: int) -> list[Tensor]:
-        found = []
-        for tensor, offset, holder in zip(load.tensors, load.offsets, load.holders, strict=True):
-            own = self._memory[
-                begin + offset : begin + offset + tensor.numel() * tensor.element_size()
+        while len(self._ahead()) < len(self._order):
+            weights = self._order[self._next]
+            begin = self._entries[-1].end if self._entries else 0
+            if begin + weights.size > self.size:
+                begin = 0
+            over = [
+                entry
+                for entry in self._entries
+                if entry.begin < begin + weights.size and begin < entry.end
             ]
-            # Its own, where that leaves no gaps.
+            if not all(entry.left for entry in over):
+                return  # weights there are still to be used
+            self._next = (self._next + 1) % len(self._order)
+            self._entries = [entry for entry in self._entries if entry not in over]
+            used = [entry.done for entry in over if entry.done is not None]
+            self._fetch(weights, begin, used)
+
+    def _fetch(self, weights: ModuleWeights, begin: int, used: list[Any]) -> None:
+        views = self._views_at.get((weights, begin))
+        if views is None:
+            # The places may differ from run to run for long.
+            if len(self._views_at) > _MANY * len(self._order):
+                self._views_at.clear()
+            with torch.inference_mode(False):
+                views = self._views_at[weights, begin] = self._views(weights, begin)
+        ready = self.queue.copy(list(zip(views, weights.tensors, strict=True)), used)
+        self._entries.append(WindowEntry(weights, begin, views, ready))
+
+    def _views(self, weights: ModuleWeights, begin: int) -> list[Tensor]:
+        views = []
+        for tensor, offset, holder in zip(
+            weights.tensors, weights.offsets, weights.holders, strict=True
+        ):
+            own = self._memory[begin + offset : begin + offset + tensor.nbytes]
+            # The layout of the tensor, without gaps.
             layout = torch.empty_like(tensor, device="meta").stride()
-            found.append(alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
-        return found
+            views.append(alike(own.view(tensor.dtype).as_strided(tensor.shape, layout), holder))
+        return views
 
 
 def alike(tensor: Tensor, holder: Tensor) -> Tensor:
-    """A parameter where the holder is one. Its versions are counted by themselves, not with all
-    that is around it."""
+    """Make a parameter of a tensor if the holder is one; its versions are counted for itself."""
     own = tensor.data
     return nn.Parameter(own, requires_grad=False) if isinstance(holder, nn.Parameter) else own
