@@ -1,3 +1,6 @@
-"""The official home of the optimizers of the graph runtime, for code outside the package."""
+"""The official home of the optimizers of the graph runtime, for code outside the package.
+
+An `Optimizer` has the settings of SGD, momentum, Adam and AdamW, as in `torch.optim`.
+"""
 
 from roost.runtime.step.optimizers import Optimizer as Optimizer

@@ -1,1 +1,1 @@
-"""The graph runtime: a captured step, run op by op on the devices of its placement."""
+"""The graph runtime: runs a captured step op by op on the devices of its placement."""

@@ -1,11 +1,9 @@
-"""Costs held against whole steps: on each device alone, and cut into pieces that go from device to
-device.
+"""Costs corrected by whole steps, on each device alone and cut into pieces that alternate devices.
 
-Ops are timed one by one; in a step they find other caches, other threads and other launches around
-them. What a step on one device alone takes more or less is put on all ops of that device alike, so
-that placements on several devices are predicted with each as fast as it is at work. Then a few
-steps in pieces tell what crossings cost among other work: a probe has them in a loop, where all
-that Python needs for them is at hand.
+`roost profile --calibrate` calls it. Ops are timed one by one; in a step they find other caches,
+other threads and other launches around them. All ops of a device are scaled by measured / predicted
+time of a whole step on that device. Then steps in pieces show the cost of crossings among other
+work: a probe sends tensors in a loop, where Python has all it needs at hand.
 """
 
 from __future__ import annotations
@@ -35,19 +33,19 @@ from roost.simulator.compiled import simulate
 log = logging.getLogger(__name__)
 
 _WARM, _LEAST, _MOST = 2, 5, 30  # steps
-_ODD = 5.0  # times: something else was going on
-_PIECES = (3, 8, 20, 50)  # that a step is cut into
-# What is tried for crossings: times what was probed, and seconds more.
+_ODD = 5.0  # times: another program must have been at work
+_PIECES = (3, 8, 20, 50)  # numbers of pieces
+# Corrections of crossings to choose from: times the probed cost, and seconds more.
 _TIMES = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0, 5.0)
 _MORE = (0.0, 2e-5, 5e-5, 1e-4, 2e-4, 4e-4)
-_BETTER = 0.9  # of the error, for a link to be otherwise than probed
+_BETTER = 0.9  # a correction must leave less than this share of the error
 
 
 class Crossings(NamedTuple):
-    """What tensors that cross cost, than was probed."""
+    """The cost of sending a tensor to another device, compared with the probed cost."""
 
-    times: float = 1.0  # what keeps either end busy, and what is waited for
-    more: float = 0.0  # seconds: of whoever sends, or of the way where crossings keep nobody busy
+    times: float = 1.0  # of latency, and of the time that either end is busy
+    more: float = 0.0  # seconds: of the sender, or of latency if crossings keep no device busy
 
 
 _AS_PROBED = Crossings()
@@ -55,10 +53,10 @@ _AS_PROBED = Crossings()
 
 @dataclass(frozen=True, eq=False)
 class Calibrated:
-    """A problem as whole steps have it."""
+    """A problem with costs as in whole steps."""
 
     problem: Problem
-    slower: dict[str, float]  # devices that were run, and how many times as long their ops take
+    slower: dict[str, float]  # device that was run -> measured / predicted time of its step
     crossings: Crossings = _AS_PROBED
 
 
@@ -70,12 +68,13 @@ def calibrated(
     cores: Sequence[set[int]] | None = None,
     seconds: float = 1.0,
 ) -> Calibrated:
-    """The problem with devices as fast as whole steps on them are, and crossings as steps in pieces
-    tell.
+    """Run whole steps and scale the costs of each device, then of crossings.
 
-    A device that the whole step does not fit on, or fails on, keeps its costs. `inputs` are a
-    tuple, a dict or a tensor; `residents` are copied; `seconds` are for each placement that is run,
-    at least five steps.
+    A device where the whole step does not fit, or fails, keeps its costs.
+
+    - `residents`: by name; they are copied.
+    - `inputs`: a tuple, a dict or a tensor.
+    - `seconds`: for each placement, at least five steps.
     """
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
 
@@ -117,25 +116,23 @@ def calibrated(
         if slower
         else ""
     )
-    found = Problem(problem.graph, problem.cluster, Costs(op_time, source or problem.costs.source))
+    costs = Costs(op_time, source or problem.costs.source)
+    scaled = Problem(problem.graph, problem.cluster, costs)
     if len(slower) < 2:
-        return Calibrated(found, slower)
-    tried = [
-        (placement, measured(placement, "in pieces"))
-        for placement in _in_pieces(found, list(slower))
-    ]
-    crossings = _fitted(found, [(placement, took) for placement, took in tried if took is not None])
-    return Calibrated(
-        Problem(found.graph, with_crossings(found.cluster, crossings), found.costs),
-        slower,
-        crossings,
-    )
+        return Calibrated(scaled, slower)
+    runs: list[tuple[Placement, float]] = []
+    for placement in _in_pieces(scaled, list(slower)):
+        took = measured(placement, "in pieces")
+        if took is not None:
+            runs.append((placement, took))
+    crossings = _fitted(scaled, runs)
+    cluster = with_crossings(problem.cluster, crossings)
+    return Calibrated(Problem(problem.graph, cluster, costs), slower, crossings)
 
 
 def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
-    """The program cut into pieces, each on the next device; parameters where they are first
-    read."""
-    graph, found = problem.graph, []
+    """Cut the program into pieces, each on the next device; parameters go to their first reader."""
+    graph, placements = problem.graph, list[Placement]()
     devices = np.array([problem.cluster.index_of(name) for name in names])
     consumers, members = graph.consumer_lists(), np.flatnonzero(graph.group >= 0)
     computes = np.flatnonzero(~graph.is_parameter)
@@ -151,13 +148,12 @@ def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
         if problem.allowed[np.arange(graph.num_ops), device].all():
             placement = problem.placement(device)
             if simulate(problem, placement).feasible:
-                found.append(placement)
-    return found
+                placements.append(placement)
+    return placements
 
 
 def _fitted(problem: Problem, measured: Sequence[tuple[Placement, float]]) -> Crossings:
-    """What brings predicted steps nearest to measured ones; as probed where nothing is much
-    nearer."""
+    """Choose the correction with the smallest error of predicted steps, if it is much smaller."""
 
     def error(crossings: Crossings) -> float:
         other = Problem(problem.graph, with_crossings(problem.cluster, crossings), problem.costs)
@@ -171,7 +167,7 @@ def _fitted(problem: Problem, measured: Sequence[tuple[Placement, float]]) -> Cr
         crossings: error(crossings)
         for crossings in (Crossings(*each) for each in product(_TIMES, _MORE))
     }
-    # Of several that are as near, the one that is nearest to what was probed.
+    # Of equal errors the smallest correction.
     best = min(
         errors, key=lambda each: (round(errors[each], 6), abs(math.log(each.times)), each.more)
     )
@@ -181,8 +177,9 @@ def _fitted(problem: Problem, measured: Sequence[tuple[Placement, float]]) -> Cr
 
 
 def with_crossings(cluster: Cluster, crossings: Crossings) -> Cluster:
-    """The cluster with links whose crossings cost so much; where they keep no device busy, they
-    take longer."""
+    """Correct the links of a cluster; crossings that keep no device busy take longer instead."""
+    if crossings == _AS_PROBED:
+        return cluster
     times, more = crossings
     links = []
     for link in cluster.links:
@@ -193,15 +190,15 @@ def with_crossings(cluster: Cluster, crossings: Crossings) -> Cluster:
         else:
             late += more
         links.append(replace(link, send_latency=late, **busy))
-    return cluster if crossings == _AS_PROBED else replace(cluster, links=tuple(links))
+    return replace(cluster, links=tuple(links))
 
 
 def _step_time(run: GraphRuntime, inputs: Sequence[Any], seconds: float) -> float:
     for _ in range(_WARM):
         run.step(*inputs)
-    found: list[float] = []
-    while len(found) < _LEAST or (sum(found) < seconds and len(found) < _MOST):
+    times: list[float] = []
+    while len(times) < _LEAST or (sum(times) < seconds and len(times) < _MOST):
         begun = time.perf_counter()
         run.step(*inputs)
-        found.append(time.perf_counter() - begun)
-    return statistics.median(found)
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)

@@ -1,1 +1,1 @@
-"""What both runtimes need: devices, threads, random ops, optimizers, and the unplaced step."""
+"""The unplaced step, devices, threads, random ops and differences: for both runtimes."""

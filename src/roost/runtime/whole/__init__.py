@@ -1,1 +1,1 @@
-"""The module runtime: an unchanged nn.Module, with its weights where a plan has them."""
+"""The module runtime: runs an unchanged `nn.Module` with its weights where a plan has them."""

@@ -1,13 +1,13 @@
-"""What a placement of ops says about modules.
+"""A placement of ops, rounded to whole modules.
 
-A search decides about graphs in which a module is one group (`transforms/by_module.py`); any other
-placement is rounded to that: a module runs where most of its time is spent. Cheap ops between
-modules that all run elsewhere go with them.
+`plan/module_search.py` calls it. The search decides about graphs in which a module is one group
+(`transforms/by_module.py`); any other placement is rounded to that: a module runs where most of its
+time is spent. Cheap ops between modules that all run elsewhere go with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,7 +23,7 @@ from roost.runtime.whole.weight_window import aligned
 from roost.transforms.by_module import plain, readers_of, weightless
 
 _CHEAP = 0.05  # of the FLOP of the modules they stand between
-_SMALL = 2**20  # bytes: what the graph does not know of is kept on the main device up to this size
+_SMALL = 2**20  # bytes: unused parameters up to this size stay on the main device
 
 
 def by_modules(
@@ -34,29 +34,33 @@ def by_modules(
     light: bool = False,
     on_the_spot: Collection[str] = (),
 ) -> tuple[ModulePlacement, Placement]:
-    """The placement for a model that stays Python, and the same as a placement of all ops, to be
-    simulated.
+    """Give the placement of the model's modules, and the same as a placement of all ops.
 
-    `problem` is of the graph as captured, without limits on where ops may run; `tied` has other
-    names of parameters. `light`: modules without weights may run elsewhere as well
-    (`ByModule.light`). `on_the_spot`: modules whose weights, if they have to be brought, come in
-    their calls, and not through the window.
+    - `problem`: of the captured graph, without limits on where ops may run.
+    - `tied`: other names of parameters -> their name in the graph.
+    - `light`: modules without weights may run elsewhere as well (`ByModule.light`).
+    - `on_the_spot`: modules whose weights, if they are brought, are copied in their calls.
     """
-    work = _ModuleRounding(problem, placement, tied or {}, light, _never_called(model), on_the_spot)
-    work.place_modules()
-    work.place_parameters()
-    return work.for_model(model), work.for_simulator()
+    rounding = _ModuleRounding(
+        problem, placement, tied or {}, light, _never_called(model), set(on_the_spot)
+    )
+    rounding.place_modules()
+    rounding.place_parameters()
+    return rounding.for_model(model), rounding.for_simulator()
 
 
 def _never_called(model: nn.Module) -> set[str]:
-    """Modules that only hold others, as `nn.ModuleList`: nothing can be put around a call of
-    them."""
-    named = model.named_modules(remove_duplicate=False)
+    """Give modules that only hold others, as `nn.ModuleList`: they have no call to change."""
     return {
         name
-        for name, module in named
+        for name, module in model.named_modules(remove_duplicate=False)
         if getattr(module.forward, "__func__", None) is nn.Module.forward
     }
+
+
+def _inside(name: str, around: str) -> bool:
+    """Tell if a module is another one, or inside it."""
+    return name == around or name.startswith(f"{around}.")
 
 
 class _ModuleRounding:
@@ -67,37 +71,29 @@ class _ModuleRounding:
         tied: Mapping[str, str],
         light: bool,
         never_called: set[str],
-        on_the_spot: Collection[str],
+        on_the_spot: set[str],
     ) -> None:
         self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
-        self.names, self.light, self.never_called = (
-            problem.cluster.device_names,
-            light,
-            never_called,
-        )
-        self.on_the_spot = set(on_the_spot)
+        self.light, self.never_called, self.on_the_spot = light, never_called, on_the_spot
+        self.names = problem.cluster.device_names
+        self.kinds = [device.kind for device in problem.cluster.devices]
         self.device = np.array(self.placement.device)
         self.main = self._main()
-        kinds = [one.kind for one in problem.cluster.devices]
-        # From which all is streamed, where there is one.
-        self.store = kinds.index(MEMORY) if MEMORY in kinds else None
+        # Host memory that weights are streamed from, if it is a device of its own.
+        self.store = self.kinds.index(MEMORY) if MEMORY in self.kinds else None
         self.readers = readers_of(self.graph)
         self.ops: dict[str, list[int]] = {}  # of each module
-        for op, (module, parameter) in enumerate(
-            zip(self.graph.modules, self.graph.is_parameter.tolist(), strict=True)
-        ):
-            if not parameter:
-                self.ops.setdefault(plain(module), []).append(op)
-        self.known: dict[int, list[str]] = {op: [self.graph.op_names[op]] for op in self.readers}
-        number = {names[0]: op for op, names in self.known.items()}
+        for op in np.flatnonzero(~self.graph.is_parameter).tolist():
+            self.ops.setdefault(plain(self.graph.modules[op]), []).append(op)
+        self.number = {self.graph.op_names[op]: op for op in self.readers}
+        self.known = {op: [name] for name, op in self.number.items()}  # all names of a parameter
         for other, name in tied.items():
-            self.known[number[name]].append(other)
-        with_weights = dict.fromkeys(
-            module for modules in self.readers.values() for module in modules if module
-        )
-        # Modules that something is decided of, in the order they are called, and the device each
-        # runs on.
-        decided = [*with_weights, *(weightless(self.graph) if light else ())]
+            self.known[self.number[name]].append(other)
+        self.number |= {name: op for op, names in self.known.items() for name in names}
+        # The modules that can be placed, in the order of their calls, and the device of each.
+        decided = {module for modules in self.readers.values() for module in modules if module}
+        if light:
+            decided |= set(weightless(self.graph))
         self.runs = {
             module: self._majority(self.ops[module])
             for module in sorted(decided, key=lambda each: self.ops[each][0])
@@ -108,14 +104,14 @@ class _ModuleRounding:
     def place_modules(self) -> None:
         self.device[~self.graph.is_parameter] = self.main
         for module in self.runs:
-            device = self.runs[module]  # which may be that of a module around it by now
+            device = self.runs[module]  # by now perhaps that of a module around it
             self.device[self.ops[module]] = device
             if device != self.main and not any(module.startswith(f"{top}.") for top in self.tops):
                 top = self._top(module, device)
                 self.tops = {
-                    each: where
-                    for each, where in self.tops.items()
-                    if not each.startswith(f"{top}.")
+                    other: where
+                    for other, where in self.tops.items()
+                    if not other.startswith(f"{top}.")
                 }
                 self.tops[top] = device
                 for inside in self._within(top, self.ops):
@@ -123,30 +119,29 @@ class _ModuleRounding:
                 self.runs |= dict.fromkeys(self._within(top, self.runs), device)
 
     def place_parameters(self) -> None:
-        """Weights of a module that runs elsewhere live there; others where they were placed, if
-        they can be brought."""
+        """Place weights with modules that run elsewhere; others as placed, if they can come."""
         for parameter, modules in self.readers.items():
-            away = [module for module in modules if self.runs.get(module, self.main) != self.main]
-            if away:
-                self.device[parameter] = self.runs[away[0]]
+            elsewhere = [each for each in modules if self.runs.get(each, self.main) != self.main]
+            if elsewhere:
+                self.device[parameter] = self.runs[elsewhere[0]]
             if self.device[parameter] == self.main:
                 continue
             brought = {
                 module: self._name_inside(module, parameter)
                 for module in modules
-                if module not in away
+                if module not in elsewhere
             }
-            if not away and not all(brought.values()):
+            if not elsewhere and not all(brought.values()):
                 self.device[parameter] = self.main
                 continue
-            if not away and brought and self.store is not None:
+            if not elsewhere and brought and self.store is not None:
                 self.device[parameter] = self.store
             for module, name in brought.items():
                 if name is not None:
                     self.streamed[module].append(name)
 
     def for_model(self, model: nn.Module) -> ModulePlacement:
-        tensors = named_tensors(model)
+        tensors, main, host = named_tensors(model), self.names[self.main], self._host()
         home = {
             name: self._home(parameter)
             for parameter, names in self.known.items()
@@ -154,29 +149,19 @@ class _ModuleRounding:
             if name in tensors
         }
         streamed = {module: tuple(names) for module, names in self.streamed.items() if names}
-        host = self._host()
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        large = (
-            name
-            for name in parameters
-            if tensors[name].numel() * tensors[name].element_size() >= _SMALL
-        )
-        # Nothing was said of it: not used, or rarely.
-        for name in sorted(name for name in large if name not in home):
+        # Large parameters that the graph does not know: they are used rarely, or never.
+        for name, parameter in sorted(model.named_parameters(remove_duplicate=False)):
             module, _, _ = name.rpartition(".")
-            if module and module not in streamed and host != self.names[self.main]:
+            if name in home or parameter.nbytes < _SMALL:
+                continue
+            if module and module not in streamed and host != main:
                 home[name], streamed[module] = host, (name,)
-        runs_on = {module: self.names[device] for module, device in self.tops.items()}
-        loads = [
-            sum(aligned(tensors[name].nbytes) for name in names)
-            for module, names in streamed.items()
-            if module not in self.on_the_spot
-        ]
-        window = max([int(self._windows()[self.main]), *loads])
+        size = {name: tensor.nbytes for name, tensor in tensors.items()}
+        window = max(int(self._windows()[self.main]), self._largest_load(streamed, size))
         return ModulePlacement(
-            self.names[self.main],
+            main,
             home,
-            runs_on,
+            {module: self.names[device] for module, device in self.tops.items()},
             streamed,
             window,
             signature(model),
@@ -185,27 +170,24 @@ class _ModuleRounding:
         )
 
     def _staying(self) -> tuple[str, ...]:
-        """Modules that run elsewhere whose output is read by such alone, on the same device."""
+        """Give modules that run elsewhere whose outputs are read only there."""
         top_of = {
             op: top
             for top in self.tops
             for inside in self._within(top, self.ops)
             for op in self.ops[inside]
         }
-        consumers, found = self.graph.consumer_lists(), []
-        for top, device in self.tops.items():
+        consumers = self.graph.consumer_lists()
+
+        def stays(top: str) -> bool:
             mine = [op for op, other in top_of.items() if other == top]
-            readers = {
-                reader for op in mine for reader in consumers[op] if top_of.get(reader) != top
-            }
-            returned = any(not consumers[op] for op in mine)
-            if (
-                readers
-                and not returned
-                and all(self.tops.get(top_of.get(each, ""), -1) == device for each in readers)
-            ):
-                found.append(top)
-        return tuple(found)
+            if any(not consumers[op] for op in mine):  # the model returns it
+                return False
+            tops = {top_of.get(reader) for op in mine for reader in consumers[op]} - {top}
+            devices = {self.tops.get(each or "", -1) for each in tops}
+            return devices == {self.tops[top]}
+
+        return tuple(top for top in self.tops if stays(top))
 
     def for_simulator(self) -> Placement:
         return replace(
@@ -218,49 +200,47 @@ class _ModuleRounding:
         )
 
     def _windows(self) -> Array:  # [devices] bytes
-        """As large as was planned, and as the weights that one module needs together."""
+        """Give windows as large as planned, or as the weights that one module needs."""
         windows = np.array(
             np.broadcast_to(self.placement.prefetch_bytes, len(self.names)), dtype=np.int64
         )
-        number = {name: op for op, names in self.known.items() for name in names}
-        loads = [
-            sum(aligned(int(self.graph.output_bytes[number[name]])) for name in names)
-            for module, names in self.streamed.items()
-            if module not in self.on_the_spot
-        ]
-        windows[self.main] = max([int(windows[self.main]), *loads])
+        size = {name: int(self.graph.output_bytes[op]) for name, op in self.number.items()}
+        largest = self._largest_load(self.streamed, size)
+        windows[self.main] = max(int(windows[self.main]), largest)
         return windows
 
+    def _largest_load(self, streamed: Mapping[str, Sequence[str]], size: Mapping[str, int]) -> int:
+        """Bytes of the largest weights that one module needs together in the window."""
+        loads = (
+            sum(aligned(size[name]) for name in names)
+            for module, names in streamed.items()
+            if module not in self.on_the_spot
+        )
+        return max(loads, default=0)
+
     def _home(self, parameter: int) -> str:
-        """Memory that is a device of its own is a CPU's."""
-        device = self.problem.cluster.devices[self.device[parameter]]
-        return self._host() if device.kind == MEMORY else device.name
+        """Give the home of a parameter: the CPU if its device is host memory."""
+        device = self.device[parameter]
+        return self._host() if self.kinds[device] == MEMORY else self.names[device]
 
     def _host(self) -> str:
-        found = [one.name for one in self.problem.cluster.devices if one.kind == "cpu"]
-        return found[0] if found else self.names[self.main]
+        return self.names[self.kinds.index("cpu") if "cpu" in self.kinds else self.main]
 
     def _main(self) -> int:
-        """The device that has most to do, one that is no CPU where there is one."""
-        spent = np.zeros(self.problem.cluster.num_devices)
-        np.add.at(spent, self.device, self._seconds()[np.arange(self.graph.num_ops), self.device])
-        faster = [
-            number
-            for number, one in enumerate(self.problem.cluster.devices)
-            if one.kind not in ("cpu", MEMORY)
-        ]
-        return max(faster or range(len(spent)), key=lambda number: spent[number])
-
-    def _seconds(self) -> Array:
-        return self.problem.op_time
+        """Give the device that is busy longest, no CPU if there is any other."""
+        ops = np.arange(self.graph.num_ops)
+        spent = np.zeros(len(self.names))
+        np.add.at(spent, self.device, self.problem.op_time[ops, self.device])
+        others = [n for n, kind in enumerate(self.kinds) if kind not in ("cpu", MEMORY)]
+        return max(others or range(len(spent)), key=lambda number: spent[number])
 
     def _majority(self, ops: list[int]) -> int:
         spent = np.zeros(len(self.names))
-        np.add.at(spent, self.device[ops], self._seconds()[ops].mean(axis=1) + 1e-12)
+        np.add.at(spent, self.device[ops], self.problem.op_time[ops].mean(axis=1) + 1e-12)
         return int(spent.argmax())
 
     def _top(self, module: str, device: int) -> str:
-        """The outermost module around one of which all may run on that device."""
+        """Give the outermost module around one that may run on that device as a whole."""
         parts = module.split(".")
         for count in range(1, len(parts)):
             around = ".".join(parts[:count])
@@ -280,12 +260,10 @@ class _ModuleRounding:
                 return around
         return module
 
-    def _within(self, around: str, modules: Mapping[str, object]) -> list[str]:
-        return [module for module in modules if module == around or module.startswith(f"{around}.")]
+    def _within(self, around: str, modules: Iterable[str]) -> list[str]:
+        return [module for module in modules if _inside(module, around)]
 
     def _name_inside(self, module: str, parameter: int) -> str | None:
-        """The name under which a module, or one inside it, has a parameter."""
-        return next(
-            (name for name in self.known[parameter] if module and name.startswith(f"{module}.")),
-            None,
-        )
+        """Give the name under which a module, or one inside it, has a parameter."""
+        names = self.known[parameter] if module else []
+        return next((name for name in names if name.startswith(f"{module}.")), None)
