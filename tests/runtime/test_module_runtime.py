@@ -408,9 +408,9 @@ def test_generate_gives_the_same_tokens():
 
 
 def test_a_forward_wrapped_twice_has_both_around_it():
-    def around(name, forward, *args):
+    def around(name, call):
         seen.append(name)
-        return forward(*args)
+        return call.run()
 
     seen = []
     inner = WrappedForward(lambda x: x + 1, partial(around, "inner"), nullcontext())

@@ -14,8 +14,8 @@ from roost.core.costs import Costs
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.frontends.tracing.captured_step import CapturedStep
+from roost.runtime.ops.cuda import RuntimeDevice
 from roost.runtime.ops.run import GraphRuntime
-from roost.runtime.step.devices import RuntimeDevice
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.unplaced import residents_of
 from support.numerics import distance

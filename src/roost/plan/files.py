@@ -41,20 +41,9 @@ class PlanFile(rows.File, tag_field="format", tag="roost.plan"):
 
 
 def plan_file(plan: Plan) -> PlanFile:
-    where = plan.modules
     return PlanFile(
         version=1,
-        modules=ModulesBlock(
-            main=where.main,
-            model=where.model,
-            home=dict(where.home),
-            runs_on=dict(where.runs_on),
-            streamed={module: list(names) for module, names in where.streamed.items()},
-            window=where.window,
-            few_rows=where.few_rows,
-            stays=list(where.stays),
-            on_the_spot=list(where.on_the_spot),
-        ),
+        modules=msgspec.convert(msgspec.to_builtins(plan.modules), ModulesBlock),
         placement=rows.placement_file(plan.placement),
         problem=rows.problem_file(plan.problem),
         result=rows.result_file(plan.result),
@@ -101,18 +90,11 @@ def _modules(block: ModulesBlock, cluster: Cluster) -> ModulePlacement:
         raise InputError(
             f"modules.window: is {block.window} bytes; {block.main!r} of the problem has {most}"
         )
+    fields = msgspec.structs.asdict(block)
+    fields["streamed"] = {module: tuple(names) for module, names in block.streamed.items()}
+    fields |= {"stays": tuple(block.stays), "on_the_spot": tuple(block.on_the_spot)}
     with _named("modules"):
-        return ModulePlacement(
-            main=block.main,
-            home=block.home,
-            runs_on=block.runs_on,
-            streamed={module: tuple(names) for module, names in block.streamed.items()},
-            window=block.window,
-            model=block.model,
-            few_rows=block.few_rows,
-            stays=tuple(block.stays),
-            on_the_spot=tuple(block.on_the_spot),
-        )
+        return ModulePlacement(**fields)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch import Tensor
 from roost.errors import InputError
 from roost.runtime.ops.segments import Capture
 from roost.runtime.step.device_threads import AWAKE_SECONDS, look
-from roost.runtime.step.devices import Event, SentTensor
+from roost.runtime.step.devices import CpuDevice, Event, SentTensor
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class CudaEngine:
 
 
 class CudaDevice:
-    """A `RuntimeDevice` of CUDA."""
+    """A CUDA device, with the methods of `CpuDevice`."""
 
     def __init__(self, device: torch.device, engine: CudaEngine | None = None) -> None:
         self.device, self.engine = device, engine or CudaEngine()
@@ -160,7 +160,7 @@ class CudaDevice:
         self._leaving: deque[tuple[Event, int]] = deque()
         self._leaving_bytes = 0
 
-    # ------------------------------------------------------------------ RuntimeDevice
+    # ------------------------------------------------------------------ as of a CPU
 
     def enter(self) -> None:
         self.engine.enter(self.device)
@@ -319,6 +319,9 @@ class CudaDevice:
             return own.as_strided(like.shape, like.stride(), None)
 
         return [memory(like, offset) for like, offset in zip(likes, offsets, strict=True)]
+
+
+RuntimeDevice = CpuDevice | CudaDevice
 
 
 class PinnedMemory:

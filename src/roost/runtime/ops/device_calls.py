@@ -14,11 +14,10 @@ from torch import Tensor
 
 from roost.core.placement import Placement
 from roost.frontends.tracing.captured_step import CapturedStep
-from roost.runtime.ops.cuda import CudaDevice
+from roost.runtime.ops.cuda import CudaDevice, RuntimeDevice
 from roost.runtime.ops.op_clock import OpClock
 from roost.runtime.ops.segments import Capture
 from roost.runtime.ops.transfers import TransferCalls
-from roost.runtime.step.devices import RuntimeDevice
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.random_ops import RandomOps
 

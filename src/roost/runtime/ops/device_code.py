@@ -128,16 +128,13 @@ class _DeviceWriter:
         self.code, self.device, self.lines = code, device, list[Line]()
         self.step, self.calls = code.step, code.calls
         self.names: dict[Any, str] = {}  # node, or copy -> name
-        self.node_number = {
-            node: number for number, node in enumerate(code.step.program.module.graph.nodes)
-        }
         self.copy_of = {
             (op, copy.parameter): number
             for number, copy in enumerate(code.copies[device])
             for op in copy.users
         }
         self.sent: set[str] = set()  # names whose tensor another device or the caller may read
-        self.temporary = 0
+        self.num_values = 0
 
     def written(self) -> list[Line]:
         code, device = self.code, self.device
@@ -310,8 +307,8 @@ class _DeviceWriter:
         kwargs: Mapping[str, Any] | None = None,
         needs: tuple[tuple[Key, int], ...] = (),
     ) -> str:
-        self.temporary += 1
-        name = self.names[node] = f"v{self.node_number[node]}_{self.temporary}d{self.device}"
+        self.num_values += 1
+        name = self.names[node] = f"v{self.num_values}d{self.device}"
         self.lines.append(Line(op, call, args, kwargs or {}, name, node, needs=needs))
         return name
 

@@ -17,7 +17,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.timeline import MemoryTrack, Timeline, Transfers
 from roost.errors import InputError
-from roost.runtime.step.devices import RuntimeDevice
+from roost.runtime.ops.cuda import RuntimeDevice
 from roost.simulator.compiled import simulate
 
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from roost.core.placement import Placement
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
-from roost.runtime.ops.cuda import CudaDevice, PinnedMemory
+from roost.runtime.ops.cuda import CudaDevice, PinnedMemory, RuntimeDevice
 from roost.runtime.ops.fetch_window import lifetimes, packed
-from roost.runtime.step.devices import RuntimeDevice
 from roost.simulator.reference import Copy
 
 

@@ -20,7 +20,7 @@ from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import ExecutionError, InputError
 from roost.frontends.tracing.captured_step import CapturedStep
-from roost.runtime.ops.cuda import CudaDevice, device_named
+from roost.runtime.ops.cuda import CudaDevice, RuntimeDevice, device_named
 from roost.runtime.ops.device_calls import DeviceCalls
 from roost.runtime.ops.device_code import StepCode
 from roost.runtime.ops.merged import has_time
@@ -28,7 +28,7 @@ from roost.runtime.ops.residents import HomeResidents
 from roost.runtime.ops.transfers import launchers
 from roost.runtime.step.calls import check_flags, input_tensors
 from roost.runtime.step.device_threads import TaskThread
-from roost.runtime.step.devices import CpuDevice, Event, RuntimeDevice
+from roost.runtime.step.devices import CpuDevice, Event
 from roost.runtime.step.optimizers import Optimizer
 from roost.runtime.step.random_ops import RandomOps
 from roost.runtime.step.unplaced import residents_of

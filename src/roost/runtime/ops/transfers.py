@@ -14,14 +14,13 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from roost.runtime.ops.cuda import CudaDevice
+from roost.runtime.ops.cuda import CudaDevice, RuntimeDevice
 from roost.runtime.ops.residents import HomeResidents
 from roost.runtime.step.device_threads import AWAKE_SECONDS, Mailbox, OldValueReads, TaskThread
 from roost.runtime.step.devices import (
     CopyFunction,
     CpuDevice,
     Event,
-    RuntimeDevice,
     SentTensor,
     copied_on_cpu,
 )

@@ -1,4 +1,4 @@
-"""Devices of the graph runtime: what every device can do, and the CPU.
+"""Devices of the graph runtime: the CPU, events, and tensors on their way to another device.
 
 `GraphRuntime` makes the devices; each device has a thread that calls it (`device_threads.py`).
 A CPU has done its work when a call returns. A CUDA device works later than it is called: an event
@@ -33,79 +33,58 @@ class SentTensor:
     on_host: bool = False  # still in pinned memory: the CUDA device that receives it copies it
 
 
-class RuntimeDevice(Protocol):
-    """A device. Its own thread calls it, except for the methods that say otherwise."""
+class CpuDevice:
+    """A device of the kind `cpu`: the thread that calls it does the work.
 
-    device: torch.device
+    Its own launcher calls a device. `begin` and `set_clock` are called by the thread that asks for
+    a step, `settle` and `close` by any thread.
+    """
+
+    device = torch.device("cpu")
 
     def enter(self) -> None:
-        """Prepare the thread that calls this; called once."""
+        """Prepare the launcher; called once."""
 
     def begin(self) -> None:
-        """Prepare a step; the thread that asks for the step calls this."""
+        """Prepare a step."""
 
     def finish(self) -> None:
         """Return when all work given so far is done."""
 
     def record_event(self) -> Event | None:
         """Mark the point where all work given so far is done."""
-
-    def wait(self, event: Event | None) -> None:
-        """Make all work given from now on wait for this point."""
-
-    def bring_input(self, value: Tensor) -> Tensor:
-        """Copy an input of the step to this device, from any device."""
-
-    def receive(self, sent: SentTensor) -> Tensor:
-        """Take a tensor that was sent here."""
-
-    def settle(self, value: Tensor) -> Tensor:
-        """Copy a resident that lives here; any thread may call this."""
-
-    def close(self) -> None:
-        """Wait until no copy uses memory of this device; any thread may call this."""
-
-    def set_clock(self) -> None:
-        """Prepare a step whose ops are timed; the thread that asks for the step calls this."""
-
-    def stamp(self) -> Any:
-        """Take the time at this point of the device's work."""
-
-    def seconds(self, stamp: Any) -> float:
-        """Give a stamp in seconds of `time.perf_counter`, once the step is done."""
-
-
-class CpuDevice:
-    """A device of the kind `cpu`: the thread that calls it does the work."""
-
-    device = torch.device("cpu")
-
-    def enter(self) -> None:
-        pass
-
-    begin = finish = close = set_clock = enter
-
-    def record_event(self) -> Event | None:
         return None
 
     def wait(self, event: Event | None) -> None:
+        """Make all work given from now on wait for this point."""
         if event is not None:
             event.synchronize()
 
     def bring_input(self, value: Tensor) -> Tensor:
+        """Copy an input of the step to this device, from any device."""
         return value.to("cpu")
 
     def receive(self, sent: SentTensor) -> Tensor:
+        """Take a tensor that was sent here."""
         self.wait(sent.arrival)
         return sent.tensor
 
     def settle(self, value: Tensor) -> Tensor:
+        """Copy a resident that lives here."""
         return value.detach().to("cpu", copy=True)
 
+    def close(self) -> None:
+        """Wait until no copy uses memory of this device."""
+
+    def set_clock(self) -> None:
+        """Prepare a step whose ops are timed."""
+
     def stamp(self) -> Any:
+        """Take the time at this point of the device's work."""
         return time.perf_counter()
 
     def seconds(self, stamp: Any) -> float:
+        """Give a stamp in seconds of `time.perf_counter`, once the step is done."""
         return float(stamp)
 
 

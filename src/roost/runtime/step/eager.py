@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,13 +10,9 @@ from torch.utils._pytree import tree_map_only
 
 from roost.presets.clock import host_time
 from roost.runtime.step.calls import call_arguments, loss_of
+from roost.runtime.step.optimizers import Optimizer
 
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-6, momentum=0.9),
-    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-6),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6),
-}
+_SETTINGS = Optimizer(rate=1e-6)
 
 
 def eager_step_time(
@@ -34,7 +29,7 @@ def eager_step_time(
     model = model.to(device).train(optimizer is not None)
     inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), inputs)
     args, kwargs = call_arguments(inputs)
-    updates = _OPTIMIZERS[optimizer](model.parameters()) if optimizer else None
+    updates = _SETTINGS.of_torch(optimizer, model.parameters()) if optimizer else None
 
     def step() -> None:
         with torch.set_grad_enabled(updates is not None):

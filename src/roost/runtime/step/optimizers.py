@@ -5,10 +5,12 @@ Op for op, `cost_models/timing/updates.py` times the same arithmetic; a test com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import sqrt
+from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -21,6 +23,23 @@ class Optimizer:
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = 1e-8
     weight_decay: float = 1e-2  # adamw only
+
+    def of_torch(
+        self, kind: str, parameters: Iterable[Any], foreach: bool | None = None
+    ) -> torch.optim.Optimizer:
+        """Make PyTorch's own optimizer of a kind with these settings."""
+        if kind in ("sgd", "momentum"):
+            momentum = self.momentum if kind == "momentum" else 0.0
+            return torch.optim.SGD(parameters, lr=self.rate, momentum=momentum, foreach=foreach)
+        settings: dict[str, Any] = {
+            "lr": self.rate,
+            "betas": self.betas,
+            "eps": self.epsilon,
+            "foreach": foreach,
+        }
+        if kind == "adam":
+            return torch.optim.Adam(parameters, **settings)
+        return torch.optim.AdamW(parameters, weight_decay=self.weight_decay, **settings)
 
     def update(self, kind: str) -> Callable[..., None]:
         """Give the function that updates a parameter.

@@ -46,13 +46,10 @@ def _with_generator(target: Any) -> Callable[..., Any]:
         return _dropout
     if any(argument.name == "generator" for argument in target._schema.arguments):
         return lambda generator, *args, **kwargs: target(*args, **kwargs | {"generator": generator})
-    if target is aten.rand_like.default:
-        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).uniform_(
-            generator=generator
-        )
-    if target is aten.randn_like.default:
-        return lambda generator, like, **kwargs: torch.empty_like(like, **kwargs).normal_(
-            generator=generator
+    fills = {aten.rand_like.default: Tensor.uniform_, aten.randn_like.default: Tensor.normal_}
+    if target in fills:
+        return lambda generator, like, **kwargs: fills[target](
+            torch.empty_like(like, **kwargs), generator=generator
         )
     raise UnsupportedOp(
         f"{target} draws random numbers without a generator, so it cannot be placed; use dropout, "

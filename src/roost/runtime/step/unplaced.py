@@ -62,7 +62,11 @@ class UnplacedStep:
         self.number = {name: number for number, name in enumerate(step.graph.op_names)}
         values = dict(self.model.named_parameters(remove_duplicate=False))
         self.learning = {name: values[name] for name in step.program.gradients}
-        self.optimizer = _optimizer(optimizer, step.optimizer, list(self.learning.values()))
+        self.optimizer: torch.optim.Optimizer | None = None
+        if step.optimizer is not None and self.learning:
+            # One parameter after the other, as the graph runtime updates them.
+            learning = self.learning.values()
+            self.optimizer = optimizer.of_torch(step.optimizer, learning, foreach=False)
 
     @property
     def draws(self) -> bool:
@@ -201,23 +205,3 @@ def _moved(value: Any, device: torch.device) -> Any:
         return each.to(device) if isinstance(each, Tensor) else each
 
     return tree_map(move, value)
-
-
-def _optimizer(
-    settings: Optimizer, kind: str | None, parameters: list[Any]
-) -> torch.optim.Optimizer | None:
-    """Make PyTorch's own optimizer, which goes through the parameters one by one."""
-    if kind is None or not parameters:
-        return None
-    if kind in ("sgd", "momentum"):
-        momentum = settings.momentum if kind == "momentum" else 0.0
-        return torch.optim.SGD(parameters, lr=settings.rate, momentum=momentum, foreach=False)
-    common: dict[str, Any] = {
-        "lr": settings.rate,
-        "betas": settings.betas,
-        "eps": settings.epsilon,
-        "foreach": False,
-    }
-    if kind == "adam":
-        return torch.optim.Adam(parameters, **common)
-    return torch.optim.AdamW(parameters, weight_decay=settings.weight_decay, **common)
