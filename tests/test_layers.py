@@ -27,6 +27,8 @@ LINE = [
     "cli",
     "testing",
 ]
+# Families of a folder, and the families that each of them imports.
+FAMILIES = {"runtime": {"step": set(), "ops": {"step"}, "whole": {"step"}}}
 ROOTS = {"__init__", "__main__"}  # of the package itself
 ROOT = Path(roost.__file__).parent
 
@@ -62,6 +64,18 @@ def test_imports_point_back_along_the_line():
             allowed = {here, *LINE[: LINE.index(here)], "__version__"}
             if there not in allowed:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong
+
+
+def test_families_of_a_folder_import_only_those_they_may():
+    wrong = []
+    for folder, families in FAMILIES.items():
+        for here, known in families.items():
+            for path in (ROOT / folder / here).rglob("*.py"):
+                for name in imports(path):
+                    _, top, *inside = name.split(".")
+                    if top == folder and inside[0] not in {here, *known}:
+                        wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong
 
 
