@@ -1,6 +1,4 @@
-"""The cluster of a plan: the machine with the memory that may be used, and its host memory as a
-device of its own.
-"""
+"""The cluster of a plan: a machine with less memory, and its host memory as one more device."""
 
 from __future__ import annotations
 

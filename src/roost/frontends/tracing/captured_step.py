@@ -43,6 +43,11 @@ class CapturedStep:
     updates: Mapping[str, ResidentUpdate]  # op -> its update
     optimizer: str | None
 
+    @property
+    def resident_ops(self) -> dict[str, str]:
+        """The op of each resident."""
+        return {name: self.op_of[node] for name, node in self.program.resident_nodes.items()}
+
 
 def captured_step(program: Program, name: str, optimizer: str | None = None) -> CapturedStep:
     """Build the graph of a traced program, with the optimizer's updates if one is named."""

@@ -76,7 +76,7 @@ class DeviceCalls(TransferCalls):
 
         def update(*tensors: Tensor) -> None:
             for read, count in waits:
-                for event in read.take(count):
+                for event in read.take_all(count):
                     device.wait(event)
             write(self.random_ops.step, *tensors)
 

@@ -64,7 +64,6 @@ class StepCode:
         self.watch = watch
         graph = step.graph
         self.device: list[int] = placement.device.tolist()
-        self.number = {name: number for number, name in enumerate(graph.op_names)}
         self.order: list[int] = dispatch_order(problem, placement).tolist()
         self.place = {op: place for place, op in enumerate(self.order)}
         self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
@@ -73,7 +72,7 @@ class StepCode:
         self.copies, self.window = plan_fetches(problem, placement, self.order)
         self.results: dict[int, list[int]] = {}  # op -> results that look into its output
         for number, node in enumerate(step.program.results):
-            self.results.setdefault(self.number[step.op_of[node]], []).append(number)
+            self.results.setdefault(graph.index_of(step.op_of[node]), []).append(number)
 
     def function(
         self, devices: Sequence[int], launched_ahead: Sequence[int] = ()
@@ -241,7 +240,7 @@ class _DeviceWriter:
     def _update(self, op: int) -> None:
         code, step = self.code, self.step
         update = step.updates[step.graph.op_names[op]]
-        touched = [code.number[update.resident], *(code.number[state] for state in update.states)]
+        touched = [step.graph.index_of(name) for name in (update.resident, *update.states)]
         held = [self._held(resident, op) for resident in touched]
         reads = [code.copies_of(p) if code.device[p] == self.device else 0 for p in touched]
         value = self._value(update.value, op)
@@ -272,7 +271,7 @@ class _DeviceWriter:
         code, step = self.code, self.step
         if node in self.names:
             return Ref(self.names[node])
-        owner = code.number[step.op_of[node]]
+        owner = step.graph.index_of(step.op_of[node])
         if step.maker[step.op_of[node]] is not node:
             view = self._run(op, node)
             if code.is_parameter[owner]:  # the parameter may be gone when the next op reads it

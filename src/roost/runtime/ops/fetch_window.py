@@ -14,7 +14,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.simulator.reference import Copy
 
-# As PyTorch aligns memory: kernels are chosen by it, and with them the last bits of a sum.
+# The alignment of PyTorch: it chooses kernels by it, and with them the last bits of a sum.
 ALIGNMENT = 512
 
 

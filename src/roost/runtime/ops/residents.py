@@ -37,19 +37,19 @@ class HomeResidents:
             for copy in row
             if isinstance(device, CudaDevice)
         }
-        number = {name: op for op, name in enumerate(step.graph.op_names)}
+        number = step.graph.index_of
         for name, value in _values(step, residents):
-            self._settle(number[name], value)
+            self._settle(number(name), value)
         updates = step.updates.values()
         likes = {
-            state: self.tensor[number[update.resident]]
+            state: self.tensor[number(update.resident)]
             for update in updates
             for state in update.states
         }
         for state, value in _initial_states(states, likes):
-            self._settle(number[state], value)
+            self._settle(number(state), value)
         touched = [name for update in updates for name in (update.resident, *update.states)]
-        self.written = {number[name] for name in touched}  # residents that get a new value
+        self.written = {number(name) for name in touched}  # residents that get a new value
         # [devices] memory for each copy, on the CUDA devices.
         self.window = [self._window(device) for device in range(len(devices))]
 

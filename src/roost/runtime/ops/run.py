@@ -101,8 +101,7 @@ class GraphRuntime(DeviceCalls):
             step, placement, names, devices, optimizer or Optimizer(), random_ops, graphs, record
         )
         self.problem = problem
-        self._number = {name: number for number, name in enumerate(step.graph.op_names)}
-        self._op_of = step.op_of
+        self._resident_ops = step.resident_ops
         self._states = [state for update in step.updates.values() for state in update.states]
         code = StepCode(step, problem, placement, self, watch)
         gpus = [number for number, each in enumerate(devices) if isinstance(each, CudaDevice)]
@@ -210,10 +209,8 @@ class GraphRuntime(DeviceCalls):
 
     def residents(self) -> dict[str, Tensor]:
         """Give parameters, buffers and constants by name, as they are now; tied ones once."""
-        return {
-            name: self.home_residents.tensor[self._number[self._op_of[node]]]
-            for name, node in self.program.resident_nodes.items()
-        }
+        tensor = self.home_residents.tensor
+        return {name: tensor[self.graph.index_of(op)] for name, op in self._resident_ops.items()}
 
     def write_back(self, model: torch.nn.Module) -> None:
         """Copy the current values of parameters and buffers into a model."""
@@ -245,7 +242,8 @@ class GraphRuntime(DeviceCalls):
 
     def states(self) -> dict[str, Tensor]:
         """Give the optimizer's states by the names of their ops, as they are now."""
-        return {name: self.home_residents.tensor[self._number[name]] for name in self._states}
+        tensor = self.home_residents.tensor
+        return {name: tensor[self.graph.index_of(name)] for name in self._states}
 
     @property
     def num_steps(self) -> int:

@@ -122,7 +122,7 @@ class TransferCalls:
         def deliver(sent: SentTensor) -> None:
             mailbox.put(sent)
             if reads is not None:
-                reads.add(sent.arrival)
+                reads.put(sent.arrival)
 
         if isinstance(end, CudaDevice):
             slot = residents.window[device][number]
@@ -146,7 +146,7 @@ class TransferCalls:
     def noting_read(self, parameter: int) -> Callable[[], None]:
         reads = self._reads_of(parameter)
         home = self.devices[self.home_residents.device[parameter]]
-        return lambda: reads.add(home.record_event())
+        return lambda: reads.put(home.record_event())
 
     def sending_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
         home = self.home_residents.device[parameter]
@@ -157,7 +157,7 @@ class TransferCalls:
         self._num_home += 1
 
         def write(tensor: Tensor, ready: Event | None) -> Event | None:
-            arrival = copy(tensor, (ready, *old_reads.take(reads)), value).arrival
+            arrival = copy(tensor, (ready, *old_reads.take_all(reads)), value).arrival
             self._done.put(arrival)
             return arrival
 

@@ -1,5 +1,4 @@
-"""Verification of a placed step: it has the numbers of the unplaced model, or names the first op
-that differs.
+"""Verification of a placed step: compares it with the unplaced model, op by op if they differ.
 
 `roost verify` calls it. Every step starts from the same weights on both sides and is compared in
 parts, so that no difference grows. Outputs and gradients are compared with those of PyTorch itself.
@@ -146,11 +145,6 @@ class _Sides:
     tolerance: float | None
     loss: Callable[..., Tensor] | None
 
-    @cached_property
-    def number(self) -> dict[str, int]:
-        """The number of each op."""
-        return {name: number for number, name in enumerate(self.step.graph.op_names)}
-
     def device_of(self, op: int) -> str:
         return self.problem.cluster.device_names[int(self.placement.device[op])]
 
@@ -201,21 +195,21 @@ class _Sides:
 
     def _op_behind(self, name: str) -> int:
         """Give the op that makes the tensor which is compared by this name."""
-        name, program, op_of = name.removesuffix(" (captured)"), self.step.program, self.step.op_of
+        name, program, graph = name.removesuffix(" (captured)"), self.step.program, self.step.graph
         if name.startswith("gradient of "):
             node = program.gradients.get(name.removeprefix("gradient of "))
         else:
             node = dict(zip(self._result_names(), program.results, strict=True)).get(name)
         if node is not None:
-            return self._producer(self.number[op_of[node]])
+            return self._producer(graph.index_of(self.step.op_of[node]))
         resident, _, _ = name.partition(" (tied to ")
         resident = program.tied.get(resident, resident)
-        holders = program.resident_nodes
-        holder = holders.get(resident, next(iter(holders.values())))
+        ops = self.step.resident_ops
+        holder = ops.get(resident, next(iter(ops.values())))
         for op, update in self.step.updates.items():
-            if name in update.states or op_of[holder] == update.resident:
-                return self.number[op]
-        return self.number.get(resident, 0)
+            if name in update.states or holder == update.resident:
+                return graph.index_of(op)
+        return graph.index_of(resident) if resident in graph.op_names else 0
 
     def _result_names(self) -> list[str]:
         count, train = len(self.step.program.results), self.step.optimizer is not None
@@ -238,8 +232,8 @@ class _Sides:
             self.loss,
             self._torch_device,
         )
-        resident_of = {op: name for name, op in unplaced.resident_ops().items()}
-        learned = {self.number[op]: resident_of[u.resident] for op, u in updates.items()}
+        resident_of = {op: name for name, op in step.resident_ops.items()}
+        learned = {step.graph.index_of(op): resident_of[u.resident] for op, u in updates.items()}
         gradients: dict[str, Tensor] = {}
         ours: dict[int, list[Tensor]] = {}
         theirs: dict[int, list[Tensor]] = {}

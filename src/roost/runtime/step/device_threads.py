@@ -56,6 +56,7 @@ class Mailbox:
             look(lambda: not self._queue.empty(), self._awake)
         value = self._queue.get()
         if value is RunFailed:
+            self.end()  # for the next that waits
             raise RunFailed
         return value
 
@@ -63,32 +64,15 @@ class Mailbox:
         self._queue.put(RunFailed)
 
 
-class OldValueReads:
-    """Reads of the old value of a parameter in this step; the update waits for all of them."""
-
-    def __init__(self) -> None:
-        self._events: SimpleQueue[Any] = SimpleQueue()
-
-    def add(self, event: Event | None) -> None:
-        """Add a read that is done at this point."""
-        self._events.put(event)
+class OldValueReads(Mailbox):
+    """Events of the reads of a parameter's old value in this step; the update waits for all."""
 
     def has(self, count: int) -> bool:
-        return self._events.qsize() >= count
+        return self._queue.qsize() >= count
 
-    def take(self, count: int) -> list[Event | None]:
-        """Wait until so many reads were added; return the points where they are done."""
-        events = []
-        for _ in range(count):
-            event = self._events.get()
-            if event is RunFailed:
-                self.end()  # for the next that waits
-                raise RunFailed
-            events.append(event)
-        return events
-
-    def end(self) -> None:
-        self._events.put(RunFailed)
+    def take_all(self, count: int) -> list[Event | None]:
+        """Wait until so many reads were put here; give the points where they are done."""
+        return [self.take() for _ in range(count)]
 
 
 @contextmanager

@@ -59,7 +59,6 @@ class UnplacedStep:
         self.train = step.optimizer is not None
         self.model = _moved(copy.deepcopy(model), device).train(self.train)
         self.inputs = _moved(inputs, device)
-        self.number = {name: number for number, name in enumerate(step.graph.op_names)}
         values = dict(self.model.named_parameters(remove_duplicate=False))
         self.learning = {name: values[name] for name in step.program.gradients}
         self.optimizer: torch.optim.Optimizer | None = None
@@ -143,7 +142,7 @@ class UnplacedStep:
         states: dict[str, Tensor] = {}
         if self.optimizer is None:
             return states
-        named = {op: name for name, op in self.resident_ops().items()}
+        named = {op: name for name, op in self.step.resident_ops.items()}
         for update in self.step.updates.values():
             parameter = self.learning.get(named[update.resident])
             held = self.optimizer.state[parameter] if parameter is not None else {}
@@ -151,11 +150,6 @@ class UnplacedStep:
                 value = held.get(state.rpartition(":")[2].partition("#")[0])
                 states[state] = torch.zeros(()) if value is None else value
         return states
-
-    def resident_ops(self) -> dict[str, str]:
-        """Give the op of each resident."""
-        nodes = self.step.program.resident_nodes
-        return {name: self.step.op_of[node] for name, node in nodes.items()}
 
 
 class _ProgramInterpreter(fx.Interpreter):
@@ -170,7 +164,7 @@ class _ProgramInterpreter(fx.Interpreter):
         op = step.op_of.get(node)
         if op is None:
             return super().run_node(node)
-        number = unplaced.number[op]
+        number = step.graph.index_of(op)
         if is_random(node.target):
             device = unplaced.draws_on(number)
             args, kwargs = _moved(self.fetch_args_kwargs_from_env(node), device)

@@ -22,7 +22,7 @@ PLACED = "_roost_placed"  # attribute of a placed model
 
 @dataclass(frozen=True)
 class ModulePlacement:
-    """Where the weights of a model live, and where its modules run."""
+    """The homes of a model's weights, and the devices of its modules."""
 
     main: str  # the device of all that is not mentioned
     # Parameter or buffer -> device; tied ones under one of their names, or all.

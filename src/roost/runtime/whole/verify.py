@@ -1,12 +1,14 @@
-"""Verification of a placed module: it gives what it gives unplaced, or names the first module that
-differs. `Plan.verify` and `roost verify` call it."""
+"""Verification of a placed model: compares it with itself unplaced, module by module if needed.
+
+`Plan.verify` and `roost verify` call it.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -59,21 +61,22 @@ def verify_modules(
     # Before it is called: another model would fail with an error of its own.
     check(model, placement)
     with buffers_kept(model) as before:
-        return _verified(model, placement, args, kwargs, before, steps, tolerance)
+        return _verified(
+            model, placement, partial(_results, model, args, kwargs), before, steps, tolerance
+        )
 
 
 def _verified(
     model: nn.Module,
     placement: ModulePlacement,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    run: Callable[[torch.device], list[Tensor]],  # with its inputs on this device
     before: dict[str, Tensor],
     steps: int,
     tolerance: float | None,
 ) -> Verification:
     where = next((tensor.device for tensor in named_tensors(model).values()), _CPU)
     names, tied = list(model.state_dict()), _tied(model)
-    expected = _results(model, args, kwargs, where)
+    expected = run(where)
     if not expected:
         raise InputError(
             "the model returned no tensor that could be compared; let it return tensors, a tuple "
@@ -85,8 +88,7 @@ def _verified(
     try:
         for differences.step in range(1, steps + 1):
             restore(model, before)
-            outputs = _results(model, args, kwargs, _CPU)
-            differences.outputs(EAGER, [], outputs, expected)
+            differences.outputs(EAGER, [], run(_CPU), expected)
             for name, value in buffers_of(model).items():
                 differences.one("buffer", EAGER, name, value, after[name])
         for one, other in tied:
@@ -97,15 +99,14 @@ def _verified(
     finally:
         remove(model)
         restore(model, before)
-    devices = tuple(
-        dict.fromkeys([placement.main, *placement.home.values(), *placement.runs_on.values()])
-    )
-    verification = Verification(differences.largest, steps, devices)
+    used = [placement.main, *placement.home.values(), *placement.runs_on.values()]
+    verification = Verification(differences.largest, steps, tuple(dict.fromkeys(used)))
     if verification.same:
         return verification
-    module = _first(model, placement, (args, kwargs), where, differences, steps)
-    device = placement.runs_on.get(module, placement.main)
-    return Verification(differences.largest, steps, devices, module, device)
+    module = _first(model, placement, run, where, differences, steps)
+    return replace(
+        verification, first_op=module, device=placement.runs_on.get(module, placement.main)
+    )
 
 
 def _results(model: nn.Module, args: Any, kwargs: Any, device: torch.device) -> list[Tensor]:
@@ -171,19 +172,19 @@ def _tied(model: nn.Module) -> list[tuple[str, str]]:
 def _first(
     model: nn.Module,
     placement: ModulePlacement,
-    given: tuple[Any, Any],
+    run: Callable[[torch.device], list[Tensor]],
     where: torch.device,
     differences: Differences,
     steps: int,
 ) -> str:
     """Give the first module, in the order in which calls end, whose output differs too much."""
     buffers = buffers_of(model)
-    expected = _watched(model, lambda: _results(model, *given, where))
+    expected = _watched(model, partial(run, where))
     apply(model, placement)
     try:
         for _ in range(steps):
             restore(model, buffers)
-            placed = _watched(model, lambda: _results(model, *given, _CPU))
+            placed = _watched(model, partial(run, _CPU))
             for (name, theirs), (_, ours) in zip(expected, placed, strict=False):
                 if len(ours) != len(theirs) or not differences.all_close(ours, theirs):
                     return name
