@@ -815,7 +815,7 @@ def test_where_activations_need_room_light_modules_leave_or_weights_come_in_thei
     alike = search._problem(bare, light=True)
     fastest = min(plans, key=lambda each: simulated(alike, each.placement, each.modules).step_time)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(search), "held", lambda self, known: 96 * 2**20)
+        patch.setattr(type(search), "spare", lambda self, known: 96 * 2**20)
         found, _ = search.first_plan(may_run=False)
     assert found.modules == fastest.modules
     assert found.step_time == fastest.step_time
@@ -865,7 +865,7 @@ def test_what_ops_hold_for_themselves_counts_where_it_is_known():
     search = search_of(Images().eval(), (96 + 40) * 2**20, torch.randn(8, 3, 128, 128))
     graph = search.step.graph
     space = np.where(np.array(graph.kinds) == "convolution", 36 * 2**20, 0)
-    known = replace(search, spaces=space)
+    known = replace(search, workspace=space)
     assert known.spare(Correction()) == search.spare(Correction()) - 56 * 2**20
     first, there = (
         search.plan(Correction(spare=96 * 2**20)),

@@ -209,7 +209,7 @@ def test_settings_of_pytorch_are_as_before():
 
     before = now()
     seen = []
-    with verification._exactly():
+    with verification._without_tf32():
         seen.append(now())
     assert seen == [(False, False)]
     assert now() == before
