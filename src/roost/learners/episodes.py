@@ -92,7 +92,8 @@ class PolicyUpdate:
             optimizer.zero_grad()
             sums = []
             for part in parts:
-                logs, steps = score(part), taken.part(part)
+                logs = score(part)
+                steps = taken.part(part)
                 now = log_probs_of(steps.chosen, logs)
                 gain = self._gain(now, steps)
                 entropy = mean_entropy(logs)

@@ -66,7 +66,8 @@ def restore_adam(optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -
             continue  # it had no update yet
         moments[number] = {}
         for key in _ADAM:
-            name, shape = f"adam.{number}.{key}", () if key == "step" else tuple(param.shape)
+            name = f"adam.{number}.{key}"
+            shape = () if key == "step" else tuple(param.shape)
             array = taken(state, name, shape)
             if key != "exp_avg" and (array < 0).any():
                 raise InputError(f"tensor {name!r} has a number below 0")

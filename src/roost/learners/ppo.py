@@ -27,7 +27,8 @@ from roost.learners.optimizer_state import restore_state, state_arrays
 from roost.policies.seq2seq import Seq2Seq
 
 _MUCH = 1.5  # beyond this times the target divergence, or below 1 / this, the penalty changes
-_LEAST_PENALTY, _MOST_PENALTY = 1e-4, 1e3
+_LEAST_PENALTY = 1e-4
+_MOST_PENALTY = 1e3
 _MOST_NORM = 1.0  # of the gradient
 
 
@@ -58,7 +59,8 @@ class Ppo:
             self.optimizer.step()
         with torch.no_grad():
             gain, kl, _ = self._gain(actions, old, advantage)
-        surrogate, divergence = float(gain.mean()), float(kl.mean())
+        surrogate = float(gain.mean())
+        divergence = float(kl.mean())
         largest_advantage = advantage.abs().max().item()
         guaranteed = guarantee(
             float(gain.sum(dim=1).mean()), float(kl.max()), largest_advantage, kl.shape[1]

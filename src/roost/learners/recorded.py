@@ -47,7 +47,8 @@ def clipped(
     Each problem has decisions, their log-probabilities when they were made, and their advantages.
     """
     loss = torch.zeros(())
-    entropies, changes = [], []
+    entropies = []
+    changes = []
     for rows, before, advantage in batches:
         log_probs = policy(rows)
         log_ratio = log_probs_of(rows.choice, log_probs) - before
@@ -80,7 +81,8 @@ def _added_to_best(value: Array, k: int) -> Array:
     count = len(value)
     k = min(k, count)
     order = np.argsort(value, kind="stable")
-    ranked, rank = value[order], np.arange(count)
+    ranked = value[order]
+    rank = np.arange(count)
     log_choose = _log_choose(count)
     total = log_choose[count - 1, k - 1]
     # i is the highest of a set if all others are below it. Else some j above it is the highest.

@@ -49,7 +49,8 @@ class Reinforce:
         self.num_updates += 1
         if not used.any():
             return figures
-        signal, actions = signal[used], actions[torch.from_numpy(used).to(actions.device)]
+        signal = signal[used]
+        actions = actions[torch.from_numpy(used).to(actions.device)]
         mean = signal.mean()
         log_probs = self.policy.log_probs(actions)
         chosen = log_probs_of(actions, log_probs)
@@ -79,4 +80,5 @@ class Reinforce:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from `state()` of an earlier learner."""
         restore_state(self.policy, self.optimizer, state)
-        self.baseline, self.num_updates = float(state["baseline"]), int(state["num_updates"])
+        self.baseline = float(state["baseline"])
+        self.num_updates = int(state["num_updates"])

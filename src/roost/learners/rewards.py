@@ -8,7 +8,8 @@ from roost.core.arrays import Array
 
 # A placement that does not fit counts as slower than any that fits: by the first factor, plus the
 # second times the missing share of memory.
-_FAILED, _MISSING = 2.0, 10.0
+_FAILED = 2.0
+_MISSING = 10.0
 
 
 def penalised(step_time: Array, excess: Array, worst: float) -> Array:  # [batch] seconds

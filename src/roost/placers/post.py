@@ -105,7 +105,8 @@ class Post:
                     samples = []
                 evaluate.note(figures | costs.figures() | {"entropy": table.entropy})
                 if choices.is_stale:
-                    table.logits, samples = prior, []
+                    table.logits = prior
+                    samples = []
                 evaluate.keep(partial(self._state, choices, table, samples, rng))
         return choices.refined()
 

@@ -120,7 +120,8 @@ class Seq2seq:
                 seconds = costs.seconds
                 if self.failing_seconds is not None:
                     seconds = np.where(costs.failed, self.failing_seconds, seconds)
-                signal, bonus = np.sqrt(seconds), self.entropy * choices.budget_left
+                signal = np.sqrt(seconds)
+                bonus = self.entropy * choices.budget_left
                 figures = learner.update(actions, signal, costs.failed, bonus)
                 evaluate.note(figures | costs.figures())
                 if choices.is_stale:

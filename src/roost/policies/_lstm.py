@@ -67,7 +67,8 @@ class _Lstm(torch.autograd.Function):
         squashed = inputs.new_empty(steps, batch, size)  # tanh of the cell
         hidden[0] = cell[0] = 0.0
         for step in range(steps):
-            now, next_cell = gates[step], cell[step + 1]
+            now = gates[step]
+            next_cell = cell[step + 1]
             torch.addmm(now, hidden[step], weight, out=now)
             now[:, :size].tanh_()
             now[:, size:].sigmoid_()
@@ -82,7 +83,8 @@ class _Lstm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         weight, gates, hidden, cell, squashed = ctx.saved_tensors
-        given, size = gradients[0], len(weight)
+        given = gradients[0]
+        size = len(weight)
         new, into, forget, out = gates.split(size, dim=-1)
         slopes_by_cell = [
             into * (1 - new * new),
@@ -94,7 +96,8 @@ class _Lstm(torch.autograd.Function):
         through = out * (1 - squashed * squashed)  # of the cell by the hidden state
         slope = torch.empty_like(gates)
         back = weight.t()
-        on_hidden, on_cell = torch.zeros_like(given[0]), torch.zeros_like(given[0])
+        on_hidden = torch.zeros_like(given[0])
+        on_cell = torch.zeros_like(given[0])
         for step in range(len(given) - 1, -1, -1):
             on_gates = slope[step]
             on_hidden = on_hidden + given[step]

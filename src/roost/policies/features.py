@@ -50,7 +50,8 @@ def _kinds(problem: Problem, unit: Array, count: int) -> Array:  # [groups, kind
 
 def _sizes(problem: Problem, unit: Array, count: int) -> Array:
     """Time, bytes, number of ops and traffic of each group, scaled."""
-    graph, time = problem.graph, problem.op_time
+    graph = problem.graph
+    time = problem.op_time
     of_ops = [
         time.min(axis=1),
         time.mean(axis=1),
@@ -61,7 +62,8 @@ def _sizes(problem: Problem, unit: Array, count: int) -> Array:
         graph.phase == FORWARD,
         graph.phase == BACKWARD,
     ]
-    source, target = unit[graph.input_op], unit[graph.edge_target]
+    source = unit[graph.input_op]
+    target = unit[graph.edge_target]
     apart = source != target
     traffic = graph.output_bytes[graph.input_op[apart]]
     columns = [np.bincount(unit, column, count) for column in of_ops]
@@ -84,7 +86,8 @@ def _largest_outputs(problem: Problem, unit: Array, count: int) -> Array:  # [gr
     size = problem.graph.output_bytes
     op = np.lexsort((-size, unit))
     rank = np.arange(len(op)) - np.searchsorted(unit[op], unit[op])  # within its group
-    op, rank = op[rank < _OUTPUTS], rank[rank < _OUTPUTS]
+    op = op[rank < _OUTPUTS]
+    rank = rank[rank < _OUTPUTS]
     largest = np.zeros((count, _OUTPUTS))
     largest[unit[op], rank] = size[op]
     logs = np.log1p(largest)
@@ -93,9 +96,11 @@ def _largest_outputs(problem: Problem, unit: Array, count: int) -> Array:  # [gr
 
 def _neighbours(problem: Problem, unit: Array, count: int) -> Array:  # [groups, 2 groups]
     """1 for the groups that a group reads from, then 1 for the groups that read from it."""
-    source, target = unit[problem.graph.input_op], unit[problem.graph.edge_target]
+    source = unit[problem.graph.input_op]
+    target = unit[problem.graph.edge_target]
     apart = source != target
-    source, target = source[apart], target[apart]
+    source = source[apart]
+    target = target[apart]
     adjacency = np.zeros((count, 2 * count))
     adjacency[target, source] = 1.0
     adjacency[source, count + target] = 1.0

@@ -76,7 +76,8 @@ class GraphPolicy(nn.Module):
     def __init__(self, shape: GraphPolicyShape, seed: int) -> None:
         super().__init__()
         self.shape = shape
-        width, hidden = shape.width, shape.hidden
+        width = shape.width
+        hidden = shape.hidden
         self.first = _two_layers(shape.num_group_features, width)
         # All rounds and all groups share weights; each of the two directions has its own.
         self.heard = nn.ModuleList([_two_layers(width, width) for _ in range(2)])
@@ -132,10 +133,12 @@ class GraphPolicy(nn.Module):
         `context` [hidden, ..., devices] describes the group; it is broadcast. `allowed` is
         [..., devices].
         """
-        hidden, usable = self.shape.hidden, allowed.float()
+        hidden = self.shape.hidden
+        usable = allowed.float()
         each = (_linear(self.device, devices) + context).relu_()
         mean = (each * usable).sum(dim=-1) / usable.sum(dim=-1)
-        of_each, of_mean = self.middle.weight[:, :hidden], self.middle.weight[:, hidden:]
+        of_each = self.middle.weight[:, :hidden]
+        of_mean = self.middle.weight[:, hidden:]
         shared = _affine(self.middle.bias, of_mean, mean)
         own = (of_each @ each.reshape(hidden, -1)).view_as(each)
         score = _linear(self.score, (own + shared[..., None]).relu_())[0]

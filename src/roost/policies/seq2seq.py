@@ -50,8 +50,11 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         self.num_groups, self.num_devices = allowed.shape
-        self.attention, self.autoregressive, self.aligned = attention, autoregressive, aligned
-        self.temperature, self.tanh = temperature, tanh
+        self.attention = attention
+        self.autoregressive = autoregressive
+        self.aligned = aligned
+        self.temperature = temperature
+        self.tanh = tanh
         self.has_twins = autoregressive and any(twin >= 0 for twin in twins)
         before = torch.tensor([self.num_devices if twin < 0 else twin for twin in twins])
         fixed = torch.where(allowed, prior, torch.tensor(_CLOSED))
@@ -161,7 +164,8 @@ class Seq2Seq(nn.Module):
         action = self.before.new_full((count,), self.num_devices)
         used = self.before.new_zeros(count, self.num_devices + 1, dtype=torch.bool)
         used[:, self.num_devices] = True
-        actions, all_logits = [], []
+        actions = []
+        all_logits = []
         for group in range(self.num_groups):
             gates = inputs[group] + self.device.weight[action]
             hidden, cell = lstm_step(gates, self.recur, hidden, cell)

@@ -45,7 +45,8 @@ _MOST_REFINE = 0.99  # some of the budget must be left for learning
 
 # Batches in a row. After `_STALE` batches with few new choices, a new policy begins. After
 # `_EXHAUSTED` batches without any new choice, learning ends.
-_STALE, _EXHAUSTED = 10, 20
+_STALE = 10
+_EXHAUSTED = 20
 _BATCH_PER_NEW = 10  # with fewer new choices than one in so many, a batch counts as stale
 
 
@@ -93,12 +94,15 @@ class GroupChoices:
     def __init__(
         self, problem: Problem, evaluate: Evaluate, num_groups: int, order: str, refine: float
     ) -> None:
-        self.problem, self.evaluate, self.refine = problem, evaluate, refine
+        self.problem = problem
+        self.evaluate = evaluate
+        self.refine = refine
         self.groups = groups_of(problem, num_groups)
         all_ops = problem.op_time.sum(axis=0)  # [devices]
         self.worst = float(all_ops.min())  # seconds of all ops on the fastest device
         self._memory = float(max(1, problem.cluster.memory.min()))
-        self._first_trials, self._first_seconds = evaluate.trials_left, evaluate.seconds_left
+        self._first_trials = evaluate.trials_left
+        self._first_seconds = evaluate.seconds_left
 
         self.orders: tuple[str, ...] = (order,)
         if order == BEST:
@@ -117,7 +121,8 @@ class GroupChoices:
             return 1.0  # even a late search needs one placement
         if self._num_exhausted >= _EXHAUSTED:
             return 0.0
-        trials, seconds = self.evaluate.trials_left, self.evaluate.seconds_left
+        trials = self.evaluate.trials_left
+        seconds = self.evaluate.seconds_left
         left = 1.0
         for now, first in ((trials, self._first_trials), (seconds, self._first_seconds)):
             if not isinf(first):
@@ -228,7 +233,8 @@ class GroupChoices:
         self.known = dict(zip(keys, costs, strict=True))
         self._num_stale, self._num_exhausted = (int(number) for number in state["stale"])
         num_compared, *log_seconds = state["compared"]
-        self._num_compared, self._log_seconds = int(num_compared), np.array(log_seconds)
+        self._num_compared = int(num_compared)
+        self._log_seconds = np.array(log_seconds)
         self._choose_order()
 
 

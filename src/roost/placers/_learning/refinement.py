@@ -25,7 +25,8 @@ def refine_best(problem: Problem, evaluate: Evaluate) -> None:
     if evaluate.best is None or evaluate.trials_left < _FEW:
         return
     best = _best(evaluate)
-    device, window = np.asarray(best.device), best.prefetch_bytes
+    device = np.asarray(best.device)
+    window = best.prefetch_bytes
     placements = all_orders(problem, device)
     evaluate([replace(placement, prefetch_bytes=window) for placement in placements])
     if not isinf(evaluate.simulations_left):

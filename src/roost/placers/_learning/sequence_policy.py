@@ -61,7 +61,8 @@ class SequenceNetwork:
         from roost.policies.features import group_features
         from roost.policies.seq2seq import Seq2Seq
 
-        problem, unit = choices.problem, choices.groups.unit
+        problem = choices.problem
+        unit = choices.groups.unit
         prior = choices.prior(self, np.float32)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
