@@ -10,7 +10,7 @@ import pytest
 import roost
 from roost import catalog
 from roost.core import formats
-from roost.testing.placers import check_placer
+from roost.testing import check_placer
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -1,7 +1,8 @@
-"""Every placer in the folder, on every tiny problem: the contract of `roost.testing.placers`."""
+"""Every placer in the folder, on every tiny problem: the contract of `roost.testing.check_placer`."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -15,7 +16,8 @@ from roost.errors import InputError, MissingExtra
 from roost.placers import Evaluate
 from roost.placers.single import Single
 from roost.simulator.compiled import Simulator, simulate
-from roost.testing.placers import FITTING, check_placer, tiny_problem, tiny_problems
+from roost.testing import check_placer
+from roost.testing.tiny_problems import FITTING, tiny_problem, tiny_problems
 from support.exhaustive import all_devices, exhaustive
 
 SEARCHING = ("auto", "annealing")  # what fits, these find
@@ -102,3 +104,28 @@ def test_the_suite_sees_what_does_not_fit() -> None:
     assert not simulate(tiny_problem("tight"), Placement(np.zeros(6, np.int32))).feasible
     with pytest.raises(AssertionError, match="something fits"):
         check_placer(Single(), ["tight"], searches=True)
+
+
+def test_the_suite_ends_a_placer_that_never_returns() -> None:
+    over = threading.Event()
+
+    class Endless:
+        def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+            over.wait()
+            return Single().place(problem, evaluate)
+
+    with pytest.raises(AssertionError, match=r"did not return within 0\.2 seconds"):
+        check_placer(Endless(), ["chain"], seconds=0.2)
+    over.set()
+
+
+def test_the_suite_sees_a_search_that_does_not_count() -> None:
+    class Secret:
+        def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
+            placement = Single().place(problem, evaluate)
+            for _ in range(200):
+                simulate(problem, placement)
+            return placement
+
+    with pytest.raises(AssertionError, match="call evaluate, or report simulations"):
+        check_placer(Secret(), ["chain"])

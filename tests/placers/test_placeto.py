@@ -28,8 +28,8 @@ from roost.policies.weights import save_weights
 from roost.search import evaluate
 from roost.search.simulating import Simulating
 from roost.search.solve import search
-from roost.testing.placers import tiny_problem
 from roost.testing.problems import training_like
+from roost.testing.tiny_problems import tiny_problem
 
 SMALL_PAPER = replace(SETTINGS["paper"], episodes=3, rounds=2, most_groups=30)
 SMALL = replace(SETTINGS["tuned"], episodes=8, most_groups=30)

@@ -25,7 +25,7 @@ from roost.placers import (
 )
 from roost.placers.toolkit import go_downhill
 from roost.search.simulating import Simulating
-from roost.testing.placers import tiny_problem
+from roost.testing.tiny_problems import tiny_problem
 
 
 class Simulates(Evaluate):

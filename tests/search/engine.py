@@ -17,7 +17,7 @@ from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.simulating import Simulating
 from roost.search.source import Source
-from roost.testing.placers import tiny_problem
+from roost.testing.tiny_problems import tiny_problem
 
 
 @dataclass

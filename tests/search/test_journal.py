@@ -33,8 +33,8 @@ from roost.search import journal_lines
 from roost.search.budget import Budget
 from roost.search.evaluate import Progress
 from roost.search.solve import search
-from roost.testing.placers import tiny_problem
 from roost.testing.problems import training_like
+from roost.testing.tiny_problems import tiny_problem
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

@@ -29,8 +29,8 @@ from roost.search.evaluate import Progress
 from roost.search.infeasible import activation_share, nothing_found, roomiest, shrunk
 from roost.search.simulating import Simulating
 from roost.search.solve import search, solve
-from roost.testing.placers import tiny_problem
 from roost.testing.problems import training_like
+from roost.testing.tiny_problems import tiny_problem
 from support.nasty import nasty
 
 
