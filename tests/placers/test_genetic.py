@@ -11,7 +11,7 @@ from layered import machine, nastier
 from roost.core.graph import Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.core.trial import Result
-from roost.placers.genetic import Genetic, _World
+from roost.placers.genetic import Genetic, KeyedProblem
 from roost.search.solve import search
 from roost.simulator.compiled import simulate
 from roost.testing.problems import training_like
@@ -87,12 +87,12 @@ def test_no_budget_is_exceeded(trials: int) -> None:
 def test_the_keys_of_a_placement_stand_for_its_devices() -> None:
     for seed in range(40):
         problem = nastier(seed)
-        units = _World(problem, problem.placement(problem.allowed.argmax(axis=1)), 0.05).units
+        units = KeyedProblem(problem, problem.placement(problem.allowed.argmax(axis=1)), 0.05).units
         rng = np.random.default_rng(seed)
         device = units.devices((units.allowed * rng.random(units.allowed.shape)).argmax(axis=1))
         start = problem.placement(device)
-        world = _World(problem, start, 0.05)
-        again = world.placement(world.keys_of(start))
+        keyed = KeyedProblem(problem, start, 0.05)
+        again = keyed.placement(keyed.keys_of(start))
         assert again.device.tolist() == device.tolist()
         problem.check(again)
 
@@ -105,10 +105,12 @@ def test_an_individual_costs_what_the_simulator_says() -> None:
             continue
         seen += 1
         rng = np.random.default_rng(seed)
-        world = _World(problem, problem.placement(np.zeros(problem.graph.num_ops, np.int32)), 0.5)
-        keys = rng.random(2 * world.units.num_units)
-        step, excess = world.judge(keys)
-        timeline = simulate(problem, world.placement(keys))
+        keyed = KeyedProblem(
+            problem, problem.placement(np.zeros(problem.graph.num_ops, np.int32)), 0.5
+        )
+        keys = rng.random(2 * keyed.units.num_units)
+        step, excess = keyed.judge(keys)
+        timeline = simulate(problem, keyed.placement(keys))
         beyond = np.maximum(timeline.peak_memory - timeline.capacity, 0) / (timeline.capacity + 1.0)
         assert (step, excess) == (timeline.step_time, pytest.approx(beyond.sum(), rel=1e-12))
     assert seen > 40

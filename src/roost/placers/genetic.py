@@ -9,7 +9,6 @@ order, not an order from nothing; parents exchange whole modules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isinf
@@ -21,7 +20,15 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
 from roost.placers._annealing.move_space import space_of
-from roost.placers._genetic import evolution
+from roost.placers._genetic.evolution import (
+    Breeding,
+    Brood,
+    Decoding,
+    decode,
+    evolve,
+    judge,
+    new_individual,
+)
 from roost.placers._shared.units import Units
 from roost.placers._starts.starting_points import starting_points
 from roost.simulator.compiled import Simulator
@@ -44,20 +51,21 @@ class Genetic:
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         starts = starting_points(problem, evaluate, self.starts)
-        world = _World(problem, starts[0], self.spread)
+        keyed = KeyedProblem(problem, starts[0], self.spread)
         seed = int(evaluate.rng.integers(2**62))
         count = int(max(1, min(self.individuals, evaluate.simulations_left)))
-        state: Mapping[str, Array] = evaluate.round(lambda: self._first(world, starts, seed, count))
+        state = evaluate.round(lambda: self._first(keyed, starts, seed, count))
         while evaluate.trials_left >= 1 and evaluate.seconds_left > 0:
-            before = state
             generations = self._generations(problem, evaluate)
             if generations == 0:
                 break
-            state = evaluate.round(partial(self._evolve, world, before, generations))
+            brood = Brood(*(np.array(state[name]) for name in Brood._fields))
+            state = evaluate.round(partial(self._evolve, keyed, brood, generations))
         assert evaluate.best is not None
         return evaluate.best.placement
 
     def _generations(self, problem: Problem, evaluate: Evaluate) -> int:
+        """Generations of the next round."""
         each = max(1, self.individuals - self._num_elite)
         planned = max(1, _ROUND_OPS // (problem.graph.num_ops * each))
         if isinf(evaluate.simulations_left):
@@ -68,62 +76,53 @@ class Genetic:
     def _num_elite(self) -> int:
         return max(1, int(self.elite * self.individuals))
 
-    def _first(self, world: _World, starts: list[Placement], seed: int, count: int) -> Round:
+    def _first(self, keyed: KeyedProblem, starts: list[Placement], seed: int, count: int) -> Round:
         """The first so many individuals: the starts, and the best of them disturbed."""
         rng = np.random.default_rng(seed)
-        num_units = world.units.num_units
+        num_units = keyed.units.num_units
         keys = np.empty((count, 2 * num_units))
         for number in range(count):
-            keys[number] = world.keys_of(starts[number % len(starts)])
+            keys[number] = keyed.keys_of(starts[number % len(starts)])
             if number >= len(starts):
                 changed = rng.random(num_units) < 0.02
                 keys[number, :num_units][changed] = rng.random(int(changed.sum()))
                 keys[number, num_units:] += rng.normal(0, 0.1, num_units)
         keys = np.clip(keys, 0.0, 1.0)
-        steps, excesses = np.empty(count), np.empty(count)
-        for number in range(count):
-            steps[number], excesses[number] = world.judge(keys[number])
+        costs = np.array([keyed.judge(row) for row in keys])
+        steps, excesses = costs.T
         order = np.lexsort((steps, excesses))
-        state = {"keys": keys[order], "steps": steps[order], "excesses": excesses[order]}
-        state["state"] = np.array([rng.integers(2**62)], dtype=np.uint64)
-        return Round([world.placement(state["keys"][0])], count, state)
+        state = np.array([rng.integers(2**62)], dtype=np.uint64)
+        brood = Brood(keys[order], steps[order], excesses[order], state)
+        return Round([keyed.placement(brood.keys[0])], count, brood._asdict())
 
-    def _evolve(self, world: _World, before: Mapping[str, Array], generations: int) -> Round:
-        state = {name: np.array(value) for name, value in before.items()}
-        spent = evolution.evolve(
-            world.layout, world.space, state["keys"], state["steps"], state["excesses"],
-            *world.fixed, world.room,
-            generations, self._num_elite, int(self.mutants * self.individuals), self.bias,
-            self.mutation,
-            state["state"],
-        )  # fmt: skip
-        best = [world.placement(keys) for keys in state["keys"][:2]]
-        return Round(
-            best, max(1, int(spent)), state, lambda: map(world.placement, state["keys"][2:])
-        )
+    def _evolve(self, keyed: KeyedProblem, brood: Brood, generations: int) -> Round:
+        """One round, which changes the brood."""
+        num_mutants = int(self.mutants * self.individuals)
+        breeding = Breeding(self._num_elite, num_mutants, self.bias, self.mutation)
+        spent = evolve(*keyed.compiled, brood, breeding, generations)
+        best = [keyed.placement(keys) for keys in brood.keys[:2]]
+        others = partial(map, keyed.placement, brood.keys[2:])
+        return Round(best, max(1, int(spent)), brood._asdict(), others)
 
 
-class _World:
-    """A problem as the kernels want it, with the order that urgencies shift."""
+class KeyedProblem:
+    """A problem as the compiled loops read it, with the order that urgencies shift."""
 
     def __init__(self, problem: Problem, start: Placement, spread: float) -> None:
         self.problem, self.units = problem, Units.of(problem)
-        self.space = space_of(self.units)
-        self.layout = Simulator.of(problem).layout(problem.placement(start.device))
+        layout = Simulator.of(problem).layout(problem.placement(start.device))
         position = np.zeros(problem.graph.num_ops)
         order = dispatch_order(problem, start)
         position[order] = np.linspace(0.0, 1.0, len(order)) if len(order) else 0.0
-        unit_of = self.units.unit[self.layout.op].astype(np.int32)
-        home_of = self.units.unit[self.layout.parameter_op].astype(np.int32)
-        base = -position[self.layout.op]
-        self.fixed = (unit_of, home_of, base, spread, problem.cluster.memory)
-        count = len(self.layout.op)
-        self.room = (
-            np.zeros(self.units.num_units, np.int32), np.zeros(count, np.uint32), np.zeros(count),
-            np.zeros(64, np.int64), np.zeros(64, np.int64), np.zeros(count, np.int64),
-            np.zeros(count, np.int64),
-            np.zeros(count), np.zeros(count, np.int64),
-        )  # fmt: skip
+        decoding = Decoding(
+            unit_of=self.units.unit[layout.op].astype(np.int32),
+            home_of=self.units.unit[layout.parameter_op].astype(np.int32),
+            urgency=-position[layout.op],
+            spread=spread,
+            capacity=problem.cluster.memory,
+        )
+        individual = new_individual(self.units.num_units, len(layout.op))
+        self.compiled = (layout, space_of(self.units), decoding, individual)
 
     def keys_of(self, placement: Placement) -> Array:
         """Keys of a placement's devices, in the common order."""
@@ -133,26 +132,15 @@ class _World:
         return np.concatenate([(place + 0.5) / allowed.sum(axis=1), np.full(len(device), 0.5)])
 
     def judge(self, keys: Array) -> tuple[float, float]:
-        step, excess = evolution.judge(self.layout, self.space, keys, *self.fixed, self.room)
+        """The step time and the excess of memory of an individual."""
+        step, excess = judge(*self.compiled, keys)
         return float(step), float(excess)
 
     def placement(self, keys: Array) -> Placement:
         """The placement that an individual stands for."""
-        placed, device, urgency, held, *_ = self.room
-        unit_of, home_of, base, spread, _ = self.fixed
-        evolution.decode(
-            self.layout,
-            self.space,
-            keys,
-            unit_of,
-            home_of,
-            base,
-            spread,
-            placed,
-            device,
-            urgency,
-            held,
-        )
+        layout, _, _, individual = self.compiled
+        decode(*self.compiled, keys)
         priority = np.zeros(self.problem.graph.num_ops)
-        priority[self.layout.op] = urgency
-        return self.problem.placement(self.units.devices(placed), "priority", priority)
+        priority[layout.op] = individual.urgency
+        device = self.units.devices(individual.placed)
+        return self.problem.placement(device, "priority", priority)
