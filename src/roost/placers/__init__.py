@@ -88,7 +88,7 @@ class Evaluate(Protocol):
         return done.state
 
     def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluate:
-        """The same `evaluate` for a placer that this one asks; its trials bear that name.
+        """This `evaluate` for a placer that this one asks; its trials bear that name.
 
         The other placer may spend at most these trials and seconds of what is left.
         """

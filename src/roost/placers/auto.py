@@ -31,8 +31,7 @@ _EXACT_SHARE = 0.5  # of the seconds
 
 @dataclass(frozen=True)
 class Auto:
-    """Baselines, then `cpsat` where the graph is small, then annealing until the budget is
-    spent."""
+    """Baselines, then `cpsat` for small graphs, then annealing until the budget is spent."""
 
     # The most useful first: with little time, not all of them get their turn.
     baselines: tuple[str, ...] = (
@@ -44,12 +43,12 @@ class Auto:
     threads: int | None = None
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        found = self._ask_baselines(problem, evaluate)
-        found += whole_groups(problem, evaluate)
-        if needs_offload(problem) or not any(trial.feasible for trial in found):
-            found += offloads(problem, evaluate)
+        trials = self._ask_baselines(problem, evaluate)
+        trials += whole_groups(problem, evaluate)
+        if needs_offload(problem) or not any(trial.feasible for trial in trials):
+            trials += offloads(problem, evaluate)
         self._ask_exact(problem, evaluate)
-        starts = distinct(found if evaluate.best is None else [evaluate.best, *found])
+        starts = distinct(trials if evaluate.best is None else [evaluate.best, *trials])
         Population(problem, evaluate, self.heat, self.threads).run(
             [trial.placement for trial in starts]
         )
@@ -57,28 +56,20 @@ class Auto:
         return evaluate.best.placement
 
     def _ask_baselines(self, problem: Problem, evaluate: Evaluate) -> list[Trial]:
-        """What each of them finds; those that cannot be asked here are left out."""
-        found: list[Trial] = []
-        seconds, trials = evaluate.seconds_left, evaluate.trials_left
+        """The trials of each baseline; those that cannot be asked here are left out."""
+        trials: list[Trial] = []
+        kept = 1 - self.baseline_share
+        least_seconds, least_trials = kept * evaluate.seconds_left, kept * evaluate.trials_left
         for name in self.baselines:
-            late = (
-                evaluate.seconds_left < (1 - self.baseline_share) * seconds
-                if not isinf(seconds)
-                else False
-            )
-            late |= (
-                evaluate.trials_left < (1 - self.baseline_share) * trials
-                if not isinf(trials)
-                else False
-            )
-            if found and late:
+            # Without a limit nothing is less than infinite.
+            late = evaluate.seconds_left < least_seconds or evaluate.trials_left < least_trials
+            if trials and late:
                 break
-            asked = evaluate.named(name)
             try:
-                found += ask(name, problem, asked)
+                trials += ask(name, problem, evaluate.named(name))
             except (MissingExtra, InputError) as error:
                 log.info("without %s: %s", name, error)
-        return found
+        return trials
 
     def _ask_exact(self, problem: Problem, evaluate: Evaluate) -> None:
         """The exact placer, where it may come to an end."""

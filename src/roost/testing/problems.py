@@ -11,8 +11,7 @@ from roost.core.problem import Problem
 
 
 def training_like(num_ops: int, num_devices: int, seed: int = 0) -> Problem:
-    """A forward half, a mirrored backward half with activations reused, E/V about 1.75, alike
-    devices.
+    """A problem like a training step: a forward half, and a backward half in reverse.
 
     A parameter for every fourth forward op, read by it and by its backward op.
     """
@@ -65,8 +64,7 @@ def training_like(num_ops: int, num_devices: int, seed: int = 0) -> Problem:
 
 
 def scattered(problem: Problem, seed: int = 0, run: int = 1) -> Array:
-    """A random device for each run of so many consecutive ops; parameters go where their first
-    consumer is."""
+    """A random device for each run of consecutive ops; parameters go with their first reader."""
     rng = np.random.default_rng(seed)
     graph = problem.graph
     blocks = rng.integers(0, problem.cluster.num_devices, -(-graph.num_ops // run))

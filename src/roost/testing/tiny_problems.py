@@ -55,8 +55,7 @@ def _timed(
     seconds: Sequence[float] = (),
     speed: Sequence[float] = (),
 ) -> Problem:
-    """Ops that are no parameters take these seconds in turn, or one, divided by the speed of the
-    device."""
+    """A problem whose ops take these seconds in turn, divided by the speed of the device."""
     graph = builder.freeze()
     time: Array = np.zeros(graph.num_ops)
     busy = np.flatnonzero(~graph.is_parameter)
@@ -231,8 +230,7 @@ def _training() -> Problem:
 
 @_tiny(fits=True)
 def _streamed() -> Problem:
-    """The parameters do not fit beside the ops that read them: some must live with the CPU, and be
-    fetched."""
+    """A problem whose parameters do not fit beside their readers: some must be fetched."""
     builder = GraphBuilder("streamed")
     _layers(builder, 3, size=2, weight=45, allowed=["cuda"])
     return _timed(builder, _machine(1000, 100, kinds=["cpu", "cuda"]), speed=[1.0, 4.0])

@@ -72,7 +72,7 @@ class Annealer:
         self.measured = 0.0  # seconds a batch took lately: to end in time, and for nothing else
 
     def _may_fetch(self) -> bool:
-        """Whether an op and a parameter it reads can be apart."""
+        """True if an op and a parameter that it reads can be on different devices."""
         graph, unit = self.problem.graph, self.units.unit
         reads = graph.is_parameter[graph.input_op]
         return bool((unit[graph.input_op[reads]] != unit[graph.edge_target[reads]]).any())

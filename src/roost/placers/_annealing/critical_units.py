@@ -1,4 +1,4 @@
-"""What a step waits for: the ops on the chain that ends last.
+"""The critical path of a step: the ops on the chain that ends last.
 
 An op waits for an input, a busy device, or a busy link. Shared buses are taken in dispatch order,
 and nothing is fetched: near enough for choosing what to move.

@@ -125,8 +125,7 @@ def _leaf_blocks(paths: list[str]) -> list[Array]:
 
 
 def _part_blocks(units: Units, paths: list[str]) -> list[Array]:
-    """The units of each module path by the phase of their first op; units without a path go
-    alone."""
+    """The units of each module by the phase of their first op; units without a module alone."""
     phase = units.problem.graph.phase[units.leader].tolist()
     parts: dict[tuple[str, int], list[int]] = {}
     for unit, path in enumerate(paths):

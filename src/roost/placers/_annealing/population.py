@@ -47,7 +47,7 @@ _WINDOWS = (0.5, 0.8, 1.3, 2.0)  # other sizes of the windows, as shares of thei
 
 @dataclass(frozen=True)
 class Heat:
-    """How a population is annealed."""
+    """The temperatures and lengths of a population's rounds."""
 
     members: int = 8  # chains in the first round; half as many in each round after it, down to two
     batches: int = 400  # for each chain of the first round; twice as many in each round after it
@@ -121,18 +121,18 @@ class Population:
         return [row[turn] for turn in range(3) for row in rows if turn < len(row)]
 
     def _in_other_orders(self, placement: Placement) -> list[Placement]:
-        """The same devices and windows in every other order, the best first."""
+        """A placement's devices and windows in every other order, the best first."""
         own = order_digest(placement)
         others = [each for each in self._in_all_orders(placement) if order_digest(each) != own]
         return sorted(others, key=self._cost)
 
     def _in_all_orders(self, placement: Placement) -> list[Placement]:
-        """The same devices and windows in every order there is."""
+        """A placement's devices and windows in every order there is."""
         orders = all_orders(self.problem, self.problem.check(placement).device)
         return [replace(other, prefetch_bytes=placement.prefetch_bytes) for other in orders]
 
     def _affordable(self, chains: int) -> int:
-        """So many chains that the budget lasts for a few rounds."""
+        """The most chains for which the budget lasts a few rounds."""
         batches, trials = self.heat.batches, self.evaluate.simulations_left
         if not isinf(trials):
             chains = min(chains, int(trials / (16 * 2 * batches)))

@@ -14,8 +14,7 @@ from roost.simulator.kernels.busy import cross_in_turn, longer, nothing_yet
 
 @compiled
 def order_of(layout, urgency, order):
-    """Positions by urgency, highest first, then program order, into `order`, as
-    `roost.simulator.order.by_priority`.
+    """Write positions by urgency, highest first, then program order, into `order`.
 
     `urgency` [positions] is overwritten.
     """

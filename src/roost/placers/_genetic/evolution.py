@@ -18,7 +18,7 @@ from roost.simulator.kernels.base import ONE, ZERO, bare, compiled
 
 
 class Decoding(NamedTuple):
-    """How keys become devices and urgencies."""
+    """The meaning of keys: the devices and urgencies that they stand for."""
 
     unit_of: Array  # [positions] i4
     home_of: Array  # [parameters] i4 unit
@@ -51,7 +51,7 @@ class Brood(NamedTuple):
 
 
 class Breeding(NamedTuple):
-    """How a generation follows from the one before."""
+    """The rules by which a generation follows from the one before."""
 
     num_elite: int  # individuals that live on
     num_mutants: int  # individuals that are scrambled anew

@@ -1,1 +1,1 @@
-"""What several families of placers share: units, groups, layers, orders, and room in memory."""
+"""Helpers of several families of placers: units, groups, layers, orders, room in memory."""

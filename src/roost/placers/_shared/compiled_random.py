@@ -1,5 +1,4 @@
-"""Chance in compiled loops: a generator whose whole state is one word, so that a loop can be
-stopped and go on.
+"""Random numbers in compiled loops; the state is one word, so that a loop can go on later.
 
 SplitMix64 (Steele, Lea, Flood 2014).
 """

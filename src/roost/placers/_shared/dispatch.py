@@ -1,5 +1,4 @@
-"""The order of a placement by list scheduling: a device that is free begins the most urgent op that
-is ready."""
+"""List scheduling for given devices: a free device begins the most urgent op that is ready."""
 
 from __future__ import annotations
 
@@ -12,8 +11,7 @@ from roost.simulator.kernels.heap import heap_pop, heap_push
 
 @compiled
 def dispatch(layout, device, urgency, begun):
-    """Write the positions of ops in the order they begin into `begun` [ops]; gives the seconds
-    until all have ended.
+    """Write positions of ops, in the order they begin, into `begun` [ops]; returns the step time.
 
     Buses are taken in the order of the loop, nothing is fetched, and gaps of devices do not count:
     order and seconds are good, if not always exact.

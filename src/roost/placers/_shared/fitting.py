@@ -1,5 +1,4 @@
-"""Making devices fit: what units hold for long, and which of them to move when a device
-overflows."""
+"""Placements made to fit: units are moved away from devices that overflow."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ def best_reordered(problem: Problem, evaluate: Evaluate, trial: Trial) -> Trial:
 
 
 def lasting(graph: Graph) -> Array:  # [ops] bool
-    """Ops whose output is held for long: parameters, and what the forward pass keeps for the
-    backward pass.
+    """Ops whose output is held for long: parameters, and activations for the backward pass.
 
     Not the gradients of parameters: where memory is short, updates run as soon as they can.
     """
@@ -55,8 +53,7 @@ def fastest_allowed(units: Units, wish: Array) -> Array:  # [units] i4
 def fitted(
     units: Units, evaluate: Evaluate, unit_device: Array, layers: Layers | None = None
 ) -> Trial:
-    """The devices in the order that suits them; while a device overflows, units are moved to where
-    there is room."""
+    """The best trial of these devices [units] in any order, after moves that make them fit."""
     problem = units.problem
     unit_device = fastest_allowed(units, unit_device)
     trials = [best_of(evaluate(common_orders(problem, units.devices(unit_device))))]
@@ -78,8 +75,7 @@ def fitted(
 
 # [units] i4.
 def _relieved(units: Units, chain: Array, unit_device: Array, excess: Array, attempt: int) -> Array:
-    """Devices with a run of units moved away from each device that has `excess` bytes too many, to
-    others with room.
+    """Devices [units] after a run of units has left each device with `excess` bytes too many.
 
     What a move frees is an estimate, and copies need room as well: with each attempt the margin is
     doubled.
@@ -121,8 +117,7 @@ def _cheapest_run(
     room: float,
     unit_device: Array,
 ) -> Array:
-    """Consecutive units of those `here` that free what is needed, or what there is room for, in the
-    fewest seconds."""
+    """Consecutive units of `here` that free enough bytes in the fewest seconds."""
     held = np.concatenate([[0.0], np.cumsum(size)])  # [here + 1]
     start = np.arange(len(here))
     end = np.minimum(np.searchsorted(held, held[start] + need), len(here))
@@ -142,8 +137,7 @@ def _cheapest_run(
 
 
 def _ties(units: Units, here: Array, target: int, unit_device: Array) -> tuple[Array, Array]:
-    """Bytes across each gap in a row of units [here + 1], and between each of them and the target
-    device [here]."""
+    """Bytes across each gap in a row of units, and between each unit and the target device."""
     source, sink, size = units.edges
     place = np.full(units.num_units, -1)
     place[here] = np.arange(len(here))

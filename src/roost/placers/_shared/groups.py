@@ -40,8 +40,7 @@ def groups_of(problem: Problem, most: int = _MOST) -> Units:
 
 
 def may_group(problem: Problem) -> bool:
-    """Whether there are far fewer groups than units otherwise, each of them is whole, and modules
-    make them so few.
+    """True if groups are whole, far fewer than units, and made by modules.
 
     What has to be merged by weight is of little use to begin with, and merging takes long on large
     graphs.
@@ -85,8 +84,7 @@ def _by_module(problem: Problem, most: int) -> Units | None:
 
 
 def _roles(problem: Problem) -> tuple[Array, Array]:
-    """For each op the unit of the parameters it belongs to, or -1; and whether it is part of a long
-    gradient [ops]."""
+    """For each op the unit of its parameters, or -1, and if it is part of a long gradient."""
     graph, units = problem.graph, Units.of(problem)
     with_parameter = np.zeros(units.num_units, dtype=bool)
     with_parameter[units.unit[graph.is_parameter]] = True
@@ -115,8 +113,7 @@ def _only_update(graph: Graph) -> Array:
 
 
 def _shorter_and_shorter(modules: tuple[str, ...]) -> Iterator[Array]:
-    """A number for each op's module path [ops], cut to fewer and fewer names; -1 where there is no
-    path."""
+    """A number for each op's module path [ops], cut to fewer and fewer names; -1 for no path."""
     deepest = max(path.count(".") + 1 if path else 0 for path in modules)
     for depth in range(max(deepest, 1), 0, -1):
         names: dict[str, int] = {}
@@ -127,8 +124,7 @@ def _shorter_and_shorter(modules: tuple[str, ...]) -> Iterator[Array]:
 
 
 def _joined(problem: Problem, role: Array, module: Array, is_long: Array) -> Units:
-    """Ops of one role, and of one module where they have no role, or all of their role is in that
-    module."""
+    """Units of ops of one role; ops join by module if they have no role, or one in that module."""
     graph = problem.graph
     bits = 1 << np.arange(problem.cluster.num_devices, dtype=object)
     sets = Unions([int(mask) for mask in (problem.allowed * bits).sum(axis=1)])
@@ -143,7 +139,7 @@ def _joined(problem: Problem, role: Array, module: Array, is_long: Array) -> Uni
 
 
 def _one_module(role: Array, module: Array, num_ops: int) -> Array:  # [ops] bool, for parameters
-    """Whether all ops of a parameter's role are in one module."""
+    """For each parameter: True if all ops of its role are in one module."""
     least, most = np.full(num_ops, np.iinfo(np.int64).max), np.full(num_ops, -1)
     placed = role >= 0
     np.minimum.at(least, role[placed], module[placed])

@@ -33,8 +33,7 @@ class Layers:
 
     @staticmethod
     def of(graph: Graph, key: Callable[[str], str] | None = None) -> Layers:
-        """The layers of a graph; `key` gives the layer of a module path without calls, "" where it
-        has none."""
+        """The layers of a graph; `key` gives the layer of a module path, if any."""
         names, own = _named(graph, key or top_level(graph.modules))
         if not names:
             forward = np.flatnonzero(graph.phase == FORWARD)
@@ -59,8 +58,7 @@ class Layers:
 
     # [layers] the layer that each really is with.
     def _drawn(self, graph: Graph, placed: Array) -> Array:
-        """From where the units put the ops: a layer goes where most bytes of its forward ops
-        went."""
+        """The layer that each layer goes to: where most bytes of its forward ops went."""
         away = np.flatnonzero((graph.phase == FORWARD) & (placed != self.layer))
         target = np.arange(self.num_layers)
         if len(away) == 0:
@@ -98,8 +96,7 @@ def without_calls(path: str) -> str:
 
 
 def top_level(modules: Iterable[str]) -> Callable[[str], str]:
-    """Module paths -> layers: up to the first numbers, or else as short as leaves apart what has
-    numbers below it."""
+    """A function from module paths to layers, which are cut after the first numbers."""
     inner: set[str] = set()  # paths that hold numbered layers, and so are no layer themselves
     for path in {without_calls(module) for module in modules}:
         parts = path.split(".")

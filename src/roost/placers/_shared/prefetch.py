@@ -1,5 +1,4 @@
-"""How far ahead parameters are fetched that live elsewhere: far enough for each to be sent once a
-step."""
+"""Windows for fetched parameters, large enough for each to be sent once a step."""
 
 from __future__ import annotations
 
@@ -10,8 +9,7 @@ from roost.core.problem import Problem
 
 
 def fetched_once(problem: Problem, device: Array) -> Array:  # [devices] bytes
-    """For devices [ops]: windows with room for all the parameters that each device reads and does
-    not hold."""
+    """Windows for devices [ops] with room for all that each device reads and does not hold."""
     graph, num_devices = problem.graph, problem.cluster.num_devices
     edges = _reads(problem)
     parameter, reader = graph.input_op[edges], device[graph.edge_target[edges]]

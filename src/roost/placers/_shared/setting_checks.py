@@ -1,5 +1,4 @@
-"""Settings of placers that learn, checked when they are made: none that would end in a crash, or in
-no number."""
+"""Checks of settings, made when a placer is: a bad setting raises InputError."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ from roost.transforms.merging.unions import Unions
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """A partition of the ops, such that every choice of an allowed device for each unit is a valid
-    placement."""
+    """A partition of the ops: any allowed device for each unit makes a valid placement."""
 
     problem: Problem
     unit: Array  # [ops] i8, numbered by the first op of each that is no parameter
@@ -62,8 +61,7 @@ class Units:
 
     @cached_property
     def ops(self) -> Array:
-        """[ops] the ops by unit, ascending within one; those of unit i are ops[start[i]:start[i +
-        1]]."""
+        """The ops by unit, ascending: those of unit i are ops[start[i] : start[i + 1]]."""
         return np.argsort(self.unit, kind="stable")
 
     @cached_property
@@ -108,8 +106,7 @@ class Units:
         return np.asarray(unit_device, dtype=np.int32)[self.unit]
 
     def unit_devices(self, device: Array) -> Array:  # [units] i4
-        """The device of each unit, from that of each op: that of its first op that is no
-        parameter."""
+        """The device of each unit: that of its first op that is no parameter."""
         return np.asarray(device, dtype=np.int32)[self.leader]
 
     @cached_property
