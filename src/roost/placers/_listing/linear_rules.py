@@ -77,24 +77,34 @@ class LinearRules(NamedTuple):
     hold: Array  # [rules] f8 added to the score of every other device
 
 
+class _Related(NamedTuple):
+    """Devices of one decision that the features of a device compare with, -1 where unknown."""
+
+    home: int  # of the biggest input
+    previous: int  # of the unit before
+    module: int
+    parent: int
+    role: int
+    partner: int
+    rival: int
+    kept: int  # of the unit in another placement
+
+
 @inlined
 def choose_device(
     layout, listing, rules, row, capacity, schedule, op, unit, previous, count_memory
 ):
     """The device with the lowest score among those where the unit fits, or the least overfull."""
-    num_devices = np.uintp(layout.num_devices)
-    weights = rules.weights
     home = measure_transfers(layout, listing, schedule, op)
     module, parent, role, partner = related_devices(listing, schedule, op)
     rival = rival_device(listing, schedule, op)
-    hold = rules.hold[row]
-    kept = np.int64(rules.kept[row, unit]) if hold > 0.0 else np.int64(-1)
+    kept = np.int64(rules.kept[row, unit]) if rules.hold[row] > 0.0 else np.int64(-1)
+    related = _Related(home, previous, module, parent, role, partner, rival, kept)
     best, best_rank, best_score = np.uintp(0), 9, 0.0
-    for d in range(num_devices):
+    for d in range(np.uintp(layout.num_devices)):
         if not is_in(listing.allowed[unit], d):
             continue
         rank = _USABLE if is_in(rules.usable[row], d) else _UNWANTED
-        here = np.int64(d)
         most = schedule.held.peak[d] + listing.need[unit]
         if count_memory and np.float64(most) > capacity[d]:
             cautious = rules.cautious[row]
@@ -104,47 +114,57 @@ def choose_device(
         if rank == _TOO_FULL:
             score = np.float64(most) - capacity[d]
         else:
-            start = max(schedule.ready[d], schedule.free[d])
-            op_time = layout.time[op * num_devices + d]
-            unit_time = listing.unit_time[unit * num_devices + d]
-            load = schedule.load[d] + unit_time
-            score = (
-                weights[row, START] * start
-                + weights[row, FINISH] * (start + op_time)
-                + weights[row, LOAD] * load
-                + weights[row, OVER_SHARE] * max(0.0, load - rules.share[row, d])
-                + weights[row, UNIT_TIME] * unit_time
-                + weights[row, INBOUND] * schedule.inbound[d]
-                + weights[row, OUTGOING] * schedule.outgoing[d]
-                + weights[row, ABSENT] * schedule.absent[d]
-                + weights[row, IN_LINE] * rules.line[row, d]
-                + weights[row, MEMORY] * np.float64(most) / capacity[d]
+            score = score_of(
+                layout, listing, rules, row, capacity[d], schedule, op, unit, d, most, related
             )
-            if is_elsewhere(partner, here):
-                score += weights[row, PARTNER] * listing.partner_time[op]
-            if is_elsewhere(home, here):
-                score += weights[row, NOT_HOME]
-            if is_elsewhere(previous, here):
-                score += weights[row, NOT_PREVIOUS]
-            if is_elsewhere(module, here):
-                score += weights[row, NOT_MODULE]
-            if is_elsewhere(parent, here):
-                score += weights[row, NOT_PARENT]
-            if is_elsewhere(role, here):
-                score += weights[row, NOT_ROLE]
-            beyond = np.float64(schedule.lasting[d] + listing.lasting[unit]) - rules.fair[row, d]
-            if beyond > 0.0:
-                score += weights[row, OVER_FAIR] * beyond / capacity[d]
-            if schedule.load[d] == 0.0:
-                score += weights[row, UNUSED]
-            if rival == here:
-                score += weights[row, IN_WAY] * op_time
-            score += weights[row, PRICE] * np.float64(listing.lasting[unit]) / capacity[d]
-            if is_elsewhere(kept, here):
-                score += hold
         if rank < best_rank or (rank == best_rank and score < best_score):
             best, best_rank, best_score = d, rank, score
     return best
+
+
+@inlined
+def score_of(layout, listing, rules, row, capacity, schedule, op, unit, d, most, related):
+    """The score of a device by a rule; `most` are the bytes it would hold."""
+    num_devices, weights, here = np.uintp(layout.num_devices), rules.weights, np.int64(d)
+    start = max(schedule.ready[d], schedule.free[d])
+    op_time = layout.time[op * num_devices + d]
+    unit_time = listing.unit_time[unit * num_devices + d]
+    load = schedule.load[d] + unit_time
+    score = (
+        weights[row, START] * start
+        + weights[row, FINISH] * (start + op_time)
+        + weights[row, LOAD] * load
+        + weights[row, OVER_SHARE] * max(0.0, load - rules.share[row, d])
+        + weights[row, UNIT_TIME] * unit_time
+        + weights[row, INBOUND] * schedule.inbound[d]
+        + weights[row, OUTGOING] * schedule.outgoing[d]
+        + weights[row, ABSENT] * schedule.absent[d]
+        + weights[row, IN_LINE] * rules.line[row, d]
+        + weights[row, MEMORY] * np.float64(most) / capacity
+    )
+    if is_elsewhere(related.partner, here):
+        score += weights[row, PARTNER] * listing.partner_time[op]
+    if is_elsewhere(related.home, here):
+        score += weights[row, NOT_HOME]
+    if is_elsewhere(related.previous, here):
+        score += weights[row, NOT_PREVIOUS]
+    if is_elsewhere(related.module, here):
+        score += weights[row, NOT_MODULE]
+    if is_elsewhere(related.parent, here):
+        score += weights[row, NOT_PARENT]
+    if is_elsewhere(related.role, here):
+        score += weights[row, NOT_ROLE]
+    beyond = np.float64(schedule.lasting[d] + listing.lasting[unit]) - rules.fair[row, d]
+    if beyond > 0.0:
+        score += weights[row, OVER_FAIR] * beyond / capacity
+    if schedule.load[d] == 0.0:
+        score += weights[row, UNUSED]
+    if related.rival == here:
+        score += weights[row, IN_WAY] * op_time
+    score += weights[row, PRICE] * np.float64(listing.lasting[unit]) / capacity
+    if is_elsewhere(related.kept, here):
+        score += rules.hold[row]
+    return score
 
 
 @compiled
