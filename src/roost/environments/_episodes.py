@@ -95,8 +95,9 @@ class EnvironmentEpisodes(GroupEpisodes):
             for figures in (self._cost, self._placed, self._busy, self._held):
                 figures[row] = 0
             if device is not None:
+                seconds = self._time[number, groups, device]
                 self._placed[row, groups, device] = 1
-                np.add.at(self._busy[row], device, self._time[number, groups, device])
+                np.add.at(self._busy[row], device, seconds)
                 np.add.at(self._held[row], device, self._bytes[number, groups])
         if self.by_moves:
             self._simulate(np.asarray(rows))

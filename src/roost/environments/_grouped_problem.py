@@ -185,8 +185,8 @@ class GroupedProblem:
 def beside(value: Array, typical: Array | float) -> Array:
     """A figure that is not negative as a number from 0 to 1. It is 0.5 for the typical figure."""
     total = value + typical
-    found = np.zeros(np.shape(total))
-    return np.divide(value, total, out=found, where=total > 0)
+    share = np.zeros(np.shape(total))
+    return np.divide(value, total, out=share, where=total > 0)
 
 
 def _beside_mean(value: Array) -> Array:

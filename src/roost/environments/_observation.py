@@ -55,19 +55,19 @@ class Sizes:
 
         Raises InputError if a problem is larger, or if so many episodes need too much memory.
         """
-        sizes = {}
+        room = {}
         for what in ("groups", "edges", "devices"):
             needs = [getattr(problem, f"num_{what}") for problem in problems]
-            largest, room = int(np.argmax(needs)), getattr(settings, f"max_{what}")
-            if room is not None and needs[largest] > room:
+            largest, limit = int(np.argmax(needs)), getattr(settings, f"max_{what}")
+            if limit is not None and needs[largest] > limit:
                 raise InputError(
-                    f"{problems[largest]!r} has {needs[largest]} {what}; max_{what} is {room}: "
+                    f"{problems[largest]!r} has {needs[largest]} {what}; max_{what} is {limit}: "
                     f"leave it out, or make it at least {needs[largest]}"
                 )
-            sizes[what] = room or max(1, needs[largest])
-        found = Sizes(**sizes)
-        found._check_bytes(len(problems), count)
-        return found
+            room[what] = limit or max(1, needs[largest])
+        sizes = Sizes(**room)
+        sizes._check_bytes(len(problems), count)
+        return sizes
 
     def _check_bytes(self, num_problems: int, count: int) -> None:
         # Numbers in an observation, about.
@@ -122,7 +122,7 @@ def fixed_parts(problems: Sequence[GroupedProblem], space: spaces.Dict) -> dict[
 
 def padded(arrays: Sequence[Array], shape: tuple[int, ...], dtype: DTypeLike | None) -> Array:
     """Arrays of unlike sizes as one array [arrays, *shape], zero elsewhere."""
-    found = np.zeros((len(arrays), *shape), dtype)
-    for row, array in zip(found, arrays, strict=True):
+    rows = np.zeros((len(arrays), *shape), dtype)
+    for row, array in zip(rows, arrays, strict=True):
         row[tuple(slice(0, size) for size in array.shape)] = array
-    return found
+    return rows

@@ -1,7 +1,7 @@
 """Episodes side by side: in each of them, the groups of a problem have their turn one by one.
 
-This is the game of Mirhoseini et al. 2017 (groups start without a device) and of Placeto (groups
-start with one and may move). `placeto` and `roost.environments` add what a placement costs.
+Mirhoseini et al. 2017 start with groups that have no device. Placeto starts with a placement, and
+groups may move. The placer `placeto` and `roost.environments` add the cost of a placement.
 """
 
 from __future__ import annotations

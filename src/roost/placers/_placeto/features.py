@@ -124,12 +124,12 @@ class ProblemFeatures:
 
     @cached_property
     def reach(self) -> Array:  # [groups, groups] bool: the column comes after the row
-        found = np.zeros(self.inputs.shape, dtype=bool)
+        reach = np.zeros(self.inputs.shape, dtype=bool)
         last_first = np.argsort(-self.position[self.source])
         for source, target in zip(self.source[last_first], self.target[last_first], strict=True):
-            found[source] |= found[target]
-            found[source, target] = True
-        return found
+            reach[source] |= reach[target]
+            reach[source, target] = True
+        return reach
 
     @property
     def maps(self) -> GraphMaps:
@@ -171,11 +171,11 @@ class ProblemFeatures:
 
     def _depths(self, before: Array, after: Array, position: Array) -> Array:
         """[groups] edges on the longest path to a group, as a share of the longest of all."""
-        found = np.zeros(self.num_groups)
+        depth = np.zeros(self.num_groups)
         edges = np.argsort(position[before], kind="stable")
         for first, second in zip(before[edges], after[edges], strict=True):
-            found[second] = max(found[second], found[first] + 1)
-        return np.asarray(found / max(1.0, found.max()))
+            depth[second] = max(depth[second], depth[first] + 1)
+        return np.asarray(depth / max(1.0, depth.max()))
 
     def moving(self, placements: SimulatedPlacements, at: Array, done: Array) -> Array:
         """[MOVING, batch, devices, groups] f4 for the current groups `at` [batch].
@@ -269,10 +269,10 @@ class ProblemFeatures:
 
 def _filled(columns: Sequence[Array], *shape: int) -> Array:
     """[columns, *shape] f4; each column is broadcast."""
-    found = np.empty((len(columns), *shape), dtype=np.float32)
-    for row, column in zip(found, columns, strict=True):
+    table = np.empty((len(columns), *shape), dtype=np.float32)
+    for row, column in zip(table, columns, strict=True):
         row[:] = column
-    return found
+    return table
 
 
 def _beside_mean(size: Array) -> Array:

@@ -116,10 +116,10 @@ def _round_seconds(episodes: PlacetoEpisodes) -> float:
 
 def _past_returns(state: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> Array:
     """Returns of past rounds; NaN where none is known yet."""
-    found = np.array(state.get(name))
-    if found.dtype.kind != "f" or found.shape != shape or np.isinf(found).any():
+    past = np.array(state.get(name))
+    if past.dtype.kind != "f" or past.shape != shape or np.isinf(past).any():
         raise InputError(f"tensor {name!r} is missing, infinite, or not of shape {list(shape)}")
-    return found
+    return past
 
 
 def simulated(problem: Problem) -> Judge:

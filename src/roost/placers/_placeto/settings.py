@@ -11,7 +11,7 @@ from roost.placers._shared.setting_checks import check_choice, check_whole
 
 @dataclass(frozen=True)
 class PlacetoSettings:
-    """How Placeto learns."""
+    """The settings of one variant of Placeto."""
 
     most_groups: int = 300
     episodes: int = 8  # side by side
