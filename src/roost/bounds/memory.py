@@ -66,16 +66,15 @@ def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
         missing = held[inside].sum() + extra - cluster.memory[mask].sum()
         if missing > 0:
             name = cluster.device_names[int(np.where(mask, cluster.memory, -1).argmax())]
-            devices = ", ".join(np.array(cluster.device_names)[mask].tolist())
+            names = np.array(cluster.device_names)[mask].tolist()
+            have = f"{names[0]!r} has" if len(names) == 1 else f"{', '.join(names)} have together"
             what = (
                 f"parameters and what is alive at {graph.op_names[moment.op]!r}"
                 if mask.all()
                 else "parameters"
             )
             lacking = math.ceil(missing)
-            message = (
-                f"nothing fits: {what} need {show_bytes(lacking)} more than {devices} have together"
-            )
+            message = f"nothing fits: {what} need {show_bytes(lacking)} more memory than {have}"
             return Infeasible(message, name, lacking)
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Optimizer(NamedTuple):
+class OptimizerCost(NamedTuple):
     """The states and the work of an optimizer."""
 
     states: tuple[str, ...]  # kept for each parameter
@@ -13,8 +13,8 @@ class Optimizer(NamedTuple):
 
 
 OPTIMIZERS = {
-    "sgd": Optimizer((), 2),
-    "momentum": Optimizer(("momentum_buffer",), 4),
-    "adam": Optimizer(("exp_avg", "exp_avg_sq"), 12),
-    "adamw": Optimizer(("exp_avg", "exp_avg_sq"), 13),
+    "sgd": OptimizerCost((), 2),
+    "momentum": OptimizerCost(("momentum_buffer",), 4),
+    "adam": OptimizerCost(("exp_avg", "exp_avg_sq"), 12),
+    "adamw": OptimizerCost(("exp_avg", "exp_avg_sq"), 13),
 }

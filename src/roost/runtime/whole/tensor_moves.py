@@ -36,7 +36,7 @@ def moved(value: Any, device: torch.device) -> Any:
     return mapped(value, lambda tensor: _moved(tensor, device), without=("past_key_values",))
 
 
-class Lent(NamedTuple):
+class LentCopy(NamedTuple):
     """A copy of a tensor that a call on another device may write into."""
 
     tensor: Tensor
@@ -44,21 +44,21 @@ class Lent(NamedTuple):
     version: int  # of the copy, before the call
 
 
-def lent(value: Any, device: torch.device) -> tuple[Any, list[Lent]]:
+def lent(value: Any, device: torch.device) -> tuple[Any, list[LentCopy]]:
     """Move all tensors in a value to a device, for a call; also give the copies."""
-    copies: list[Lent] = []
+    copies: list[LentCopy] = []
 
     def lend(tensor: Tensor) -> Tensor:
         copy = _moved(tensor, device)
         if copy is not tensor:
-            copies.append(Lent(tensor, copy, copy._version))
+            copies.append(LentCopy(tensor, copy, copy._version))
         return copy
 
     with torch.inference_mode(False), torch.no_grad():  # inference mode counts no versions
         return mapped(value, lend, without=("past_key_values",)), copies
 
 
-def given_back(copies: list[Lent]) -> bool:
+def given_back(copies: list[LentCopy]) -> bool:
     """Copy what a call wrote into copies back to the tensors; tell if it wrote into any.
 
     `nn.ReLU(inplace=True)` is such a call.
