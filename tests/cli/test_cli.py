@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from roost import __version__
 from roost.cli import app
-from roost.cli._exits import Group
+from roost.cli._exit_codes import Group
 from roost.errors import (
     ExecutionError,
     GraphError,
@@ -242,7 +242,7 @@ def test_control_c_while_the_verbs_are_imported_is_no_traceback(
 def test_why_it_takes_long_is_said_only_once_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     from roost.cli import _console
 
-    waiting = _console.Waiting("preparing", "compiling")
+    waiting = _console.LiveLine("preparing", "compiling")
     assert str(waiting.__rich__()) == "preparing"
     monkeypatch.setattr(waiting, "began", waiting.began - 10)
     assert str(waiting.__rich__()) == "preparing (compiling)"
@@ -263,7 +263,7 @@ def test_what_the_library_says_of_long_work_is_shown(
     logging.getLogger("roost.placers.auto").info("without metis")
     assert capsys.readouterr().err == "measuring\n"
     monkeypatch.setattr(Console, "is_terminal", True)
-    line = _console.Waiting("preparing")
+    line = _console.LiveLine("preparing")
     with _console.drawn(Console(file=io.StringIO()), line):
         logging.getLogger("roost.simulator.compiling").info("compiling")
         assert str(line.__rich__()) == "preparing (compiling)"
@@ -278,7 +278,7 @@ def test_a_live_line_is_cut_and_not_folded() -> None:
     from roost.cli import _console, _search
 
     out = Console(width=40)
-    for line in (_console.Waiting("long " * 20), _search.Watch("long " * 20, out)):
+    for line in (_console.LiveLine("long " * 20), _search.SearchLine("long " * 20, out)):
         with out.capture() as drawn:
             out.print(Spinner("dots", line))
         assert len(drawn.get().splitlines()) == 1

@@ -48,7 +48,7 @@ def test_one_device_cannot_be_beaten_where_there_is_no_other(roost, tmp_path: Pa
     builder.add("a", flop=1e9)
     builder.freeze().save(tmp_path / "one.json")
     text = roost("bound", tmp_path / "one.json", "--on", "cpu").stdout
-    assert "Everything on cpu:0 takes just that: more devices cannot help" in text
+    assert "Everything on cpu:0 takes exactly that: more devices cannot help" in text
 
 
 def test_a_proof_that_nothing_fits_is_exit_code_3(roost, files: Path) -> None:

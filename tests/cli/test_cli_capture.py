@@ -148,7 +148,7 @@ def test_a_setting_that_a_callable_has_not_is_named(refused, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model_unset.py").write_text(MODEL)
     message = refused("capture", "model_unset:net", "-o", "graph.json", "--set", "depth=2")
-    assert message.startswith("'model_unset:net' with depth=2: TypeError: ")
+    assert message.startswith("cannot load 'model_unset:net' with depth=2: TypeError: ")
     assert "depth" in message
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from roost import zoo
-from roost.cli._learning import Standing
+from roost.cli._learning_progress import LearningProgress
 from roost.cli.learn import CHECKPOINT, LOCK, METRICS, WEIGHTS, Checkpoint
 from roost.errors import InputError
 
@@ -120,7 +120,7 @@ def arrays(*given, **named):
 def test_a_checkpoint_that_is_none_is_refused(tmp_path, data):
     path = tmp_path / CHECKPOINT
     path.write_bytes(data)
-    with pytest.raises(InputError, match="no checkpoint of ours"):
+    with pytest.raises(InputError, match="no checkpoint of Roost"):
         Checkpoint(path, {}).load()
 
 
@@ -184,7 +184,7 @@ def _save_and_end(self, save, state):
         ({"--family": "cifar"}, "did you mean 'cifar10'"),
         ({"--on": "k80x3"}, "k80x"),
         ({"--on": ","}, "names no cluster"),
-        ({"--placer": "heft"}, "learns nothing over a family; those that do: "),
+        ({"--placer": "heft"}, "does not learn over a family; these do: "),
         ({"--graphs": 0}, "--graphs 0"),
         ({"--made-up": -1}, "--made-up -1"),
         ({"--seconds": 0}, "--seconds 0"),
@@ -277,7 +277,7 @@ def test_weights_from_a_pipe_or_a_folder_are_refused(refused, files):
 
 def test_the_line_of_progress_says_how_far_how_good_and_how_long():
     now = [100.0]
-    standing = Standing("lister", ("rules", "targets"), [1.0, 4.0], lambda: now[0])
+    standing = LearningProgress("lister", ("rules", "targets"), [1.0, 4.0], lambda: now[0])
     assert standing.line() == "lister: making ready 2 problems"
     standing.add({"stage": 0.0, "done": 1.0, "of": 10.0, "progress": 0.1, "mean_cost": log(1.0)})
     assert standing.line() == "lister: 10%, 0.50 of single and expert, rules 1 of 10, 2 problems"
@@ -294,7 +294,7 @@ def test_the_line_of_progress_says_how_far_how_good_and_how_long():
 
 
 def test_the_best_of_each_problem_counts_and_what_has_no_baseline_does_not():
-    standing = Standing("placeto", (), [1.0, 4.0, inf])
+    standing = LearningProgress("placeto", (), [1.0, 4.0, inf])
     for number, best in ((0, 0.8), (0, 0.5), (0, 0.7), (1, 8.0), (2, 1.0)):
         standing.add(
             {"done": 3.0, "of": 9.0, "progress": 1 / 3, "problem": float(number), "best": best}
@@ -302,6 +302,6 @@ def test_the_best_of_each_problem_counts_and_what_has_no_baseline_does_not():
     assert (
         standing.line() == "placeto: 33%, 1.00 of single and expert, round 3 of 9, 3 of 3 problems"
     )
-    standing = Standing("lister", (), [1.0, inf])
+    standing = LearningProgress("lister", (), [1.0, inf])
     standing.add({"done": 3.0, "of": 9.0, "mean_cost": 0.0})
     assert "of single" not in standing.line()

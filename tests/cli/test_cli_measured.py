@@ -85,7 +85,9 @@ def test_placements_are_run_and_raced(roost, threads: Path, tmp_path: Path) -> N
     assert len(shares) == 2
     assert 30 <= sum(map(int, shares)) <= 200
     assert "going on from" in second.stderr
-    assert re.search(r"^Ended after \d of 4 trials: heft proposes no more$", second.stdout, re.M)
+    assert re.search(
+        r"^Ended after \d of 4 trials: heft proposes no more placements$", second.stdout, re.M
+    )
 
 
 def test_a_model_of_transformers_is_timed_and_run(roost, threads: Path, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_comes_again_is_there_once(tmp_path: Path) -> None:
 
 def test_a_file_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / METRICS).write_text("mine\nand mine\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl: has a line that is none of ours"):
+    with pytest.raises(InputError, match=r"metrics.jsonl: has a line that Roost did not write"):
         Metrics(tmp_path, going_on=True).add({"trials": 1.0})
     assert (tmp_path / METRICS).read_text() == "mine\nand mine\n"
 

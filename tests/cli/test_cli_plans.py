@@ -87,7 +87,7 @@ def test_a_plan_is_exported(roost, plan, tmp_path):
         (("export", "graph.json", "--format", "device_map"), "a plan is for a model; name that"),
         (
             ("run", "llama", *SET),
-            "is a plan, for a model as it is written; in Python plan.apply(model) runs it",
+            "is a plan; in Python plan.apply(model) runs the model with it",
         ),
     ],
 )

@@ -1,7 +1,6 @@
-"""argv -> the public functions: `roost VERB ...`, one file per verb.
+"""The `roost` command: one file for each verb.
 
-The verbs are in `_app`, which is imported when it is asked for: Ctrl-C may come before that is
-done.
+`main` imports the verbs (`_app`) itself, so that Ctrl-C works during the import.
 """
 
 from __future__ import annotations

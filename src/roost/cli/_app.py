@@ -1,5 +1,4 @@
-"""The verbs. Nothing heavy is imported before one needs it, so that `roost --help` answers at
-once."""
+"""The verbs of `roost`. A verb imports heavy modules when it runs: `roost --help` is instant."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from roost.cli import (
     verify,
     zoo,
 )
-from roost.cli._exits import Group
+from roost.cli._exit_codes import Group
 
 app = typer.Typer(
     name="roost",

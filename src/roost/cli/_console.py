@@ -1,8 +1,7 @@
-"""What every verb prints with: results on standard output, words about them on standard error.
+"""Output of all verbs: results on standard output, progress and notes on standard error.
 
-Rich decides on colour and width: no colour without a terminal or with NO_COLOR. Without a terminal
-lines are as long as they are, with nothing after them, unless COLUMNS says otherwise. Rich is
-imported when something is printed.
+Rich chooses colour and width: no colour without a terminal or with NO_COLOR. Without a terminal
+lines are not folded, unless COLUMNS is set. Rich is imported when a verb prints.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from roost.cli._text import assembled, live_line
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
-_SLOW_SECONDS = 3.0  # after which it is said why something takes so long
+_SLOW_SECONDS = 3.0  # after these a live line gives the reason
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _NO_WIDTH = 100_000
-_LONG_WORK = ("roost.simulator.compiling", "roost.presets.probe")  # whose words are shown
+_LONG_WORK = ("roost.simulator.compiling", "roost.presets.probe")  # loggers that are shown
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object, in seconds and bytes.")
@@ -34,8 +35,7 @@ AsJson = Annotated[
 
 
 def console(stderr: bool = False) -> Console:
-    """Names come from files: no markup or emoji is looked for in them, and nothing in them steers
-    the terminal."""
+    """A console without markup or emoji. Names from files cannot steer the terminal."""
     from rich.console import Console
     from rich.segment import Segment
 
@@ -46,16 +46,16 @@ def console(stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
-        # A name that the terminal's encoding lacks is no reason to stop.
+        # A name may have characters that the terminal lacks.
         stream.reconfigure(errors="replace")
     out = Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not out.is_terminal and "COLUMNS" not in os.environ:
-        out.width = _NO_WIDTH  # who reads it folds it
+        out.width = _NO_WIDTH  # the reader folds lines
     return out
 
 
 def harmless(text: str) -> str:
-    """The text with escapes written out where it has characters that would steer a terminal."""
+    """The text with control characters written as escapes."""
     return "".join(
         c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text
     )
@@ -74,8 +74,16 @@ def show(*parts: RenderableType) -> None:
             typer.echo(line.rstrip())
 
 
+def answer(as_json: bool, facts: object, report: Iterable[RenderableType]) -> None:
+    """Print a result: as JSON, or the report for people."""
+    if as_json:
+        show_json(facts)
+    else:
+        show(*report)
+
+
 def show_json(value: object) -> None:
-    """Print for programs: one object on standard output."""
+    """Print for programs: one JSON object on standard output."""
     import msgspec
 
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
@@ -88,38 +96,31 @@ def note(text: str) -> None:
 
 def error(text: str) -> None:
     """One line on standard error, however long."""
-    from rich.text import Text
 
-    line = Text.assemble(("error:", "bold red"), " ", harmless(" ".join(text.splitlines())))
+    line = assembled(("error:", "bold red"), " ", harmless(" ".join(text.splitlines())))
     console(stderr=True).print(line, soft_wrap=True)
 
 
-class Waiting:
-    """A live line; `slow` is added once it takes long."""
+class LiveLine:
+    """A line that says what the command does; `slow` is added after some seconds."""
 
     def __init__(self, text: str, slow: str = "") -> None:
         self.text, self.slow, self.began = text, slow, time.monotonic()
-        self.doing = ""  # what the library says that it does
+        self.message = ""  # the last one of the library
 
     def __rich__(self) -> Text:
-        """As text: a spinner would look for markup in a string. Cut: a live line that folds is
-        drawn over and over."""
-        from rich.text import Text
-
+        """The line as text: a spinner would look for markup in a string."""
         slow = self.slow if time.monotonic() - self.began > _SLOW_SECONDS else ""
-        more = self.doing or slow
-        return Text(
-            f"{self.text} ({more})" if more else self.text, no_wrap=True, overflow="ellipsis"
-        )
+        more = self.message or slow
+        return live_line(f"{self.text} ({more})" if more else self.text)
 
 
-_drawn: list[Waiting] = []  # the lines that are on the terminal now, the innermost last
+_drawn: list[LiveLine] = []  # the lines that are on the terminal now, the innermost last
 
 
 @contextmanager
-def drawn(out: Console, line: Waiting, live: RenderableType | None = None) -> Iterator[None]:
-    """Draw a line, or what stands for it, until the end; what the library says that it does is
-    added to it."""
+def drawn(out: Console, line: LiveLine, live: RenderableType | None = None) -> Iterator[None]:
+    """Draw a line, or `live` in its place. Messages of the library are added to the line."""
     _drawn.append(line)
     try:
         with out.status(line if live is None else live):
@@ -128,39 +129,37 @@ def drawn(out: Console, line: Waiting, live: RenderableType | None = None) -> It
         _drawn.remove(line)
 
 
-class Doing(logging.Handler):
-    """What the library says that it does while one waits: in the line that is drawn, or a line of
-    its own."""
+class LibraryMessages(logging.Handler):
+    """Shows messages of the library: in the live line, or in a line of their own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if _drawn and console(stderr=True).is_terminal:
-            _drawn[-1].doing = text
+            _drawn[-1].message = text
         else:
             note(text)
 
 
 def listen() -> None:
-    """Show what the library says of long work, and nothing else that it logs below a warning."""
+    """Show messages of the library on long work, and no others below a warning."""
     for name in _LONG_WORK:
         logger = logging.getLogger(name)
-        if not any(isinstance(each, Doing) for each in logger.handlers):
-            logger.addHandler(Doing(logging.INFO))
+        if not any(isinstance(each, LibraryMessages) for each in logger.handlers):
+            logger.addHandler(LibraryMessages(logging.INFO))
             logger.setLevel(logging.INFO)
 
 
 @contextmanager
 def working(text: str, slow: str = "") -> Iterator[None]:
-    """Say on standard error what takes so long, while it does; only on a terminal."""
-    with drawn(console(stderr=True), Waiting(text, slow)):
+    """Draw a live line on standard error, if that is a terminal."""
+    with drawn(console(stderr=True), LiveLine(text, slow)):
         yield
 
 
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
-    """As `working`, with how many of how many are done, once that is told; without a terminal a
-    line now and then."""
-    line, out, told = Waiting(text), console(stderr=True), time.monotonic()
+    """Draw a live line with a count. Without a terminal print a line now and then."""
+    line, out, told = LiveLine(text), console(stderr=True), time.monotonic()
 
     def tell(done: int, total: int) -> None:
         nonlocal told
@@ -174,8 +173,7 @@ def progress(text: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:
-    """An empty table; columns of numbers are aligned to the right. Nothing is ever cut: it
-    folds."""
+    """An empty table. Columns of `numbers` are aligned to the right; long cells fold."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -186,8 +184,3 @@ def table(columns: Iterable[str], numbers: Iterable[str] = ()) -> Table:
     for name in columns:
         made.add_column(name, justify="right" if name in right else "left", overflow="fold")
     return made
-
-
-def plural(count: int, noun: str) -> str:
-    """`1 op`, `2 ops`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

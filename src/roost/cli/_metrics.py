@@ -1,5 +1,4 @@
-"""The figures of every update of something that learns: a line of JSON each, and TensorBoard's
-files where wanted."""
+"""The notes of learning in files: a line of JSON for each, and TensorBoard's event files."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ METRICS, EVENTS = "metrics.jsonl", "events"
 
 
 class Metrics:
-    """`metrics.jsonl` in a folder. Nothing is written before there is a figure."""
+    """`metrics.jsonl` in a folder. The file is written with the first note."""
 
     def __init__(self, folder: Path, tensorboard: bool = False, going_on: bool = False) -> None:
         self.path = folder / METRICS
@@ -26,12 +25,12 @@ class Metrics:
                 raise InputError(
                     f"{self._events}: is a file; TensorBoard needs a folder there; move it away"
                 )
-        self._overlaps = going_on  # figures that come again may be there
+        self._overlaps = going_on  # the file may have notes that come again
         if not going_on:
             self.path.unlink(missing_ok=True)
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Write one update down; its `trials`, if it has them, say where it belongs."""
+        """Write a note. Its `trials`, if it has them, give its position."""
         import msgspec
 
         if self._overlaps and "trials" in figures:
@@ -55,8 +54,7 @@ class Metrics:
             self._writer.close()
 
     def _drop_from(self, trials: float) -> None:
-        """What was written after the state that a search goes on from comes again; a line cut short
-        goes too."""
+        """Drop the notes that come again: those after the state from which a search goes on."""
         import msgspec
 
         from roost.core.files import write_bytes
@@ -69,7 +67,7 @@ class Metrics:
             except (msgspec.DecodeError, UnicodeDecodeError):
                 if line.endswith(b"\n"):
                     raise InputError(
-                        f"{self.path}: has a line that is none of ours; move the file away"
+                        f"{self.path}: has a line that Roost did not write; move the file away"
                     ) from None
                 break
             if not isinstance(before, int | float) or before >= trials:
@@ -80,7 +78,7 @@ class Metrics:
 
 
 def _tensorboard() -> Any:
-    """The class that writes for TensorBoard."""
+    """TensorBoard's writer class."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

@@ -1,33 +1,27 @@
-"""What the verbs read: a model, a graph or a problem, with the cluster and the costs that go with
-it."""
+"""The problem that a command names: a model, a graph or a problem file, a cluster and costs."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roost.cli import _console
-from roost.errors import InputError, UnknownName
+from roost.cli._model import ModelSpec
+from roost.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from roost.core.graph import Graph
     from roost.core.problem import Problem
-    from roost.frontends.tracing.captured_step import CapturedStep
     from roost.plan.plan import Plan
 
 ModelOrGraph = Annotated[
     str,
     typer.Argument(
         metavar="MODEL_OR_GRAPH",
-        help="A graph.json or problem.json, .gz or not, or a model as roost capture takes it: a "
-        "zoo name (see roost "
-        "zoo), package.module:callable, a .onnx or .pt2 file, a SavedModel folder, a Hugging Face "
+        help="A graph.json or problem.json, .gz or not, or a model: a zoo name (see roost zoo), "
+        "package.module:callable, a .onnx or .pt2 file, a SavedModel folder, a Hugging Face "
         "config.json.",
     ),
 ]
@@ -44,9 +38,8 @@ CostsFile = Annotated[
     typer.Option(
         "--costs",
         metavar="FILE",
-        help="A costs.npz, or the problem.json of this model (roost profile -o, roost place -o) "
-        "in place of --on; "
-        "otherwise a roofline of the cluster's figures.",
+        help="A costs.npz. Or the problem.json of this model, in place of --on: roost profile -o "
+        "and roost place -o write one. The default is a roofline of the cluster's figures.",
     ),
 ]
 Placed = Annotated[
@@ -54,212 +47,13 @@ Placed = Annotated[
     typer.Option(
         "--placement",
         metavar="FILE",
-        help="The placement.json, or the folder that roost place -o wrote; without --on and "
-        "--costs the problem that "
-        "it wrote beside it is taken. To verify and export also a plan.json.",
-    ),
-]
-Train = Annotated[
-    bool, typer.Option("--train", help="A whole training step of the model instead of inference.")
-]
-Optimizer = Annotated[
-    str | None, typer.Option(help="sgd (where left out), momentum, adam or adamw; with --train.")
-]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A setting of the model, such as batch=8; may be repeated.",
-    ),
-]
-Shapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input",
-        metavar="NAME=1,3,224,224",
-        help="The shape of an input of a file; may be repeated.",
+        help="The placement.json, or the folder that roost place -o wrote. Without --on and "
+        "--costs the problem beside it is used. verify and export take a plan.json too.",
     ),
 ]
 
-_WITH_LOSS = (
-    "Name a callable (package.module:callable) whose module returns its loss, or capture it in "
-    "Python: "
-    "roost.capture(model, inputs, train=True, loss=...).save('graph.json')"
-)
 PLACEMENT, PROBLEM = "placement.json", "problem.json.gz"  # as `roost place -o` names them
 _MODEL_FILES = (".onnx", ".pt2", ".pb")
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model and how to capture it."""
-
-    source: str
-    train: bool = False
-    optimizer: str = "sgd"
-    settings: tuple[tuple[str, Any], ...] = ()
-    shapes: tuple[tuple[str, list[int]], ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        source: str,
-        train: bool,
-        optimizer: str | None,
-        settings: list[str] | None,
-        shapes: list[str] | None,
-    ) -> Model:
-        """As given on the command line."""
-        pairs = [_pair(text, "--set") for text in settings or []]
-        sized = [_pair(text, "--input") for text in shapes or []]
-        return cls(
-            source,
-            train,
-            optimizer or "sgd",
-            tuple((key, _value(text)) for key, text in pairs),
-            tuple((key, _shape(text)) for key, text in sized),
-        )
-
-    @property
-    def in_zoo(self) -> bool:
-        return self.source.replace("_", "").isalnum() and not Path(self.source).exists()
-
-    @property
-    def is_config(self) -> bool:
-        """Whether it is a configuration of transformers, or a folder with one."""
-        path = Path(self.source)
-        return path.name == "config.json" or (path / "config.json").is_file()
-
-    @property
-    def batch(self) -> int | None:
-        """Where that is a setting of the model that is known."""
-        found = dict(self.settings).get("batch")
-        if found is None and self.in_zoo:
-            from roost import zoo
-
-            found = getattr(zoo.settings(self.source, **dict(self.settings)), "batch", None)
-        return found if isinstance(found, int) else None
-
-    def with_batch(self, batch: int) -> Model:
-        kept = tuple((key, value) for key, value in self.settings if key != "batch")
-        return Model(
-            self.source, self.train, self.optimizer, (*kept, ("batch", batch)), self.shapes
-        )
-
-    def _made(self) -> tuple[nn.Module, Any]:
-        """What package.module:callable returns with these settings."""
-        from roost import catalog
-        from roost.frontends.torch import load_model
-
-        if not self.settings:
-            return load_model(self.source)
-        try:
-            made = catalog.imported(self.source)(**dict(self.settings))
-            model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
-        except (Exception, SystemExit) as error:  # it is the user's code: anything may happen in it
-            given = ", ".join(f"{key}={value!r}" for key, value in self.settings)
-            raise InputError(
-                f"{self.source!r} with {given}: {type(error).__name__}: {error}"
-            ) from error
-        return model, inputs() if callable(inputs) else inputs
-
-    def real(self) -> tuple[nn.Module, Any]:
-        """The module and its inputs, of a model that is not a file."""
-        from roost import zoo
-
-        if self.in_zoo:
-            return zoo.model(self.source, self.train, **dict(self.settings))
-        if self.is_config:
-            from roost.cli import _built
-
-            return _built.made(self)
-        return self._made()
-
-    def describe(self) -> CapturedStep:
-        """As `capture`, with the program that the ops come from; of what has one."""
-        try:
-            return self._described()
-        except InputError as error:
-            _advise(error)
-            raise
-
-    def capture(self) -> Graph:
-        """Raises InputError with what to do on the command line, where Python would do
-        otherwise."""
-        try:
-            return self._captured()
-        except InputError as error:
-            _advise(error)
-            raise
-
-    def _described(self) -> CapturedStep:
-        import torch
-
-        from roost.frontends.tracing import trace
-        from roost.frontends.tracing.captured_step import captured_step
-        from roost.frontends.tracing.optimizers import OPTIMIZERS
-
-        if self.optimizer not in OPTIMIZERS:
-            raise UnknownName("optimizer", self.optimizer, OPTIMIZERS)
-        if self.shapes or not (self.in_zoo or self.is_config or ":" in self.source):
-            raise InputError(
-                f"{self.source}: cannot be timed; give a zoo name, package.module:callable or a "
-                f"config.json, no --input"
-            )
-        if self.is_config:
-            from roost.cli import _built
-
-            return _built.build(self, "meta").described()
-        try:
-            with torch.device("meta") if self.in_zoo else nullcontext():
-                model, inputs = self.real()
-            args, kwargs = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
-            args = tuple(args) if isinstance(args, tuple | list) else (args,)
-            program = trace.trace(model, args, kwargs, train=self.train)
-        except (RuntimeError, NotImplementedError, OverflowError) as error:
-            raise InputError(
-                f"{self.source}: cannot be captured: {str(error).strip().splitlines()[0]}"
-            ) from error
-        name = self.source if self.in_zoo else type(model).__name__
-        return captured_step(program, name, self.optimizer if self.train else None)
-
-    def _captured(self) -> Graph:
-        from roost import frontends, zoo
-
-        if self.in_zoo:
-            if self.shapes:
-                raise InputError(
-                    "--input is for files; a model of the zoo takes --set, such as --set batch=8"
-                )
-            return zoo.build(
-                self.source, train=self.train, optimizer=self.optimizer, **dict(self.settings)
-            )
-        if self.settings and ":" in self.source:
-            from roost.frontends.torch import capture
-
-            return capture(*self._made(), train=self.train, optimizer=self.optimizer)
-        options: dict[str, Any] = dict(self.settings)
-        if self.shapes:
-            options["inputs"] = dict(self.shapes)
-        try:
-            return frontends.read(
-                self.source, train=self.train, optimizer=self.optimizer, **options
-            )
-        except TypeError as error:
-            if "unexpected keyword" not in str(error):
-                raise
-            raise InputError(
-                f"{self.source}: {str(error).split('got an ')[-1]}: this kind of file takes no "
-                f"such setting"
-            ) from error
-
-
-def _advise(error: InputError) -> None:
-    """Say what to do on the command line, where Python would do otherwise."""
-    said, loss, _ = str(error).partition(" Return the loss, or give loss=")
-    if loss:
-        error.args = (f"{said} {_WITH_LOSS}",)
 
 
 def read(
@@ -270,10 +64,10 @@ def read(
     optimizer: str | None,
     settings: list[str] | None,
     shapes: list[str] | None,
-) -> tuple[Problem, Model | None]:
+) -> tuple[Problem, ModelSpec | None]:
     """The problem, and the model where it was captured from one."""
     if not is_our_file(source):
-        model = Model.of(source, train, optimizer, settings, shapes)
+        model = ModelSpec.of(source, train, optimizer, settings, shapes)
         check_cluster(source, on, costs)  # before the minutes that capturing may take
         with _console.working(f"capturing {source}"):
             graph = model.capture()
@@ -287,7 +81,7 @@ def read(
 
 
 def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
-    """The problem in a file, or that of the graph in it."""
+    """The problem in a file, or the problem of a graph in a file."""
     from roost.core import formats
     from roost.core.graph import Graph
     from roost.core.problem import Problem
@@ -308,13 +102,11 @@ def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
 
 
 def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path, Path | None]:
-    """The file of a placement, and costs for it: those it was found with, where they are there and
-    no others named.
+    """The file of a placement, and its costs: by default those in the problem beside it.
 
     `placement` may be the folder that `roost place -o` wrote.
     """
     inside = placement.is_dir()
-    # Or the cluster, which is looked for beside it, would be missed first.
     if not inside and not placement.exists():
         raise InputError(f"{placement}: no such file or folder")
     if inside and not (placement / PLACEMENT).exists():
@@ -328,7 +120,7 @@ def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path
 
 
 def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
-    """The plan in a file, where it is one; it brings its problem."""
+    """The plan in a file, or None if the file is of another kind."""
     from roost.core import formats
     from roost.plan.plan import Plan
 
@@ -346,8 +138,7 @@ def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
 
 
 def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:
-    """The graph on a cluster, with costs from a file or by roofline; or the problem in a file,
-    where it is of it."""
+    """The graph on a cluster, with costs from a file or by roofline, or the problem in a file."""
     from roost.core import formats
     from roost.core.costs import Costs
     from roost.core.problem import Problem
@@ -383,7 +174,7 @@ def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) 
 
 
 def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
-    """A problem from a file, which must be of this graph."""
+    """The problem, if it is of this graph."""
     if given.graph.digest != graph.digest:
         raise InputError(
             f"{path}: is a problem of graph {given.graph.name!r}, {given.graph.digest}; {source} "
@@ -394,7 +185,7 @@ def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
 
 
 def check_cluster(source: str, on: str | None, costs: Path | None = None) -> None:
-    """Refuse what names no cluster, or none that there is. A problem brings its own."""
+    """Raise InputError if no cluster is named, or an unknown one. A problem brings its own."""
     if (
         costs is not None
         and str(costs) in ("profiled", "estimated", "roofline")
@@ -418,7 +209,7 @@ def check_cluster(source: str, on: str | None, costs: Path | None = None) -> Non
 
 
 def is_our_file(source: str) -> bool:
-    """Whether this names a file of ours, there or not, and no model."""
+    """True for the name of a Roost file, which may not exist; False for a model."""
     path = Path(source)
     if path.name == "config.json" or source.endswith(_MODEL_FILES) or path.is_dir():
         return False
@@ -427,29 +218,3 @@ def is_our_file(source: str) -> bool:
     from roost.frontends import installed_reader
 
     return path.exists() and installed_reader(source) is None
-
-
-def _pair(text: str, option: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise InputError(f"{option} {text!r}: write it as KEY=VALUE")
-    return key, value
-
-
-def _shape(text: str) -> list[int]:
-    try:
-        return [int(size) for size in text.split(",")]
-    except ValueError:
-        raise InputError(f"--input shape {text!r}: write it as 1,3,224,224") from None
-
-
-def _value(text: str) -> Any:
-    """A number or true or false where it reads as one, else the text."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

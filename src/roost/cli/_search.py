@@ -1,5 +1,4 @@
-"""What the verbs that search share: their budget, a line of progress, and trials for people and for
-programs."""
+"""Shared parts of the verbs that search: budget, progress, and trials for people and programs."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import typer
 
 from roost import catalog
 from roost.cli import _console
+from roost.cli._text import live_line, plural, show_bytes, show_seconds, styled
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,26 +29,24 @@ Variant = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Other settings of a placer that learns: paper (as published), heuristic (begins at "
-        "the best simple one).",
+        help="Other settings of a placer that learns: paper (the paper's settings as far as known) "
+        "or heuristic (begins at the best simple placer).",
     ),
 ]
 Trials = Annotated[
     int | None,
-    typer.Option(
-        metavar="N", help="Stop after so many trials: simulations, or placements that were run."
-    ),
+    typer.Option(metavar="N", help="Stop after N trials: simulations, or placements that are run."),
 ]
 
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
-_TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # spent on a best try where it is proved that nothing fits
-# A gap below the first is one of rounding; below the second it reads as none.
+_TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # for a best try after a proof that nothing fits
+# A gap below the first is a rounding error. Below the second it would be shown as 0.0%.
 _OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4
-COMPILING = "loading what was compiled"
+COMPILING = "loading compiled code"
 
 
 def check_budget(seconds: float | None, trials: int | None) -> None:
-    """Refuse a budget that is none before any time is spent on reading the problem."""
+    """Raise InputError for a bad budget, before the problem is read."""
     from math import inf
 
     from roost.search.budget import Budget
@@ -57,9 +55,7 @@ def check_budget(seconds: float | None, trials: int | None) -> None:
 
 
 def check_placer(name: str) -> None:
-    """Refuse a placer that is none, likewise."""
-    from roost import catalog
-
+    """Raise InputError for an unknown placer."""
     if ":" in name:
         from roost.search.solve import named_placer
 
@@ -69,7 +65,7 @@ def check_placer(name: str) -> None:
 
 
 def proved(problem: Problem) -> Infeasible | None:
-    """The proof that nothing fits, where there is one."""
+    """The proof that nothing fits, if there is one."""
     from roost.bounds import nothing_fits
     from roost.search.solve import check_groups
 
@@ -78,9 +74,9 @@ def proved(problem: Problem) -> Infeasible | None:
 
 
 def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, int | None]:
-    """What is worth spending on a best try where it is proved that nothing fits.
+    """The seconds and trials for a best try after a proof that nothing fits.
 
-    Equal trials give equal results: seconds are added where neither is given only.
+    Equal trials give equal results, so seconds are added only if there are no trials.
     """
     if trials is None or seconds is not None:
         seconds = min(_TRY_SECONDS, seconds or _TRY_SECONDS)
@@ -88,24 +84,21 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
 
 
 def placer_with(name: str, weights: Path | None, variant: str | None = None) -> str | Placer:
-    """The placer of a name, with weights or other settings where given; what is wrong with them is
-    told at once."""
+    """The placer with this name, weights and variant. Raises InputError if they do not match."""
     found = catalog.find("placers", name)
     if variant is not None and weights is not None:
         raise InputError(
-            f"--variant {variant} and --weights {weights}: weights have their own settings; give "
-            f"one"
+            f"--variant {variant} and --weights {weights}: give one; "
+            "weights have their own settings"
         )
     if variant is not None:
         from roost.placers import VARIANTS
 
         able = [each for each in VARIANTS if hasattr(found, each)]
         if variant not in able:
-            known = (
-                f"has {', '.join(able)}"
-                if able
-                else "has none; seq2seq, spotlight, post and placeto have"
-            )
+            known = "has none; seq2seq, spotlight, post and placeto have"
+            if able:
+                known = f"has {', '.join(able)}"
             raise InputError(f"--variant {variant}: placer {name!r} {known}")
         other: Placer = getattr(found, variant)()
         return other
@@ -122,52 +115,51 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
     return made
 
 
-class Watch:
-    """How a search goes: what `on_trial` is called with, and the live line made of it."""
+class SearchLine:
+    """The live line of a search. It is the `on_trial` of the search."""
 
     def __init__(
         self, what: str, out: Console, first: str = "", baseline: Trial | None = None
     ) -> None:
         self.what, self.out, self.first, self.baseline = what, out, first, baseline
         self.last: Progress | None = None
-        self.told = self.heard = time.monotonic()
-        self.waiting = _console.Waiting(f"{what}: preparing", COMPILING)
+        self.printed = self.heard = time.monotonic()
+        self.waiting = _console.LiveLine(f"{what}: preparing", COMPILING)
 
     def __call__(self, progress: Progress) -> None:
-        if self.first:  # not before it is known that the search can begin
+        if self.first:  # now the search has really begun
             self.out.print(self.first, soft_wrap=True)
             self.first = ""
         self.last, self.heard = progress, time.monotonic()
-        if not self.out.is_terminal and self.heard - self.told >= _PIPE_SECONDS:
-            self.told = self.heard
-            _console.note(f"{self.what}: {standing(progress, baseline=self.baseline)}")
+        if not self.out.is_terminal and self.heard - self.printed >= _PIPE_SECONDS:
+            self.printed = self.heard
+            _console.note(f"{self.what}: {state_of(progress, baseline=self.baseline)}")
 
     def __rich__(self) -> Text:
-        """The line as it is drawn, many times a second: the seconds go on between two trials."""
-        from rich.text import Text
+        """The line, drawn many times a second: the seconds go on between two trials."""
 
         if self.last is None:
             return self.waiting.__rich__()
-        line = f"{self.what}: {standing(self.last, time.monotonic() - self.heard, self.baseline)}"
-        return Text(line, no_wrap=True, overflow="ellipsis")
+        state = state_of(self.last, time.monotonic() - self.heard, self.baseline)
+        return live_line(f"{self.what}: {state}")
 
 
 @contextmanager
-def watching(what: str, first: str = "", baseline: Trial | None = None) -> Iterator[Watch]:
-    """Say on standard error how a search goes: a live line on a terminal, else a line now and then;
-    `first` before."""
+def watching(what: str, first: str = "", baseline: Trial | None = None) -> Iterator[SearchLine]:
+    """Show a search on standard error: a live line on a terminal, else a line now and then.
+
+    `first` is printed before it.
+    """
     out = _console.console(stderr=True)
-    watch = Watch(what, out, first, baseline)
+    watch = SearchLine(what, out, first, baseline)
     with _console.drawn(out, watch.waiting, watch):
         yield watch
 
 
-def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = None) -> str:
+def state_of(progress: Progress, since: float = 0.0, baseline: Trial | None = None) -> str:
     """`3.2 s, 1,234 trials, best 513 ms by etf, 0.67 of expert, bound 508 ms, gap 1.0%`."""
-    from roost.core.units import show_bytes, show_seconds
-
     best, bound = progress.best, progress.bound
-    words = [f"{progress.seconds + since:.1f} s", _console.plural(progress.num_trials, "trial")]
+    words = [f"{progress.seconds + since:.1f} s", plural(progress.num_trials, "trial")]
     if not best.feasible and best.why and not best.missing_bytes:
         return ", ".join([*words, f"nothing runs yet: {best.why}"])
     if not best.feasible:
@@ -183,29 +175,26 @@ def standing(progress: Progress, since: float = 0.0, baseline: Trial | None = No
 
 
 def gap(best: Trial, bound: Bound | None) -> float | None:
-    """What part of the step could at most be saved; None without a bound, or where it does not
-    fit."""
+    """The part of the step time that could at most be saved; None if unknown."""
     if bound is None or not best.feasible:
         return None
     return 1.0 - bound.step_time / best.step_time if best.step_time > 0 else 0.0
 
 
 def show_gap(share: float | None) -> str:
-    """`1.0%`; `0.0%` where it is proved to be the best, and only there."""
+    """`1.0%`; `0.0%` only if the placement is proved to be optimal."""
     if share is None:
         return "-"
     return "<0.1%" if _OPTIMAL <= share < _LEAST_SHOWN else f"{abs(share):.1%}"
 
 
 def is_optimal(share: float | None) -> bool:
-    """Whether the gap is none, but for roundings."""
+    """True if the gap is a rounding error."""
     return share is not None and share < _OPTIMAL
 
 
 def show_bound(share: float | None, bound: Bound) -> str:
-    """A sentence on how good that is."""
-    from roost.core.units import show_seconds
-
+    """A sentence on the bound and the gap."""
     if is_optimal(share):
         return f"this is optimal: no placement has a shorter step (proof: {bound.proof})"
     least = f"no placement has a step below {show_seconds(bound.step_time)} (proof: {bound.proof})"
@@ -213,7 +202,7 @@ def show_bound(share: float | None, bound: Bound) -> str:
 
 
 def single_trial(problem: Problem, asked: dict[str, Trial] | None = None) -> Trial:
-    """Everything on the best single device: as it was asked on the way, or asked now."""
+    """The best trial of a single device: from a search, or asked now."""
     if asked and "single" in asked:
         return asked["single"]
     from roost.search.solve import search
@@ -222,16 +211,15 @@ def single_trial(problem: Problem, asked: dict[str, Trial] | None = None) -> Tri
 
 
 def baseline(problem: Problem) -> Trial:
-    """What a search is to beat: the best of one device and of an expert's split. It costs a
-    simulation each."""
+    """The trial that a search must beat: one device alone, or an expert's split."""
+    from roost.core.trial import best_of
     from roost.search.solve import search
 
-    found = [search(problem, name, prove=False).best for name in ("single", "expert")]
-    return found[1] if found[1].better_than(found[0]) else found[0]
+    return best_of(search(problem, name, prove=False).best for name in ("single", "expert"))
 
 
 def main_device(problem: Problem, trial: Trial) -> str:
-    """The device that most of the ops are on."""
+    """The device with most ops."""
     import numpy as np
 
     device = problem.check(trial.placement).device
@@ -240,15 +228,14 @@ def main_device(problem: Problem, trial: Trial) -> str:
 
 
 def ratio(trial: Trial, single: Trial | None) -> float | None:
-    """Of its step time to that of the best single device; None where either does not fit, or
-    nothing takes time."""
+    """The step time over that of the best single device; None if either does not fit."""
     if single is None or not (trial.feasible and single.feasible and single.step_time > 0):
         return None
     return trial.step_time / single.step_time
 
 
 def facts(problem: Problem, trial: Trial, single: Trial | None) -> dict[str, Any]:
-    """A trial for programs."""
+    """A trial for programs, as --json prints it."""
     return {
         "placer": trial.placer,
         "step_time": trial.step_time,
@@ -263,6 +250,11 @@ def facts(problem: Problem, trial: Trial, single: Trial | None) -> dict[str, Any
     }
 
 
+def single_facts(problem: Problem, single: Trial) -> dict[str, Any]:
+    """The best single device for programs."""
+    return facts(problem, single, single) | {"device": main_device(problem, single)}
+
+
 def fullest(problem: Problem, trial: Trial) -> str:
     """The device with the largest share of its memory in use, or the most beyond it."""
     import numpy as np
@@ -272,23 +264,20 @@ def fullest(problem: Problem, trial: Trial) -> str:
 
 
 def show_step(row: dict[str, Any]) -> str | Text:
-    """The step time, or what is missing."""
-    from rich.text import Text
-
-    from roost.core.units import show_bytes, show_seconds
+    """The step time, or the missing memory."""
 
     if row["feasible"]:
         return show_seconds(row["step_time"])
     if not row["missing_bytes"]:
-        return Text("failed", "red")  # as it was run
-    return Text(f"lacks {show_bytes(row['missing_bytes'])}", "red")
+        return styled("failed", "red")  # as it was run
+    return styled(f"lacks {show_bytes(row['missing_bytes'])}", "red")
 
 
 def show_name(name: str, all_names: Iterable[str]) -> str:
-    """A placer as tables show it: of `package.module:Class` the class, where no other is called
-    that."""
+    """The name of a placer in a table: `Class` for `package.module:Class`, if that is unique."""
     short = name.rpartition(":")[2]
-    return short if [other.rpartition(":")[2] for other in all_names].count(short) <= 1 else name
+    others = [other.rpartition(":")[2] for other in all_names]
+    return short if others.count(short) <= 1 else name
 
 
 def show_ratio(value: float | None) -> str:

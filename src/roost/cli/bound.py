@@ -1,4 +1,4 @@
-"""`roost bound`: how short a step can be at best."""
+"""`roost bound`: a proof of how short a step can be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _exits, _problem, _search
+from roost.cli import _console, _exit_codes, _model, _problem, _search
+from roost.cli._text import assembled, plural, show_bytes, show_seconds, styled
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,27 +23,27 @@ def bound(
     seconds: Annotated[
         float, typer.Option(metavar="S", help="How long to look for a better proof.")
     ] = 1.0,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Prove how short a step can be at best.
 
-    Whatever the placement and the order, no step is shorter. Shows the kind of proof, and the best
-    single device beside it. The exit code is 3 where it is proved that nothing fits.
+    No placement and no order has a shorter step. Shows the kind of proof, and the best single
+    device. The exit code is 3 if it is proved that nothing fits.
     """
     if not seconds > 0:
         raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     with _console.working("proving", _search.COMPILING):
         found = _facts(problem, seconds)
-    _console.show_json(found) if as_json else _console.show(*_report(found))
+    _console.answer(as_json, found, _report(found))
     if found["nothing_fits"] is not None:
         _console.error(found["nothing_fits"])
-        raise typer.Exit(_exits.NOTHING_FITS)
+        raise typer.Exit(_exit_codes.NOTHING_FITS)
 
 
 def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
@@ -64,22 +65,16 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
         "costs": problem.costs.source,
         "bound": {"step_time": found.step_time, "proof": found.proof},
         "seconds": spent,
-        "single": {
-            **_search.facts(problem, single, single),
-            "device": _search.main_device(problem, single),
-        },
+        "single": _search.single_facts(problem, single),
         "gap_of_single": _search.gap(single, found),
         "nothing_fits": None if proof is None else str(proof),
     }
 
 
 def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
-    from rich.text import Text
-
-    from roost.core.units import show_bytes, show_seconds
 
     least, single = found["bound"]["step_time"], found["single"]
-    yield Text.assemble(
+    yield assembled(
         ("No step is shorter than ", ""),
         (show_seconds(least), "bold"),
         f" (proof: {found['bound']['proof']})",
@@ -90,15 +85,15 @@ def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
             f"{show_bytes(single['missing_bytes'])}"
         )
     elif _search.is_optimal(found["gap_of_single"]):
-        yield f"Everything on {single['device']} takes just that: more devices cannot help"
+        yield f"Everything on {single['device']} takes exactly that: more devices cannot help"
     else:
         faster = f", at most {single['step_time'] / least:.2f} times faster" if least > 0 else ""
         yield (
             f"Everything on {single['device']} takes {show_seconds(single['step_time'])}: "
             f"{_search.show_gap(found['gap_of_single'])} of it could be saved{faster}"
         )
-    yield Text(
-        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}, "
+    yield styled(
+        f"{found['graph']} ({plural(found['num_ops'], 'op')}) on {found['cluster']}, "
         f"costs: {found['costs']}; "
         f"proved in {show_seconds(found['seconds'])}",
         "dim",

@@ -1,4 +1,4 @@
-"""`roost capture`: a model to a graph."""
+"""`roost capture`: the graph of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _problem
+from roost.cli import _console, _model
+from roost.cli._model import ModelSpec
+from roost.cli._text import show_bytes, show_count
 
 if TYPE_CHECKING:
     from roost.core.graph import Graph
@@ -19,8 +21,7 @@ def capture(
         typer.Argument(
             metavar="MODEL",
             help="A zoo name (see roost zoo), package.module:callable, a .onnx or .pt2 file, a "
-            "SavedModel folder, or a "
-            "Hugging Face config.json.",
+            "SavedModel folder, or a Hugging Face config.json.",
         ),
     ],
     output: Annotated[
@@ -29,45 +30,41 @@ def capture(
             "--output", "-o", metavar="FILE", help="The graph.json to write, or .json.gz."
         ),
     ],
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Capture a model as a graph.
 
-    The model is not run, and its weights are not held.
+    The model does not run, and its weights take no memory.
     """
     from roost.core import formats
     from roost.core.graph import Graph
 
     formats.check_path(Graph, output)
-    chosen = _problem.Model.of(model, train, optimizer, setting, shape)
+    chosen = ModelSpec.of(model, train, optimizer, setting, shape)
     with _console.working(f"capturing {model}"):
         graph = chosen.capture()
     graph.save(output)
     _console.note(f"wrote {output}")
     facts = summary(graph)
-    by_formula = (
-        f"{facts['flop_by_formula']:.1%} of the FLOP and {facts['bytes_by_formula']:.1%} of the "
-        f"bytes moved"
-    )
     if as_json:
         _console.show_json(facts)
         return
-    from roost.core.units import show_bytes, show_count
-
+    flop, moved = facts["flop_by_formula"], facts["bytes_by_formula"]
     _console.show(
         f"{graph.name}: {facts['ops']} ops, {facts['edges']} edges, "
         f"{show_count(facts['flop'], 'FLOP')}, "
         f"parameters {show_bytes(facts['parameter_bytes'])}",
-        f"{by_formula} belong to ops costed by a formula; the others count their elements",
+        f"{flop:.1%} of the FLOP and {moved:.1%} of the bytes moved belong to ops costed by a "
+        "formula; the others count their elements",
     )
 
 
 def summary(graph: Graph) -> dict[str, Any]:
-    """What there is to say of a graph in a line."""
+    """The sizes of a graph, as --json prints them."""
     from roost.cost_models.roofline import known_share
 
     flop_by_formula, bytes_by_formula = known_share(graph)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roost.cli import _console
+from roost.cli._text import assembled, show_bytes, show_count, show_seconds, styled
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,25 +23,24 @@ def clusters(
     cluster: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME_OR_PATH", help="A preset or a cluster.toml; all presets where left out."
+            metavar="NAME_OR_PATH",
+            help="A preset or a cluster.toml; the default is a list of all presets.",
         ),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """List the clusters that Roost knows, or show one.
 
-    One cluster is shown with its devices, its links, and where each figure comes from.
+    Shows the devices of one cluster, its links, and the source of each figure.
     """
     from roost import presets
 
     if cluster is not None:
         found = presets.cluster(cluster)
-        _console.show_json(detail(found)) if as_json else _console.show(*portrait(found))
+        _console.answer(as_json, detail(found), portrait(found))
         return
     known = [presets.cluster(name) for name in presets.names()]
-    _console.show_json(
-        {"clusters": [_brief(each) for each in known]}
-    ) if as_json else _console.show(_list(known))
+    _console.answer(as_json, {"clusters": [_brief(each) for each in known]}, [_list(known)])
 
 
 def _brief(cluster: Cluster) -> dict[str, Any]:
@@ -51,19 +51,15 @@ def _brief(cluster: Cluster) -> dict[str, Any]:
 
 
 def detail(cluster: Cluster) -> dict[str, Any]:
-    return {
-        "name": cluster.name,
-        "description": cluster.description,
-        "broadcast": cluster.broadcast,
-        "copies_in_memory": cluster.copies_in_memory,
+    """All fields of a cluster, as --json prints them."""
+    names = ("name", "description", "broadcast", "copies_in_memory")
+    return {name: getattr(cluster, name) for name in names} | {
         "devices": [asdict(device) for device in cluster.devices],
         "links": [asdict(link) for link in cluster.links],
     }
 
 
 def _list(known: Sequence[Cluster]) -> RenderableType:
-    from roost.core.units import show_bytes
-
     rows = _console.table(["name", "devices", "memory of each", "description"])
     for cluster in known:
         kinds = Counter(device.kind for device in cluster.devices)
@@ -80,10 +76,9 @@ def _list(known: Sequence[Cluster]) -> RenderableType:
 
 
 def portrait(cluster: Cluster) -> Iterator[RenderableType]:
-    """One cluster for people: its devices, its links, its sources."""
-    from rich.text import Text
+    """One cluster for people: its devices, its links, and the sources of its figures."""
 
-    yield Text.assemble(
+    yield assembled(
         (cluster.name, "bold"), *([f": {cluster.description}"] if cluster.description else [])
     )
     if cluster.broadcast:
@@ -101,8 +96,8 @@ def portrait(cluster: Cluster) -> Iterator[RenderableType]:
         yield ""
         yield _links(links)
     if len(links) > 1:
-        yield Text("Where several links join two devices, the last one counts.", "dim")
-    sources: dict[str, list[str]] = {}  # text -> whose figures it explains
+        yield styled("Where several links join two devices, the last one counts.", "dim")
+    sources: dict[str, list[str]] = {}  # source -> devices and links with figures from it
     for group in alike:
         sources.setdefault(group[0].figures_from, []).append(_names(group))
     for link in links:
@@ -114,8 +109,6 @@ def portrait(cluster: Cluster) -> Iterator[RenderableType]:
 
 
 def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
-    from roost.core.units import show_bytes, show_count, show_seconds
-
     hosts = len({group[0].host for group in alike}) > 1
     gaps = any(group[0].gap for group in alike)
     numbers = ["memory", "bandwidth", "launch", *["gap"] * gaps]
@@ -138,8 +131,6 @@ def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
 
 
 def _links(links: Sequence[Link]) -> RenderableType:
-    from roost.core.units import show_count, show_seconds
-
     gaps, sends = any(link.gap for link in links), any(link.send_bandwidth for link in links)
     late = any(link.send_latency for link in links)
     busy = any(link.sender_busy or link.receiver_busy for link in links)
@@ -170,7 +161,6 @@ def _links(links: Sequence[Link]) -> RenderableType:
 def _sources(title: str, text: str) -> Iterator[RenderableType]:
     from rich.padding import Padding
     from rich.table import Table
-    from rich.text import Text
 
     lines = Table.grid(padding=(0, 2))
     lines.add_column(style="dim", overflow="fold")
@@ -178,12 +168,12 @@ def _sources(title: str, text: str) -> Iterator[RenderableType]:
     for line in text.strip().splitlines():
         figure, colon, source = line.partition(":")
         lines.add_row(*((figure, source.strip()) if colon else ("", line)))
-    yield Text(f"Figures of {title}", "bold")
+    yield styled(f"Figures of {title}", "bold")
     yield Padding(lines, (0, 0, 0, 2))
 
 
 def _names(alike: Sequence[Device]) -> str:
-    """`cuda:0..3`, or all the names where they do not count up."""
+    """`cuda:0..3`, or all names if their numbers do not count up."""
     names = [device.name for device in alike]
     stem, _, first = names[0].rpartition(":")
     last = f"{int(first) + len(names) - 1}" if first.isdecimal() and len(first) < 9 else ""

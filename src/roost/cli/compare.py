@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roost import catalog
-from roost.cli import _console, _problem, _search
+from roost.cli import _console, _model, _problem, _search
+from roost.cli._text import plural, show_bytes, styled
 from roost.errors import InputError, MissingExtra
 
 if TYPE_CHECKING:
@@ -22,29 +23,29 @@ if TYPE_CHECKING:
     from roost.errors import Infeasible
     from roost.placers import Placer
 
-_MANY = 100_000  # trials, from which on they are shown in thousands
+_MANY = 100_000  # trials: more are shown in thousands
 _SECONDS = 2.0  # for each placer and seed, where neither trials nor seconds are given
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A placer to be asked, and what was given to it."""
+    """A placer in the comparison, with its variant or weights."""
 
     placer: str
     variant: str | None = None
     weights: str | None = None
-    chosen: Placer | None = None  # with these
+    chosen: Placer | None = None  # the placer with these
 
     @property
     def label(self) -> str:
-        """As people see it: `seq2seq, paper`; `lister, weights`."""
+        """The name in the table: `seq2seq, paper`; `lister, weights`."""
         more = self.variant or ("weights" if self.weights else "")
         return f"{self.placer}, {more}" if more else self.placer
 
 
 @dataclass
 class Row:
-    """A placer, and its results by seed."""
+    """A placer and its results by seed."""
 
     entry: Entry
     results: list[Result] = field(default_factory=list)
@@ -56,12 +57,12 @@ class Row:
 
     @property
     def fitting(self) -> list[Result]:
-        """Those that fit, the shortest step first."""
+        """The results that fit, the shortest step first."""
         return sorted((r for r in self.results if r.best.feasible), key=lambda r: r.best.step_time)
 
     @property
     def middle(self) -> Result | None:
-        """The result in the middle; where none fits, the one nearest to it."""
+        """The median result; if none fits, the one nearest to fitting."""
         if self.fitting:
             return self.fitting[(len(self.fitting) - 1) // 2]
         return min(self.results, key=lambda r: r.best.missing_bytes, default=None)
@@ -87,25 +88,25 @@ def compare(
     weights: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="What roost learn wrote; for the placer that it was made with."
+            metavar="FILE", help="Weights from roost learn, for the placer that they are of."
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(metavar="N", help="How many seeds: 0, 1, 2, ...")] = 5,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Compare placers at equal budgets.
 
-    Every placer gets the same trials and seconds for every seed. A placer that cannot be asked
-    here, since a package is missing or the model is not for it, has a line that says why. The exit
-    code is 3 where no placer finds what fits.
+    Every placer gets the same trials and seconds for every seed. If a placer cannot run, because a
+    package is missing or the model does not suit it, a line says why. The exit code is 3 if no
+    placer finds a placement that fits.
 
-    With --variant those placers that have it are asked with these settings, with --weights the one
-    that the file is for; the others are asked as they are, to be compared with.
+    --variant applies to the placers that have this variant, and --weights to the placer of the
+    file. All other placers run with their defaults.
     """
     if seeds < 1:
         raise InputError(f"--seeds is {seeds}; it must be at least 1")
@@ -123,27 +124,24 @@ def compare(
     single = _single(problem, rows)
     bound = _bound(problem, rows)
     found = _facts(problem, rows, single, bound)
-    _console.show_json(found) if as_json else _console.show(*_report(found, problem, bound))
+    _console.answer(as_json, found, _report(found, problem, bound))
     if not any(row.fitting for row in rows):
         raise _nothing_fits(problem, rows, proof)
 
 
 def _nothing_fits(problem: Problem, rows: Sequence[Row], proof: Infeasible | None) -> Infeasible:
-    """The error to end with: what the try that is nearest to fitting lacks."""
+    """The error with the result that is nearest to fitting."""
     from roost.search.infeasible import nothing_found
 
-    nearest = min(
-        (row.middle for row in rows if row.middle is not None),
-        key=lambda each: each.best.missing_bytes,
-    )
-    found = (
-        f"nothing fits: no placer found a placement of {problem.graph.name!r} within every device"
-    )
-    return nothing_found(problem, nearest, found if proof is None else str(proof))
+    results = [row.middle for row in rows if row.middle is not None]
+    nearest = min(results, key=lambda each: each.best.missing_bytes)
+    graph = problem.graph.name
+    message = f"nothing fits: no placer found a placement of {graph!r} within every device"
+    return nothing_found(problem, nearest, message if proof is None else str(proof))
 
 
 def _names(text: str | None) -> list[str]:
-    """The placers asked for, each once; a name that is none is told before any time is spent."""
+    """The named placers, each once. Raises InputError for an unknown name."""
     if text is None:
         return catalog.names("placers")
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
@@ -155,23 +153,23 @@ def _names(text: str | None) -> list[str]:
 
 
 def _entries(names: Sequence[str], weights: Path | None, variant: str | None) -> list[Entry]:
-    """The placers with what was given for them; raises InputError where it is for none of them."""
-    found, errors = [Entry(name) for name in names], []
-    for number, name in enumerate(names if weights is not None or variant is not None else ()):
+    """The placers, with the variant or weights that suit them. Raises InputError if none suits."""
+    entries, errors = [Entry(name) for name in names], []
+    if weights is None and variant is None:
+        return entries
+    for number, name in enumerate(names):
         try:
             chosen = _search.placer_with(name, weights, variant)
         except InputError as error:
             errors.append(str(error))
             continue
         assert not isinstance(chosen, str)
-        found[number] = Entry(name, variant, None if weights is None else str(weights), chosen)
+        entries[number] = Entry(name, variant, None if weights is None else str(weights), chosen)
     if errors and len(errors) == len(names):
-        # Of several placers the one that comes nearest tells most: weights that cannot be read are
-        # no other's either.
-        raise InputError(
-            next((said for said in errors if "takes no weights" not in said), errors[0])
-        )
-    return found
+        # The placer that takes weights has the most useful error.
+        useful = [error for error in errors if "takes no weights" not in error]
+        raise InputError((useful or errors)[0])
+    return entries
 
 
 def _run(
@@ -181,7 +179,7 @@ def _run(
     trials: int | None,
     seeds: int,
 ) -> list[Row]:
-    """Every placer and seed, or those finished until Ctrl-C."""
+    """The results of every placer and seed, or those before Ctrl-C."""
     rows: list[Row] = []
     try:
         for number, entry in enumerate(entries, 1):
@@ -203,7 +201,7 @@ def _run(
 def _ask(
     problem: Problem, entry: Entry, what: str, seconds: float | None, trials: int | None, seed: int
 ) -> Result | str:
-    """What a placer finds, or why it cannot be asked."""
+    """The result of a placer, or the reason why it cannot run."""
     from roost.search.solve import search
 
     try:
@@ -213,8 +211,7 @@ def _ask(
             )
     except (InputError, MissingExtra) as error:
         return str(error)
-    # A placer may be anyone's, and the others are worth comparing all the same.
-    except Exception as error:
+    except Exception as error:  # of an outside placer; the comparison goes on
         return _fault(error, entry.placer)
     if result.ended == "interrupted":
         raise KeyboardInterrupt
@@ -222,8 +219,7 @@ def _ask(
 
 
 def _fault(error: Exception, name: str) -> str:
-    """`ZeroDivisionError: division by zero (mine.py:12)`: the last line of the placer's own that
-    was reached."""
+    """`ZeroDivisionError: division by zero (mine.py:12)`, with the line in the placer's file."""
     import sys
     from traceback import extract_tb
 
@@ -240,7 +236,7 @@ def _single(problem: Problem, rows: Sequence[Row]) -> Trial:
 
 
 def _bound(problem: Problem, rows: Sequence[Row]) -> Bound:
-    """One for all rows: what is proved now, or what a placer proved."""
+    """The best bound: of a proof now, or of a placer."""
     from roost.bounds import bound
 
     best = min((row.fitting[0].best.step_time for row in rows if row.fitting), default=None)
@@ -251,8 +247,7 @@ def _bound(problem: Problem, rows: Sequence[Row]) -> Bound:
 
 
 def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -> dict[str, Any]:
-    """The comparison in seconds and bytes, as --json prints it; the best placer first, those not
-    asked last."""
+    """The comparison in seconds and bytes, as --json prints it, the best placer first."""
     ordered = sorted(rows, key=lambda row: (not row.results, not row.fitting, _key(row)))
     return {
         "graph": problem.graph.name,
@@ -260,10 +255,7 @@ def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -
         "cluster": problem.cluster.name,
         "costs": problem.costs.source,
         "bound": {"step_time": bound.step_time, "proof": bound.proof},
-        "single": {
-            **_search.facts(problem, single, single),
-            "device": _search.main_device(problem, single),
-        },
+        "single": _search.single_facts(problem, single),
         "placers": [_row_facts(problem, row, single, bound) for row in ordered],
     }
 
@@ -279,10 +271,8 @@ def _key(row: Row) -> float:
 
 
 def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[str, Any]:
-    middle, given = (
-        row.middle,
-        {name: getattr(row.entry, name) for name in ("placer", "variant", "weights")},
-    )
+    middle = row.middle
+    given = {name: getattr(row.entry, name) for name in ("placer", "variant", "weights")}
     if middle is None:
         return given | {"why_not": row.why_not, "seeds": []}
     times = [result.best.step_time for result in row.fitting]
@@ -290,23 +280,22 @@ def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[
     found = _search.facts(problem, middle.best, single) | given | {"step_time": step_time}
     if found["ratio_to_single"] is not None:
         found["ratio_to_single"] = step_time / single.step_time
+    gap = None
+    if times:
+        gap = 1.0 - bound.step_time / step_time if step_time > 0 else 0.0
     return found | {
         "spread": (times[-1] - times[0]) / step_time if times and step_time > 0 else 0.0,
         "num_feasible": len(times),
         "num_trials": int(median(result.num_trials for result in row.results)),
         "seconds": median(result.seconds for result in row.results),
-        "gap": 1.0 - bound.step_time / step_time
-        if times and step_time > 0
-        else (0.0 if times else None),
+        "gap": gap,
         "seeds": [
             {
                 "seed": result.seed,
                 "step_time": result.best.step_time,
                 "feasible": result.best.feasible,
                 "order": result.best.placement.order,
-                "num_trials": result.num_trials,
-                "seconds": result.seconds,
-                "ended": result.ended,
+                **{name: getattr(result, name) for name in ("num_trials", "seconds", "ended")},
             }
             for result in row.results
         ],
@@ -315,17 +304,14 @@ def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[
 
 def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[RenderableType]:
     """The comparison for people."""
-    from rich.text import Text
-
-    from roost.core.units import show_bytes
 
     asked = [row for row in found["placers"] if row["seeds"]]
     seeds = max((len(row["seeds"]) for row in asked), default=0)
-    yield Text(
-        f"{found['graph']} ({_console.plural(found['num_ops'], 'op')}) on {found['cluster']}",
+    yield styled(
+        f"{found['graph']} ({plural(found['num_ops'], 'op')}) on {found['cluster']}",
         "bold",
     )
-    yield f"median of {_console.plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
+    yield f"median of {plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
     yield ""
     columns = ["placer", "step", "spread", "of single", "order", "peak", "trials", "seconds", "gap"]
     table = _console.table(columns, {*columns} - {"placer", "order"})
@@ -338,18 +324,15 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
             _search.show_ratio(row["ratio_to_single"]),
             row["order"],
             show_bytes(row["peak_memory"][row["fullest"]]),
-            f"{row['num_trials']:,}"
-            if row["num_trials"] < _MANY
-            else f"{row['num_trials'] / 1000:,.0f}k",
+            _show_trials(row["num_trials"]),
             f"{row['seconds']:.2f}",
             _search.show_gap(row["gap"]),
         )
     yield table
     yield ""
-    yield Text(
-        "spread: longest less shortest, of the median; of single: of the step on the best device "
-        "alone; "
-        "peak: of the fullest device; gap: what at most could still be saved",
+    yield styled(
+        "spread: (longest - shortest) / median; of single: step / step on the best single device; "
+        "peak: of the fullest device; gap: the part of the step that could at most be saved",
         "dim",
     )
     for row in found["placers"]:
@@ -359,5 +342,9 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
         elif row["num_feasible"] < count:
             yield (
                 f"{_label(row, row['placer'])}: {row['num_feasible']} of "
-                f"{_console.plural(count, 'seed')} fit"
+                f"{plural(count, 'seed')} fit"
             )
+
+
+def _show_trials(count: int) -> str:
+    return f"{count:,}" if count < _MANY else f"{count / 1000:,.0f}k"

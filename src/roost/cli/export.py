@@ -1,4 +1,4 @@
-"""`roost export`: a placement in the words of another tool."""
+"""`roost export`: a placement as the file of another tool."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roost import catalog
-from roost.cli import _built, _console, _problem, _search
+from roost.cli import _console, _model, _problem, _search
+from roost.cli._model import ModelSpec
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,21 +36,21 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Write it here instead of standard output."
+            "--output", "-o", metavar="FILE", help="Write to this file instead of standard output."
         ),
     ] = None,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Write a placement as another tool takes it.
 
-    Rounded to what that tool can express, with what the rounding costs. What cannot be expressed is
-    refused, with the reason. Given a model rather than a graph, the export also knows modules that
-    the step does not use.
+    Rounds the placement to what the tool can express, and shows the cost of rounding. Refuses, with
+    the reason, what the tool cannot express. With a model in place of a graph the export covers
+    modules that the step does not use.
     """
     if placement is None:
         raise InputError("--placement is missing; name the placement.json or plan.json to export")
@@ -97,22 +98,17 @@ def _planned(
     setting: list[str] | None,
     shape: list[str] | None,
 ) -> nn.Module | None:
-    """The model that a plan is for; None where it is not one of PyTorch."""
+    """The model of a plan; None if it is not one of PyTorch."""
     from roost.runtime.whole.module_placement import check_signature
 
     if _problem.is_our_file(source):
-        raise InputError(f"{source}: is a file of a graph, and a plan is for a model; name that")
-    module = _module(_problem.Model.of(source, train, optimizer, setting, shape))
+        raise InputError(f"{source}: is the file of a graph; name the model that the plan is for")
+    module = _module(ModelSpec.of(source, train, optimizer, setting, shape))
     if module is not None:
         check_signature(module, plan.modules)
     return module
 
 
-def _module(model: _problem.Model | None) -> nn.Module | None:
-    """The model that the graph was captured from, where it is one of PyTorch; its weights are not
-    held."""
-    if model is None or model.source.endswith((".pt2", ".onnx", ".pb")):
-        return None
-    if not (model.in_zoo or ":" in model.source or model.is_config):
-        return None
-    return _built.build(model, "meta").module
+def _module(model: ModelSpec | None) -> nn.Module | None:
+    """The PyTorch model of a graph, without weights; None if there is none."""
+    return None if model is None or not model.has_module else model.build("meta").module

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +14,9 @@ import typer
 
 from roost import __version__, catalog
 from roost.cli import _console
-from roost.cli._learning import Standing, baselines
+from roost.cli._learning_progress import LearningProgress, baselines
 from roost.cli._metrics import METRICS, Metrics
+from roost.cli._text import plural
 from roost.cli.place import _prepare
 from roost.errors import InputError, UnknownName
 
@@ -29,12 +27,7 @@ if TYPE_CHECKING:
 
 WEIGHTS, CARD, CHECKPOINT, LOCK = "policy.safetensors", "card.json", "checkpoint.npz", ".lock"
 _MOST_SECONDS, _MOST_SEED, _MOST_MADE_UP = 1e9, 2**62, 64
-_LONG = ("settings", "problems")  # too long to quote
-# What reading a file of arrays may raise that is damaged, or is something else.
-_UNREADABLE = (
-    OSError, ValueError, TypeError, KeyError, EOFError, MemoryError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+_LONG = ("settings", "problems")  # fields that are too long to quote
 _SAVE_SECONDS = 10.0  # between two checkpoints
 _TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
 
@@ -62,27 +55,27 @@ def learn(
         int,
         typer.Option(
             metavar="N",
-            help="Machines to learn on beside these for each graph: like them, at other speeds.",
+            help="Made-up machines for each graph, beside these: like them, at other speeds.",
         ),
     ] = 0,
     seconds: Annotated[
         float,
         typer.Option(
             metavar="S",
-            help="Seconds of learning, planned for one core; capturing the graphs comes before.",
+            help="Seconds of learning, planned for one core. Capturing the graphs comes on top.",
         ),
     ] = 300.0,
     seed: Annotated[int, typer.Option(metavar="N", help="Equal seeds give equal weights.")] = 0,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files too, for TensorBoard.")
+        bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")
     ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Train a placer over a family of models.
 
-    Writes policy.safetensors, which roost place takes with --weights, a card of what it was trained
-    on, and the figures of every update to metrics.jsonl. The work is fixed beforehand, not by the
-    clock: a run that was killed goes on when the same command is given again, and ends with the
+    Writes policy.safetensors for roost place --weights, a card with the training data, and
+    metrics.jsonl with the figures of every update. The work is planned before it starts, not by the
+    clock. A run that was killed goes on when you give the same command again, and ends with the
     same weights.
     """
     chosen = _placer(placer)
@@ -109,12 +102,12 @@ def learn(
             "seconds": seconds,
             "seed": seed,
             "roost": __version__,
-            # A cluster.toml, or a kept graph, may change.
+            # the files of clusters and graphs may change
             "problems": [problem.digest for problem in problems],
         }
         if (done := _finished(output, about)) is not None:
             _console.note(
-                f"{output} has the weights that this command makes; remove them to learn anew"
+                f"{output} already has the weights of this command; remove them to learn again"
             )
             _console.show_json(done) if as_json else None
             return
@@ -123,7 +116,7 @@ def learn(
         _console.show_json(found)
         return
     _console.show(
-        f"{placer} learned on {_console.plural(len(problems), 'problem')} ({family} on "
+        f"{placer} learned on {plural(len(problems), 'problem')} ({family} on "
         f"{', '.join(clusters)})",
         "use it with:",
     )
@@ -136,8 +129,7 @@ def learn(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder: their figures and checkpoints would mix. A kill lets go of
-    it."""
+    """Lock the folder against other runs, whose files would mix. A kill ends the lock."""
     path = folder / LOCK
     try:
         file = path.open("ab")
@@ -157,13 +149,13 @@ def _alone(folder: Path) -> Iterator[None]:
 def _train(
     chosen: Any, problems: list[Problem], about: dict[str, Any], output: Path, tensorboard: bool
 ) -> dict[str, Any]:
-    """Learn to the end and write it down; what --json prints."""
+    """Learn to the end and write all files. Returns the facts for --json."""
     from roost.placers import parts_of
 
     checkpoint = Checkpoint(output / CHECKPOINT, about)
     began = time.monotonic()
-    standing = Standing(about["placer"], parts_of(chosen), baselines(problems))
-    with _watching(standing, output, checkpoint, tensorboard) as tell:
+    progress = LearningProgress(about["placer"], parts_of(chosen), baselines(problems))
+    with _watching(progress, output, checkpoint, tensorboard) as tell:
         tensors, more = chosen.learn(problems, about["seconds"], about["seed"], tell, checkpoint)
     card = {**about, **more}
     files = _write(output, about["placer"], tensors, card)
@@ -172,7 +164,7 @@ def _train(
 
 
 def _finished(folder: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The card of the same command, where it has come to its end."""
+    """The card of the same command, if it has ended before."""
     import msgspec
 
     if (
@@ -195,13 +187,13 @@ def _placer(name: str) -> Any:
     if not isinstance(chosen, LearnsFamily):
         able = [each for each in catalog.own_names("placers") if _can_learn(each)]
         raise InputError(
-            f"--placer {name}: learns nothing over a family; those that do: {', '.join(able)}"
+            f"--placer {name}: does not learn over a family; these do: {', '.join(able)}"
         )
     return chosen
 
 
 def _can_learn(name: str) -> bool:
-    """By its text: to ask the class, all of them would be imported."""
+    """True if the file of a placer has a method `learn`. The file is read, not imported."""
     return "    def learn(" in (catalog.ROOT / "placers" / f"{name}.py").read_text()
 
 
@@ -226,8 +218,7 @@ def _check_family(name: str) -> None:
 def _problems(
     family: str, count: int, clusters: list[str], output: Path, num_made_up: int = 0
 ) -> list[Problem]:
-    """Every member on every cluster, and on so many made-up ones; graphs are kept beside, for
-    capturing takes long."""
+    """Every graph on every cluster, and on so many made-up machines. Graphs are kept in files."""
     import numpy as np
 
     from roost.cost_models import estimate
@@ -236,9 +227,7 @@ def _problems(
 
     kept = output / "graphs"
     if kept.exists() and not kept.is_dir():
-        raise InputError(
-            f"{kept}: is a file; graphs are kept in a folder of that name: move it away"
-        )
+        raise InputError(f"{kept}: is a file; Roost needs a folder of that name: move it away")
     kept.mkdir(exist_ok=True)
     graphs = []
     with _console.progress(f"capturing graphs of {family}") as tell:
@@ -270,7 +259,7 @@ def _graph(family: str, number: int, path: Path) -> Graph:
 
 @dataclass
 class Checkpoint:
-    """Where learning goes on from after a kill; it belongs to one command."""
+    """The file from which learning goes on after a kill. It belongs to one command."""
 
     path: Path
     about: Mapping[str, Any]
@@ -279,30 +268,25 @@ class Checkpoint:
     metrics: Path | None = None
 
     def load(self) -> dict[str, Array] | None:
-        """The state that was saved last, or None; raises InputError where it is damaged, or of
-        another command."""
+        """The last saved state, or None. Raises InputError if it is damaged or does not match."""
         import msgspec
-        import numpy as np
 
-        from roost.core.arrays import state_digest
+        from roost.core.states import read_state
 
         if not self.path.exists():
             return None
         try:
-            with np.load(self.path, allow_pickle=False) as file:
-                state = {name: file[name] for name in file.files}
-            if str(state.pop("digest")) != state_digest(state):
-                raise ValueError("it is not as it was written")
+            state = read_state(self.path)
             about = msgspec.json.decode(str(state.pop("about")), type=dict[str, Any])
             size = int(state.pop("metrics"))
-        except _UNREADABLE as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{self.path}: is no checkpoint of ours ({error}); remove it to begin anew"
+                f"{self.path}: is no checkpoint of Roost ({error}); remove it to start again"
             ) from None
         self._check(about)
         if self.metrics is not None and self.metrics.exists():
             with self.metrics.open("r+b") as out:
-                # What came after the state will come again.
+                # what came after the state comes again
                 out.truncate(min(size, self.metrics.stat().st_size))
         return state
 
@@ -321,25 +305,17 @@ class Checkpoint:
                 )
 
     def save(self, state: Mapping[str, Array]) -> None:
-        """Write the state, whole or not at all, now and then."""
+        """Write the state, if the last time is some seconds ago."""
         if time.monotonic() < self.saved + self.seconds:
             return
         import msgspec
-        import numpy as np
 
-        from roost.core.arrays import state_digest
-        from roost.core.files import write_bytes
+        from roost.core.states import write_state
 
-        size = (
-            self.metrics.stat().st_size if self.metrics is not None and self.metrics.exists() else 0
-        )
+        has_metrics = self.metrics is not None and self.metrics.exists()
+        size = self.metrics.stat().st_size if self.metrics is not None and has_metrics else 0
         about = msgspec.json.encode(dict(self.about)).decode()
-        whole = {**state, "about": np.array(about), "metrics": np.array(size)}
-        buffer = io.BytesIO()
-        # A course that goes on from a damaged state would go anywhere, and the compiled loops check
-        # nothing.
-        np.savez(buffer, digest=np.array(state_digest(whole)), **whole)  # type: ignore[arg-type]
-        write_bytes(self.path, buffer.getvalue())
+        write_state(self.path, {**state, "about": about, "metrics": size})
         self.saved = time.monotonic()
 
     def done(self) -> None:
@@ -348,23 +324,22 @@ class Checkpoint:
 
 @contextmanager
 def _watching(
-    standing: Standing, folder: Path, checkpoint: Checkpoint, tensorboard: bool
+    progress: LearningProgress, folder: Path, checkpoint: Checkpoint, tensorboard: bool
 ) -> Iterator[Any]:
-    """Write figures to metrics.jsonl, and TensorBoard's files where they are wanted; say how it
-    goes."""
+    """A function that writes figures to files, and shows the progress."""
     metrics = Metrics(folder, tensorboard, going_on=checkpoint.path.exists())
     checkpoint.metrics = metrics.path
     out = _console.console(stderr=True)
     told = time.monotonic()
-    with out.status(standing):
+    with out.status(progress):
 
         def tell(figures: Mapping[str, float]) -> None:
             nonlocal told
             metrics.add(figures)
-            standing.add(figures)
+            progress.add(figures)
             if not out.is_terminal and time.monotonic() - told >= _TELL_SECONDS:
                 told = time.monotonic()
-                _console.note(standing.line())
+                _console.note(progress.line())
 
         try:
             yield tell

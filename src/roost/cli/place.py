@@ -9,8 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _exits, _measured, _problem, _search, _step
+from roost.cli import (
+    _console,
+    _exit_codes,
+    _measured_search,
+    _model,
+    _problem,
+    _search,
+    _step_report,
+)
 from roost.cli._metrics import METRICS, Metrics
+from roost.cli._model import ModelSpec
+from roost.cli._text import assembled, plural, show_bytes, show_seconds, styled
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,8 +46,8 @@ FILES = {
     "trials": JOURNAL,
 }
 
-# Larger batches than what fits already; seconds, trials.
-_MORE, _MORE_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)
+# Larger shares of the activations to try, and seconds and trials for each.
+_LARGER, _LARGER_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)
 
 
 def place(
@@ -49,9 +59,7 @@ def place(
     ] = "auto",
     seconds: Annotated[
         float | None,
-        typer.Option(
-            metavar="S", help="Stop after so many seconds; 10 where --trials is left out too."
-        ),
+        typer.Option(metavar="S", help="Stop after S seconds; 10 if --trials is left out too."),
     ] = None,
     trials: _search.Trials = None,
     seed: Annotated[
@@ -59,7 +67,9 @@ def place(
     ] = 0,
     weights: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="What roost learn wrote; for placers that take weights."),
+        typer.Option(
+            metavar="FILE", help="Weights from roost learn, for placers that take weights."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -68,7 +78,7 @@ def place(
             "-o",
             metavar="DIR",
             help="Write the placement, its problem, the result, its timeline, all trials and "
-            "figures of learning here.",
+            "the figures of learning here.",
         ),
     ] = None,
     variant: _search.Variant = None,
@@ -76,31 +86,30 @@ def place(
         bool,
         typer.Option(
             "--tensorboard",
-            help="With -o: write figures of placers that learn for TensorBoard too.",
+            help="With -o: also write the figures of placers that learn for TensorBoard.",
         ),
     ] = False,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     costs: _problem.CostsFile = None,
-    evaluate: _measured.Evaluate = "simulated",
-    race: _measured.WithRace = None,
+    evaluate: _measured_search.Evaluate = "simulated",
+    race: _measured_search.WithRace = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Search for the best placement.
 
-    Shows its step time, how far from the best possible it can be, and what each device does. Ctrl-C
-    ends the search with the best so far. With -o a search that was killed goes on when the same
-    command is given again. The exit code is 3 where nothing fits; the best try is shown all the
-    same, and not long looked for where that is proved.
+    Shows its step time, the gap to the best possible step, and a row for each device. Ctrl-C ends
+    the search with the best so far. With -o a search that was killed goes on when you give the same
+    command again. The exit code is 3 if nothing fits; the best try is shown all the same.
 
-    With --evaluate measured every candidate is run, in a process of its own and in turn with the
-    best so far; one that fails is a trial that is not feasible. In the end the best is raced
-    against the best single device and the best heuristic, and what is not faster beyond the noise
-    is not recommended.
+    With --evaluate measured every candidate runs in a process of its own, in turn with the best so
+    far. One that fails is a trial that is not feasible. In the end the best placement races against
+    the best single device and the best heuristic. It is recommended only if it is faster by more
+    than the noise.
     """
-    measured = _measured.check(evaluate, race, model_or_graph, on)
+    measured = _measured_search.check(evaluate, race, model_or_graph, on)
     _search.check_placer(placer)
     chosen = _search.placer_with(placer, weights, variant)
     _search.check_budget(seconds, trials)
@@ -115,9 +124,9 @@ def place(
     source = None
     if measured and proof is None:
         assert model is not None
-        source = _measured.source_of(problem, model, seed)
+        source = _measured_search.source_of(problem, model, seed)
     try:
-        finalists = _measured.Finalists()
+        finalists = _measured_search.Finalists()
         result = _search_for(
             problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists
         )
@@ -128,7 +137,7 @@ def place(
             and race is not False
             and result.ended != "interrupted"
         ):
-            result, single, raced = _measured.raced(
+            result, single, raced = _measured_search.raced(
                 problem, source, result, finalists.trials, single
             )
     finally:
@@ -139,7 +148,7 @@ def place(
     step = simulate(problem, result.best.placement, full=True)
     found = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
     if source is not None:
-        found |= _measured.facts(result, step.step_time, raced)
+        found |= _measured_search.facts(result, step.step_time, raced)
     if output is not None:
         found["files"] = _write(output, problem, result, step)
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
@@ -149,17 +158,15 @@ def place(
             "missing_bytes": lacking[0].missing_bytes,
             "batch": lacking[1],
         }
-    early = "" if source is None else _measured.ended_early(result, trials)
-    _console.show_json(found) if as_json else _console.show(
-        *_report(found, problem, result, raced, early)
-    )
+    early = "" if source is None else _measured_search.ended_early(result, trials)
+    _console.answer(as_json, found, _report(found, problem, result, raced, early))
     if lacking is not None:
         _console.error(str(lacking[0]))
-        raise typer.Exit(_exits.NOTHING_FITS)
+        raise typer.Exit(_exit_codes.NOTHING_FITS)
 
 
 def _prepare(folder: Path, names: Iterable[str] = (*FILES.values(), METRICS)) -> None:
-    """The folder to write to, before any time is spent on what goes into it."""
+    """Make the folder. Raises InputError at once if its files cannot be written."""
     from roost.core.files import is_special
 
     try:
@@ -187,16 +194,14 @@ def _search_for(
     output: Path | None,
     tensorboard: bool,
     source: Measuring | None = None,
-    finalists: _measured.Finalists | None = None,
+    finalists: _measured_search.Finalists | None = None,
 ) -> Result:
     from roost.search.solve import search
 
     journal = None if output is None else output / JOURNAL
     metrics, first = None, ""
     if journal is not None and journal.is_file() and (size := journal.stat().st_size):
-        from roost.core.units import show_bytes
-
-        first = f"going on from {journal} ({show_bytes(size)}): what it has is not evaluated again"
+        first = f"going on from {journal} ({show_bytes(size)}): its trials are not evaluated again"
     if output is not None:
         metrics = Metrics(output, tensorboard, going_on=bool(first))
     note = None if metrics is None else metrics.add
@@ -216,15 +221,14 @@ def _search_for(
 
 
 def _single(problem: Problem, result: Result, source: Measuring | None) -> Trial | None:
-    """The best single device; None where it was not asked for on the way, and the search was not to
-    go on."""
+    """The best single device; None if it is unknown and the search was interrupted."""
     asked = {result.placer: result.best, **result.baselines}
     if source is None or "single" in asked:
         return _search.single_trial(problem, asked)
     if result.ended == "interrupted":
         return None
     try:
-        return _measured.asked(problem, source, "single")
+        return _measured_search.asked(problem, source, "single")
     except KeyboardInterrupt:
         _console.note("interrupted: one device alone was not measured")
         return None
@@ -239,7 +243,7 @@ def _facts(
     )
     bound = result.bound
     return {
-        **_step.summary(problem, result.best.placement, step),
+        **_step_report.summary(problem, result.best.placement, step),
         "placer": result.placer,
         "found_by": result.best.placer,
         "seed": result.seed,
@@ -248,12 +252,7 @@ def _facts(
         "ended": result.ended,
         "bound": None if bound is None else {"step_time": bound.step_time, "proof": bound.proof},
         "gap": _search.gap(result.best, bound),
-        "single": None
-        if single is None
-        else {
-            **_search.facts(problem, single, single),
-            "device": _search.main_device(problem, single),
-        },
+        "single": None if single is None else _search.single_facts(problem, single),
         "ratio_to_single": _search.ratio(result.best, single),
         "baselines": [_search.facts(problem, trial, single) for trial in asked],
         "not_asked": _not_asked(result),
@@ -261,7 +260,7 @@ def _facts(
 
 
 def _not_asked(result: Result) -> list[str]:
-    """Those that the placer would have asked after the last that it did."""
+    """The baselines after the last one that the placer asked."""
     from roost.placers import AsksBaselines
     from roost.search.solve import named_placer
 
@@ -274,7 +273,7 @@ def _not_asked(result: Result) -> list[str]:
 
 
 def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> dict[str, str]:
-    """All the files, named; the journal is there already."""
+    """Write all files but the journal. Returns their paths."""
     from roost.report.trace import write_trace
 
     path = {kind: folder / name for kind, name in FILES.items()}
@@ -291,23 +290,23 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
 
 
 def _nothing_fits(
-    problem: Problem, result: Result, model: _problem.Model | None, proof: Infeasible | None
+    problem: Problem, result: Result, model: ModelSpec | None, proof: Infeasible | None
 ) -> tuple[Infeasible, int | None]:
-    """The error to end with, and the batch that would fit where one is known."""
+    """The error, and a batch that fits, if one is known."""
     from roost.search.infeasible import no_run, nothing_found
 
     error = nothing_found(problem, result, no_run(result) if proof is None else str(proof))
     batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
     if batch is not None:
-        # The share of the activations is a hint for whoever has no batch to set.
+        # The batch replaces the hint on activations.
         error.args = (
             f"{str(error).partition(', or activations of')[0]}; batch {batch} surely fits",
         )
     return error, batch
 
 
-def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | None) -> int | None:
-    """A batch that fits, found by simulating it; None where there is none, or none is known."""
+def _smaller_batch(problem: Problem, result: Result, model: ModelSpec | None) -> int | None:
+    """A simulated batch that fits; None if there is none, or the model has no batch."""
     from dataclasses import replace
 
     from roost.cost_models import estimate
@@ -319,30 +318,28 @@ def _smaller_batch(problem: Problem, result: Result, model: _problem.Model | Non
     with _console.working("looking for a batch that fits"):
         share, found = _roomier(problem, result)
         placement = replace(found, graph="")
-        for less in (1.0, 0.95, 0.85, 0.7):  # not all that grows with the batch grows in proportion
+        for less in (1.0, 0.95, 0.85, 0.7):  # not everything grows in proportion to the batch
             size = int(batch * share * less)
             if size < 1:
                 break
             graph = model.with_batch(size).capture()
-            # Another graph: the placement says nothing of it.
             if graph.num_ops != problem.graph.num_ops:
-                break
+                break  # the placement is for another graph
             if simulate(estimate(graph, problem.cluster), placement).feasible:
                 return size
     return None
 
 
 def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
-    """The largest share of the activations that is found to fit, and the placement; the same placer
-    is asked again."""
+    """The largest share of the activations that fits, and its placement, by the same placer."""
     from roost.search.infeasible import roomiest, shrunk
     from roost.search.solve import search
 
     roomy = roomiest(problem, result)
     assert roomy is not None
-    for more in _MORE:
+    for more in _LARGER:
         smaller = shrunk(problem, min(1.0, roomy[0] * more))
-        best = search(smaller, result.placer, *_MORE_BUDGET, seed=result.seed, prove=False).best
+        best = search(smaller, result.placer, *_LARGER_BUDGET, seed=result.seed, prove=False).best
         if best.feasible:
             return min(1.0, roomy[0] * more), best.placement
     return roomy
@@ -351,19 +348,16 @@ def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
 def _report(
     found: dict[str, Any], problem: Problem, result: Result, raced: Race | None, early: str = ""
 ) -> Iterator[RenderableType]:
-    """The result for people; `early` is said of a search that ended before its trials were used."""
-    from rich.text import Text
-
-    from roost.core.units import show_seconds
+    """The result for people. `early` is the reason why the search ended before its budget."""
 
     measured = found["evaluate"] == "measured"
     if measured and not found["feasible"] and result.best.why:
-        yield Text(f"does not run: {result.best.why}", "red")
+        yield styled(f"does not run: {result.best.why}", "red")
     else:
-        yield Text.assemble(
+        yield assembled(
             (f"{show_seconds(found['step_time'])} a step", "bold"),
             f", {_beside_single(found)}, ",
-            _step.fits(found),
+            _step_report.fits(found),
         )
     if measured:
         yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
@@ -376,38 +370,33 @@ def _report(
         yield words[0].upper() + words[1:]
     by = "" if found["found_by"] == found["placer"] else f"; found by {found['found_by']}"
     about = (
-        f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
-        f"{found['order']} order, {_console.plural(found['num_transfers'], 'transfer')}, costs: "
+        f"{found['graph']} ({plural(_step_report.num_ops(found), 'op')}) on {found['cluster']}, "
+        f"{found['order']} order, {plural(found['num_transfers'], 'transfer')}, costs: "
         f"{found['costs']}",
         f"{found['placer']}{f' ({variant})' if (variant := found['variant']) else ''}, seed "
         f"{found['seed']}: "
-        f"{_console.plural(found['num_trials'], 'trial')} "
+        f"{plural(found['num_trials'], 'trial')} "
         f"in {found['seconds']:.1f} s{by}",
     )
-    yield Text("\n".join(about), "dim")
+    yield styled("\n".join(about), "dim")
     yield ""
     if measured:
-        yield Text(
+        yield styled(
             f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim"
         )
-    yield _step.device_table(found)
+    yield _step_report.device_table(found)
     if found["baselines"]:
         yield ""
         if measured:
-            yield Text("as measured; memory of devices that are threads as simulated:", "dim")
+            yield styled("as measured; the memory of threads is simulated:", "dim")
         yield _baselines(found, problem)
     if found["not_asked"] and found["ended"] == "budget":
         yield ""
-        yield Text(
-            f"not asked, for lack of time, of trials or of a package: "
-            f"{', '.join(found['not_asked'])}",
-            "dim",
-        )
+        names = ", ".join(found["not_asked"])
+        yield styled(f"not asked, for lack of time, of trials or of a package: {names}", "dim")
 
 
 def _beside_single(found: dict[str, Any]) -> str:
-    from roost.core.units import show_seconds
-
     single, share = found["single"], found["ratio_to_single"]
     if single is None:
         return "one device alone was not measured"
@@ -419,16 +408,8 @@ def _beside_single(found: dict[str, Any]) -> str:
 
 
 def _baselines(found: dict[str, Any], problem: Problem) -> RenderableType:
-    """The placers asked on the way, the best first, with the answer among them."""
-    from roost.core.units import show_bytes
-
-    own = {
-        "placer": found["placer"],
-        "step_time": found["step_time"],
-        "feasible": found["feasible"],
-        "order": found["order"],
-        "ratio_to_single": found["ratio_to_single"],
-        "peak_memory": found["peak_memory"],
+    """A table of the answer and of the baselines, the best first."""
+    own = found | {
         "missing_bytes": sum(found["missing_bytes"].values()),
         "fullest": max(
             found["peak_memory"],

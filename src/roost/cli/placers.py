@@ -1,4 +1,4 @@
-"""`roost placers`: what can search, or one of them with its settings."""
+"""`roost placers`: a list of all placers, or one with its settings."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import typer
 
 from roost import catalog
 from roost.cli import _console
+from roost.cli._text import styled
 
 
 def placers(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="Show what this placer does, and its settings."),
+        typer.Argument(
+            metavar="[NAME]", help="Show the description and the settings of this placer."
+        ),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -44,7 +47,7 @@ def first_sentence(name: str) -> str:
         found = [f"{each.metadata['Summary']} ({each.name})" for each in packages if each]
         return "; ".join(found)
     text = ast.get_docstring(ast.parse(path.read_text())) or ""  # read, not run
-    # A sentence ends where the next begins: not in `et al. 2017`.
+    # a sentence ends before a capital letter, not in `et al. 2017`
     return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
 
 
@@ -68,9 +71,8 @@ def _detail(name: str) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from rich.text import Text
 
-    _console.show(Text(found["name"], "bold"), _joined(found["about"]))
+    _console.show(styled(found["name"], "bold"), _joined(found["about"]))
     if not found["settings"]:
         _console.show("", "It has no settings.")
         return
@@ -81,8 +83,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _joined(text: str) -> str:
-    """A line for each paragraph, to be folded at the width there is; one with lists or code in it
-    stays as it is."""
+    """A line for each paragraph, to be folded; paragraphs with lists or code keep their lines."""
     paragraphs = text.split("\n\n")
     return "\n\n".join(
         p if re.search(r"^(\s|[-*|>])", p, re.M) else " ".join(p.split()) for p in paragraphs

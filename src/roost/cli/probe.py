@@ -1,4 +1,4 @@
-"""`roost probe`: the machine we are on as a cluster."""
+"""`roost probe`: this machine as a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def probe(
         typer.Option(
             "--memory",
             metavar="DEVICE=SIZE",
-            help="Cap a device, as in cuda:0=6GiB; may be repeated.",
+            help="Cap the memory of a device, such as cuda:0=6GiB; may be repeated.",
         ),
     ] = None,
     virtual: Annotated[
@@ -31,17 +31,20 @@ def probe(
             "--virtual",
             metavar="N",
             min=0,
-            help="Devices cpu:0 and so on that share the cores instead.",
+            help="Use N virtual devices cpu:0, cpu:1, ... that share the cores.",
         ),
     ] = 0,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Measure anew what was measured here before.")
+        bool,
+        typer.Option(
+            "--refresh", help="Measure again; ignore earlier measurements of this machine."
+        ),
     ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Find the devices of this machine and measure them.
 
-    And the links between them. It takes less than a minute, and is kept for the next time on the
+    Measures the links between them too. It takes less than a minute. The figures are kept for the
     same hardware, driver and PyTorch.
     """
     from roost.core import formats
@@ -61,4 +64,4 @@ def probe(
     if output is not None:
         cluster.save(output)
         _console.note(f"wrote {output}")
-    _console.show_json(detail(cluster)) if as_json else _console.show(*portrait(cluster))
+    _console.answer(as_json, detail(cluster), portrait(cluster))

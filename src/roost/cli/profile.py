@@ -1,4 +1,4 @@
-"""`roost profile`: how long the ops of a model take on this machine."""
+"""`roost profile`: the seconds of each op of a model on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _console, _problem
+from roost.cli import _console, _model
+from roost.cli._model import ModelSpec
+from roost.cli._text import plural, show_seconds
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -19,18 +21,11 @@ if TYPE_CHECKING:
     from roost.frontends.tracing.captured_step import CapturedStep
     from roost.runtime.ops.calibrate import Calibrated
 
-_SLOWEST = 12  # kinds of ops that are shown
+_SLOWEST = 12  # kinds of ops in the table
 
 
 def profile(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
-            "config.json.",
-        ),
-    ],
+    model: _model.RunnableModel,
     on: Annotated[
         str,
         typer.Option(
@@ -39,9 +34,9 @@ def profile(
             help="Devices of this machine: here, or a file of roost probe.",
         ),
     ] = "here",
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -55,34 +50,34 @@ def profile(
         bool,
         typer.Option(
             "--alone",
-            help="Ops of the CPU with nothing beside them, not while a copy to a GPU runs.",
+            help="Time ops of the CPU alone, not while a copy to a GPU runs.",
         ),
     ] = False,
     refresh: Annotated[
-        bool, typer.Option("--refresh", help="Time also ops that were timed here before.")
+        bool,
+        typer.Option("--refresh", help="Also time ops that were timed on this machine before."),
     ] = False,
     measure: Annotated[
         bool,
         typer.Option(
-            "--measure/--no-measure", help="Run the whole model on each device too, to compare."
+            "--measure/--no-measure", help="Also run the whole model on each device, to compare."
         ),
     ] = True,
     calibrate: Annotated[
         bool,
         typer.Option(
             "--calibrate",
-            help="Time ops in their step, run whole steps on each device and in pieces on all, "
-            "and hold the costs "
-            "against them.",
+            help="Time ops in their step. Run whole steps on each device, and in pieces on all. "
+            "Scale the costs to match.",
         ),
     ] = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Time each op of a model on the devices of this machine.
 
-    Ops that are alike are timed once, and not again another time. What cannot be timed is taken
-    from the figures of the cluster (a roofline), and counted. The whole model is run on each device
-    it fits on, and compared with the step that the times predict for it.
+    Equal ops are timed once, and their times are kept. The times of ops that cannot be timed come
+    from the figures of the cluster (a roofline), and are counted. The whole model runs on each
+    device that it fits on, beside the predicted step.
     """
     from roost import presets
     from roost.core import formats
@@ -91,7 +86,7 @@ def profile(
 
     if output is not None:
         formats.check_path(Problem, output)
-    chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    chosen = ModelSpec.of(model, train, optimizer, setting, None)
     with _console.working("looking at this machine"):
         cluster = presets.cluster(on)
     with _console.working(f"capturing {model}"):
@@ -111,10 +106,10 @@ def profile(
     if measure:
         with _console.working(f"running {model} on each device"):
             _measure(chosen, problem, facts)
-    _console.show_json(facts) if as_json else _console.show(*_portrait(facts))
+    _console.answer(as_json, facts, _portrait(facts))
 
 
-def _calibrated(model: _problem.Model, step: CapturedStep, problem: Problem) -> Calibrated:
+def _calibrated(model: ModelSpec, step: CapturedStep, problem: Problem) -> Calibrated:
     import torch
 
     from roost.runtime.ops.calibrate import calibrated
@@ -177,8 +172,8 @@ def _facts(problem: Problem, found: Profile, whole: Calibrated | None) -> dict[s
     }
 
 
-def _measure(model: _problem.Model, problem: Problem, facts: dict[str, Any]) -> None:
-    """Fill in what a whole step takes on each device, or why that was not tried."""
+def _measure(model: ModelSpec, problem: Problem, facts: dict[str, Any]) -> None:
+    """Fill in the measured step time of each device, or the reason why there is none."""
     import torch
 
     from roost.cost_models.profiled import alone_on
@@ -198,26 +193,24 @@ def _measure(model: _problem.Model, problem: Problem, facts: dict[str, Any]) -> 
                     module, inputs, there, model.optimizer if model.train else None
                 ),
             )
-        except Exception as error:  # it is the user's code, on a device it may not know
+        except Exception as error:  # the user's code, on a device that it may not know
             device["not_measured"] = f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
-    from roost.core.units import show_seconds
-
     names = [device["name"] for device in facts["devices"]]
-    unique = _console.plural(facts["num_signatures"], "unique pair") + " of op"
+    unique = plural(facts["num_signatures"], "unique pair") + " of op"
     yield (
         f"{facts['graph']}: {facts['num_ops']:,} ops; {unique} and device, "
         f"{facts['num_timed']:,} timed now"
     )
     lost = sum(each["num_ops"] for each in facts["fallen_back"])
     if lost:
-        yield f"{_console.plural(lost, 'time')} taken from the figures of the cluster instead:"
+        yield f"{plural(lost, 'time')} taken from the figures of the cluster instead:"
         for each in facts["fallen_back"]:
             yield (
                 f"  {each['kind']} on {each['device']} "
-                f"({_console.plural(each['num_ops'], 'op')}): {each['why']}"
+                f"({plural(each['num_ops'], 'op')}): {each['why']}"
             )
     yield ""
     columns = [
@@ -242,12 +235,10 @@ def _portrait(facts: dict[str, Any]) -> Iterator[RenderableType]:
             if facts["crossings"]["more"]
             else ""
         )
-        yield f"\nWhat crosses costs {facts['crossings']['times']:g} times what was probed{more}"
+        yield f"\nTransfers take {facts['crossings']['times']:g} times as long as probed{more}"
 
 
 def _devices(facts: dict[str, Any]) -> RenderableType:
-    from roost.core.units import show_seconds
-
     by = ["calibrated by"] if any(device["calibrated"] for device in facts["devices"]) else []
     numbers = ["all ops", *by, "predicted step", "measured step", "predicted / measured"]
     rows = _console.table(["device", *numbers], numbers)

@@ -7,31 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from roost.cli import _console, _problem, _ready, _step
+from roost.cli import _console, _model, _problem, _runnable, _step_report
+from roost.cli._model import ModelSpec
+from roost.cli._text import show_bytes, show_seconds
 from roost.errors import InputError
 
-_WARM = 3  # steps that are not counted: CUDA graphs are recorded in the second
+_WARM = 3  # steps that are not timed: CUDA graphs are recorded in the second
 
 
 def run(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
-            "config.json.",
-        ),
-    ],
+    model: _model.RunnableModel,
     on: _problem.On = None,
     placement: _problem.Placed = None,
     costs: _problem.CostsFile = None,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row that are timed.")] = 10,
-    seed: Annotated[
-        int, typer.Option(help="Of the weights, the inputs, and what the step draws.")
-    ] = 0,
-    setting: _problem.Settings = None,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the inputs and random ops.")] = 0,
+    setting: _model.Settings = None,
     graphs: Annotated[
         bool,
         typer.Option(
@@ -39,15 +32,15 @@ def run(
             help="Launch runs of ops on GPUs as CUDA graphs: faster, and holds more memory.",
         ),
     ] = False,
-    timeline: _step.TimelineFile = None,
-    trace: _step.TraceFile = None,
+    timeline: _step_report.TimelineFile = None,
+    trace: _step_report.TraceFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step on the devices of this machine and time it.
 
-    The devices of the cluster must be here: cpu, cpu:N (threads), cuda:N. Whether its numbers are
-    those of the unplaced model is what roost verify tells. --timeline and --trace are of one more
-    step, in which ops are timed.
+    The devices of the cluster must be those of this machine: cpu, cpu:N (threads), cuda:N. Use
+    roost verify to check the numbers of the step. --timeline and --trace record one more step, in
+    which ops are timed.
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
@@ -56,15 +49,17 @@ def run(
     for path in (timeline, trace):
         if path is not None:
             check_writable(path)
-    chosen = _problem.Model.of(model, train, optimizer, setting, None)
-    ready = _ready.ready(chosen, on, placement, costs, seed, copies=5 if chosen.train else 2)
+    chosen = ModelSpec.of(model, train, optimizer, setting, None)
+    ready = _runnable.runnable_step(
+        chosen, on, placement, costs, seed, copies=5 if chosen.train else 2
+    )
     facts = _ran(ready, steps, seed, graphs)
     if timeline is not None or trace is not None:
         facts["busy"] = _recorded(ready, seed, timeline, trace)
-    _console.show_json(facts) if as_json else _console.show(*_report(facts))
+    _console.answer(as_json, facts, _report(facts))
 
 
-def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, Any]:
+def _ran(ready: _runnable.RunnableStep, steps: int, seed: int, graphs: bool) -> dict[str, Any]:
     import statistics
     import time
 
@@ -96,7 +91,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
             begin = time.perf_counter()
             returned = runtime.step(*args)
             seconds.append(time.perf_counter() - begin)
-            results += [float(returned[0])] if ready.built.chosen.train else []
+            results += [float(returned[0])] if ready.built.spec.train else []
         peak = runtime.peak_memory()
     predicted = simulate(ready.problem, ready.placement)
     return {
@@ -113,7 +108,7 @@ def _ran(ready: _ready.Ready, steps: int, seed: int, graphs: bool) -> dict[str, 
     }
 
 
-def _args(ready: _ready.Ready) -> Any:
+def _args(ready: _runnable.RunnableStep) -> Any:
     inputs = ready.built.inputs
     return (
         list(inputs.values())
@@ -125,10 +120,9 @@ def _args(ready: _ready.Ready) -> Any:
 
 
 def _recorded(
-    ready: _ready.Ready, seed: int, path: Path | None, trace: Path | None
+    ready: _runnable.RunnableStep, seed: int, path: Path | None, trace: Path | None
 ) -> dict[str, Any]:
-    """Run a step whose ops are timed, and write that; seconds that each device was busy, measured
-    and expected."""
+    """Record a step and write it. Returns measured and expected busy seconds of each device."""
     from roost.runtime.ops.run import GraphRuntime
     from roost.runtime.whole.module_placement import named_tensors
     from roost.search.measured.served_model import cores_of
@@ -142,15 +136,13 @@ def _recorded(
         for _ in range(_WARM):
             runtime.step(*_args(ready))
         found = runtime.timeline()
-    _step.write(found, ready.problem.graph, path, trace)
+    _step_report.write(found, ready.problem.graph, path, trace)
     expected = simulate(ready.problem, ready.placement, full=True).busy
     rows = zip(found.device_names, found.busy.tolist(), expected.tolist(), strict=True)
     return {name: {"measured": measured, "expected": about} for name, measured, about in rows}
 
 
 def _report(facts: dict[str, Any]) -> list[Any]:
-    from roost.core.units import show_bytes, show_seconds
-
     times = [
         show_seconds(facts[name]) for name in ("step_time", "shortest", "longest", "estimated")
     ]

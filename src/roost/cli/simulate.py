@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from roost.cli import _console, _problem, _search, _step
+from roost.cli import _console, _model, _problem, _search, _step_report
+from roost.cli._text import assembled, plural, show_seconds, styled
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,38 +32,37 @@ def simulate(
     ] = None,
     order: Annotated[
         Literal["program", "rank", "fifo"] | None,
-        typer.Option(help="The order of ops; otherwise the placement's."),
+        typer.Option(help="The order of ops; the default is the placement's."),
     ] = None,
     prefetch: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="Memory on each device for parameters fetched ahead, such as 512MiB; otherwise "
-            "the placement's.",
+            help="Memory on each device for parameters that are fetched ahead, such as 512MiB; the "
+            "default is the placement's.",
         ),
     ] = None,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
-    setting: _problem.Settings = None,
-    shape: _problem.Shapes = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
+    setting: _model.Settings = None,
+    shape: _model.Shapes = None,
     costs: _problem.CostsFile = None,
-    timeline: _step.TimelineFile = None,
-    trace: _step.TraceFile = None,
+    timeline: _step_report.TimelineFile = None,
+    trace: _step_report.TraceFile = None,
     modules: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="DEPTH",
-            help="Show where modules run too, by so many parts of their names.",
+            help="Also show the modules on each device, by DEPTH parts of their names.",
         ),
     ] = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Predict one step of a placement.
 
-    Shows its time, and what each device does and holds. A placement that does not fit is a result
-    like any other: the exit code is 0. With neither --placement nor --device, every op goes on the
-    first device that is not a CPU.
+    Shows its time, and a row for each device. The exit code is 0 even if the placement does not
+    fit. With neither --placement nor --device, every op goes on the first device that is not a CPU.
     """
     window = None if prefetch is None else _size(prefetch, "--prefetch")
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
@@ -78,10 +78,10 @@ def simulate(
         from roost.simulator.compiled import simulate as run
 
         step = run(problem, chosen, full=True)
-    _step.write(step, problem.graph, timeline, trace)
-    found = _step.summary(problem, chosen, step)
+    _step_report.write(step, problem.graph, timeline, trace)
+    found = _step_report.summary(problem, chosen, step)
     if modules is not None:
-        found["modules"] = _step.modules(problem, step, modules)
+        found["modules"] = _step_report.modules(problem, step, modules)
     if as_json:
         _console.show_json(found)
     else:
@@ -136,18 +136,15 @@ def _way_out(problem: Problem) -> str:
 
 def _report(found: dict[str, Any]) -> list[RenderableType]:
     """The result for people."""
-    from rich.text import Text
 
-    from roost.core.units import show_seconds
-
-    head = Text.assemble(
+    head = assembled(
         (f"{show_seconds(found['step_time'])} a step", "bold"),
-        f", {_console.plural(found['num_transfers'], 'transfer')}, ",
-        _step.fits(found),
+        f", {plural(found['num_transfers'], 'transfer')}, ",
+        _step_report.fits(found),
     )
     about = (
-        f"{found['graph']} ({_console.plural(_step.num_ops(found), 'op')}) on {found['cluster']}, "
+        f"{found['graph']} ({plural(_step_report.num_ops(found), 'op')}) on {found['cluster']}, "
         f"{found['order']} order, costs: {found['costs']}"
     )
-    more = ["", _step.module_table(found["modules"])] if "modules" in found else []
-    return [head, Text(about, "dim"), "", _step.device_table(found), *more]
+    more = ["", _step_report.module_table(found["modules"])] if "modules" in found else []
+    return [head, styled(about, "dim"), "", _step_report.device_table(found), *more]

@@ -1,4 +1,4 @@
-"""`roost verify`: whether a placed step has the numbers of the unplaced model."""
+"""`roost verify`: the numbers of a placed step, compared with the unplaced model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _built, _console, _problem, _ready
+from roost.cli import _console, _model, _problem, _runnable
+from roost.cli._model import ModelSpec
+from roost.cli._text import styled
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,36 +19,29 @@ if TYPE_CHECKING:
 
 
 def verify(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A zoo name (see roost zoo), package.module:callable, or a Hugging Face "
-            "config.json.",
-        ),
-    ],
+    model: _model.RunnableModel,
     on: _problem.On = None,
     placement: _problem.Placed = None,
     costs: _problem.CostsFile = None,
-    train: _problem.Train = False,
-    optimizer: _problem.Optimizer = None,
+    train: _model.Train = False,
+    optimizer: _model.Optimizer = None,
     steps: Annotated[int, typer.Option(metavar="N", help="Steps in a row.")] = 1,
-    seed: Annotated[
-        int, typer.Option(help="Of the weights, the inputs, and what the step draws.")
-    ] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the inputs and random ops.")] = 0,
     tolerance: Annotated[
         float | None,
-        typer.Option(metavar="X", help="Largest relative difference; otherwise by type."),
+        typer.Option(
+            metavar="X", help="Largest relative difference; the default depends on the type."
+        ),
     ] = None,
-    setting: _problem.Settings = None,
+    setting: _model.Settings = None,
     as_json: _console.AsJson = False,
 ) -> None:
     """Run a placed step beside the unplaced model.
 
     Compares outputs, loss, gradients, a step of the optimizer, buffers and tied weights. The
-    devices of the cluster must be on this machine: cpu, cpu:N, cuda:N. The exit code is 4 where
-    something differs, with the first such op. The placement may be a plan.json too; then outputs,
-    buffers and tied weights are compared.
+    devices of the cluster must be those of this machine: cpu, cpu:N, cuda:N. The exit code is 4 if
+    anything differs, with the first such op. For a plan.json it compares outputs, buffers and tied
+    weights.
     """
     if placement is None:
         raise InputError("--placement is missing; name the placement.json or plan.json to verify")
@@ -54,19 +49,23 @@ def verify(
         raise InputError(f"--tolerance is {tolerance:g}; it must be 0 or more")
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")
-    chosen = _problem.Model.of(model, train, optimizer, setting, None)
+    chosen = ModelSpec.of(model, train, optimizer, setting, None)
     if (plan := _problem.plan_in(placement, on, costs)) is not None:
         found = _plan_verified(plan, chosen, steps, seed, tolerance)
-        _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
+        _console.answer(as_json, _facts(found), _report(found))
         found.check()
         return
-    ready = _ready.ready(chosen, on, placement, costs, seed, copies=9 if chosen.train else 3)
+    ready = _runnable.runnable_step(
+        chosen, on, placement, costs, seed, copies=9 if chosen.train else 3
+    )
     found = _verified(ready, steps, seed, tolerance)
-    _console.show_json(_facts(found)) if as_json else _console.show(*_report(found))
+    _console.answer(as_json, _facts(found), _report(found))
     found.check()
 
 
-def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | None) -> Verification:
+def _verified(
+    ready: _runnable.RunnableStep, steps: int, seed: int, tolerance: float | None
+) -> Verification:
     from roost.runtime.ops import verify
 
     with _console.working("running it placed and unplaced"):
@@ -83,7 +82,7 @@ def _verified(ready: _ready.Ready, steps: int, seed: int, tolerance: float | Non
 
 
 def _plan_verified(
-    plan: Plan, chosen: _problem.Model, steps: int, seed: int, tolerance: float | None
+    plan: Plan, chosen: ModelSpec, steps: int, seed: int, tolerance: float | None
 ) -> Verification:
     from roost.runtime.ops import verify
     from roost.runtime.whole.verify import verify_modules
@@ -91,8 +90,8 @@ def _plan_verified(
     if chosen.train:
         raise InputError("a plan is for inference; leave out --train")
     with _console.working(f"building {chosen.source}"):
-        _ready.check_size(chosen, 2)
-        built = _built.build(chosen, "cpu", seed)
+        _runnable.check_size(chosen, 2)
+        built = chosen.build("cpu", seed)
         verify.check_weights(built.module)
     with _console.working("running it placed and unplaced"):
         return verify_modules(
@@ -105,7 +104,7 @@ def _facts(found: Verification) -> dict[str, Any]:
     from dataclasses import asdict
 
     def plain(difference: Any) -> dict[str, Any]:
-        """JSON has no infinity: null."""
+        """The fields of a difference, with null for infinity, which JSON lacks."""
         values = asdict(difference) | {"same": difference.same}
         return {
             k: None if isinstance(v, float) and not math.isfinite(v) else v
@@ -125,7 +124,6 @@ def _facts(found: Verification) -> dict[str, Any]:
 
 
 def _report(found: Verification) -> list[RenderableType]:
-    from rich.text import Text
 
     numbers = ["count", "largest", "relative", "allowed"]
     rows = _console.table(["what", "against", *numbers, "of"], numbers)
@@ -133,7 +131,11 @@ def _report(found: Verification) -> list[RenderableType]:
         figures = [f"{value:.2g}" for value in (worst.absolute, worst.relative, worst.tolerance)]
         style = "" if worst.same else "red"
         rows.add_row(
-            what, against, str(count), *(Text(text, style) for text in figures), Text(name, style)
+            what,
+            against,
+            str(count),
+            *(styled(text, style) for text in figures),
+            styled(name, style),
         )
-    verdict = Text(found.verdict, "bold green" if found.same else "bold red")
+    verdict = styled(found.verdict, "bold green" if found.same else "bold red")
     return [verdict, rows, *([found.note] if found.note else [])]

@@ -1,4 +1,4 @@
-"""`roost zoo`: the models that Roost brings along."""
+"""`roost zoo`: the models that come with Roost."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from roost.cli import _console
+from roost.cli._text import show_count
 
 
 def zoo(
@@ -24,7 +25,6 @@ def zoo(
 
 def _list(as_json: bool) -> None:
     from roost import zoo as models
-    from roost.core.units import show_count
 
     known = models.figures()
     rows = {name: known.get(name, {}) for name in models.names()}

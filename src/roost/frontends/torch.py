@@ -121,10 +121,11 @@ class Torch:
         return captured_step(program, name or path.stem, optimizer if train else None).graph
 
 
-def load_model(source: str) -> tuple[nn.Module, Any]:
+def load_model(source: str, settings: Mapping[str, Any] | None = None) -> tuple[nn.Module, Any]:
     """The module and example inputs that `package.module:callable` returns.
 
-    The callable takes nothing and returns (module, inputs), or a module that has `example_inputs`.
+    The callable takes the settings. It returns (module, inputs), or a module that has
+    `example_inputs`.
     """
     from torch import nn
 
@@ -135,13 +136,15 @@ def load_model(source: str) -> tuple[nn.Module, Any]:
         sys.path.insert(0, "")  # as `python -m` does: modules in the working folder
     try:
         model = getattr(importlib.import_module(module_name), attribute)
-        if callable(model) and not isinstance(model, nn.Module):
-            model = model()
+        if settings or (callable(model) and not isinstance(model, nn.Module)):
+            model = model(**(settings or {}))
         if isinstance(model, nn.Module) and hasattr(model, "example_inputs"):
             inputs = model.example_inputs
             return model, inputs() if callable(inputs) else inputs
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        raise InputError(f"cannot load {source!r}: {type(error).__name__}: {error}") from error
+        given = ", ".join(f"{key}={value!r}" for key, value in (settings or {}).items())
+        what = f"{source!r} with {given}" if given else f"{source!r}"
+        raise InputError(f"cannot load {what}: {type(error).__name__}: {error}") from error
     if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
         return model
     raise InputError(

@@ -66,15 +66,9 @@ class ModelSource:
             from roost import zoo
 
             return zoo.model(self.model, self.train, **self.settings)
-        if not self.settings:
-            from roost.frontends.torch import load_model
+        from roost.frontends.torch import load_model
 
-            return load_model(self.model)
-        from roost import catalog
-
-        made = catalog.imported(self.model)(**self.settings)
-        model, inputs = made if isinstance(made, tuple) else (made, made.example_inputs)
-        return model, inputs() if callable(inputs) else inputs
+        return load_model(self.model, self.settings)
 
     def described(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], name: str

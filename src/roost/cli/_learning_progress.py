@@ -1,5 +1,4 @@
-"""What is said of learning while it goes on: how far it is, how good beside simple placers, how
-long it takes."""
+"""The live line of `roost learn`: its progress, its quality and the time that is left."""
 
 from __future__ import annotations
 
@@ -10,34 +9,35 @@ from math import exp, inf, log
 from typing import TYPE_CHECKING
 
 from roost.cli import _console
+from roost.cli._text import live_line, plural
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from roost.core.problem import Problem
 
-_WARM = 0.01  # of all work: before, nothing is said of the time that is left
+_WARM = 0.01  # of all work: before it the time that is left is not shown
 
 
 @dataclass
-class Standing:
-    """How learning goes, made of the figures of each piece of work; what a live line shows."""
+class LearningProgress:
+    """The progress of learning, from the figures of each piece of work, as a live line."""
 
     what: str
-    parts: Sequence[str]  # names of the parts of the work, by number
-    # Seconds of a step of each problem by a simple placer, infinite where none fits.
+    parts: Sequence[str]  # names of the parts of the work
+    # Step time of each problem by a simple placer, infinite if none fits.
     baselines: Sequence[float]
     clock: Callable[[], float] = time.monotonic
     last: Mapping[str, float] = field(default_factory=dict)
-    best: dict[int, float] = field(default_factory=dict)  # seconds, of those problems that were met
-    share: float | None = None  # of the step time of the simple placers, as a geometric mean
-    first: tuple[float, float] | None = None  # progress and time when it was first heard from
+    best: dict[int, float] = field(default_factory=dict)  # problem -> best step time so far
+    share: float | None = None  # geometric mean of step times over those of the simple placers
+    first: tuple[float, float] | None = None  # progress and time of the first figures
 
     def add(self, figures: Mapping[str, float]) -> None:
         self.last = figures
         if self.first is None and "progress" in figures:
             self.first = figures["progress"], self.clock()
-        # Logarithms, over all problems.
+        # `mean_cost` is the mean of logarithms over all problems.
         if "mean_cost" in figures and self.baselines and max(self.baselines) < inf:
             self.share = exp(
                 figures["mean_cost"] - sum(map(log, self.baselines)) / len(self.baselines)
@@ -50,10 +50,9 @@ class Standing:
             self.share = exp(sum(known) / len(known)) if known else None
 
     def line(self) -> str:
-        """`lister: 35%, 2 min left, 0.61 of single and expert, rules 120 of 340, 24 problems`; the
-        end may be cut."""
+        """`lister: 35%, 2 min left, 0.61 of single and expert, rules 120 of 340, 24 problems`."""
         if not self.last:
-            return f"{self.what}: making ready {_console.plural(len(self.baselines), 'problem')}"
+            return f"{self.what}: making ready {plural(len(self.baselines), 'problem')}"
         words = self._time()
         if self.share is not None:
             words.append(f"{self.share:.2f} of single and expert")
@@ -65,7 +64,7 @@ class Standing:
         return f"{part} {self.last.get('done', 0):,.0f} of {self.last.get('of', 0):,.0f}"
 
     def _problems(self) -> str:
-        every = _console.plural(len(self.baselines), "problem")
+        every = plural(len(self.baselines), "problem")
         return f"{len(self.best)} of {every}" if self.best else every
 
     def _time(self) -> list[str]:
@@ -73,29 +72,29 @@ class Standing:
         if done is None or self.first is None:
             return []
         before, began = self.first
-        said = [f"{done:.0%}"]
+        words = [f"{done:.0%}"]
         if done < 1.0 and done - before >= _WARM:
-            said.append(f"{_lasting((1.0 - done) * (self.clock() - began) / (done - before))} left")
-        return said
+            words.append(
+                f"{_lasting((1.0 - done) * (self.clock() - began) / (done - before))} left"
+            )
+        return words
 
     def __rich__(self) -> Text:
-        from rich.text import Text
 
-        return Text(self.line(), no_wrap=True, overflow="ellipsis")
+        return live_line(self.line())
 
 
 def baselines(problems: Sequence[Problem]) -> list[float]:
-    """The better of one device and an expert's split, of each problem; infinite where neither
-    fits."""
+    """The best step time of single and expert, of each problem; infinite if none fits."""
     from roost.cli._search import baseline
 
-    found = []
+    step_times = []
     with _console.progress("asking single and expert") as tell:
         for number, problem in enumerate(problems, 1):
             best = baseline(problem)
-            found.append(best.step_time if best.feasible and best.step_time > 0 else inf)
+            step_times.append(best.step_time if best.feasible and best.step_time > 0 else inf)
             tell(number, len(problems))
-    return found
+    return step_times
 
 
 def _lasting(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""One step as every verb shows it: what each device does and holds."""
+"""One step as all verbs show it: a row for each device, and for each module."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from roost.cli import _console
+from roost.cli._text import show_bytes, show_seconds, styled
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
 TimelineFile = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", help="Write the whole timeline here, compressed where it ends in .gz."
+        metavar="FILE", help="Write the whole timeline here, compressed if the name ends in .gz."
     ),
 ]
 TraceFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, likewise."),
+    typer.Option(metavar="FILE", help="Write a trace for ui.perfetto.dev here, .gz or not."),
 ]
 
 
 def write(step: Timeline, graph: Graph, timeline: Path | None, trace: Path | None) -> None:
-    """Write what was asked for."""
+    """Write the timeline and the trace, where a path is given."""
     if timeline is not None:
         step.save(timeline)
         _console.note(f"wrote {timeline}")
@@ -54,7 +55,7 @@ def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str,
     size = problem.graph.output_bytes[moves.tensor]  # [transfers] bytes
 
     def total(device: Array) -> Array:
-        """Bytes by device. Added as whole numbers: bincount with weights would round."""
+        """Bytes by device, as whole numbers: bincount with weights would round."""
         sums = np.zeros(count, np.int64)
         np.add.at(sums, device, size)
         return sums
@@ -86,15 +87,12 @@ def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str,
 
 
 def fits(found: dict[str, Any]) -> Text:
-    """Whether it fits, and where not."""
-    from rich.text import Text
-
-    from roost.core.units import show_bytes
+    """`fits`, or the devices that lack memory."""
 
     lacks = [
         f"{name} lacks {show_bytes(size)}" for name, size in found["missing_bytes"].items() if size
     ]
-    return Text(f"does not fit: {', '.join(lacks)}", "red") if lacks else Text("fits", "green")
+    return styled(f"does not fit: {', '.join(lacks)}", "red") if lacks else styled("fits", "green")
 
 
 def num_ops(found: dict[str, Any]) -> int:
@@ -102,22 +100,11 @@ def num_ops(found: dict[str, Any]) -> int:
 
 
 def device_table(found: dict[str, Any]) -> RenderableType:
-    """A row for each device, of the step as simulated; also where another was measured."""
-    from rich.text import Text
-
-    from roost.core.units import show_bytes, show_seconds
+    """A row for each device, of the simulated step, also if the step was measured."""
 
     over = {name: size for name, size in found["missing_bytes"].items() if size}
-    numbers = [
-        "ops",
-        "busy",
-        "share",
-        "sent",
-        "received",
-        "peak",
-        "capacity",
-        *["over by"] * bool(over),
-    ]
+    numbers = ["ops", "busy", "share", "sent", "received", "peak", "capacity"]
+    numbers += ["over by"] * bool(over)
     rows = _console.table(["device", *numbers], numbers)
     step_time = found.get("simulated_step_time", found["step_time"])
     for device in found["devices"]:
@@ -132,13 +119,13 @@ def device_table(found: dict[str, Any]) -> RenderableType:
             show_bytes(device["received_bytes"]),
             show_bytes(device["peak_memory"]),
             show_bytes(device["capacity"]),
-            *[Text(show_bytes(beyond) if beyond else "", "red")] * bool(over),
+            *[styled(show_bytes(beyond) if beyond else "", "red")] * bool(over),
         )
     return rows
 
 
 def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]]:
-    """Where the ops of each module run, by so many of its names, in program order."""
+    """The seconds of each module on each device, by so many parts of module names."""
     from roost.transforms.by_module import plain
 
     assert step.device is not None
@@ -157,9 +144,7 @@ def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]
 
 
 def module_table(rows: list[dict[str, Any]]) -> RenderableType:
-    """A row for each module: how long it keeps each device busy."""
-    from roost.core.units import show_bytes, show_seconds
-
+    """A row for each module, with its seconds on each device."""
     devices = list(rows[0]["seconds"])
     numbers = ["ops", "weights", *devices]
     table = _console.table(["module", *numbers], numbers)

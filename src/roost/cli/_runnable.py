@@ -1,5 +1,4 @@
-"""A model that is built, captured and given a placement: ready to run on devices of this
-machine."""
+"""A built and captured model with a placement, ready to run on devices of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roost.cli import _built, _console, _problem
+from roost.cli import _console, _problem
+from roost.cli._model import BuiltModel, ModelSpec
+from roost.cli._text import show_bytes
 from roost.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,24 +18,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Ready:
-    """What a runtime takes."""
+class RunnableStep:
+    """The arguments of a runtime."""
 
-    built: _built.Built
+    built: BuiltModel
     step: CapturedStep
     problem: Problem
     placement: Placement
 
 
-def ready(
-    chosen: _problem.Model,
+def runnable_step(
+    chosen: ModelSpec,
     on: str | None,
     path: Path | None,
     costs: Path | None,
     seed: int,
     copies: int,
-) -> Ready:
-    """`copies` is how many times the weights are held at once while it runs."""
+) -> RunnableStep:
+    """Build, capture and check. `copies` is the number of times that memory holds the weights."""
     from roost.core import formats
     from roost.core.placement import Placement
     from roost.core.problem import Problem
@@ -44,9 +45,7 @@ def ready(
     if path is None:
         raise InputError("--placement is missing; name the placement.json to run")
     if _problem.plan_in(path, None, None) is not None:
-        raise InputError(
-            f"{path}: is a plan, for a model as it is written; in Python plan.apply(model) runs it"
-        )
+        raise InputError(f"{path}: is a plan; in Python plan.apply(model) runs the model with it")
     path, costs = _problem.placed_in(path, on, costs)
     _problem.check_cluster(chosen.source, on, costs)
     placement = formats.load_as(Placement, path)
@@ -56,7 +55,7 @@ def ready(
         verify.check_devices(formats.load_as(Problem, costs).cluster)
     with _console.working(f"building {chosen.source}"):
         check_size(chosen, copies)
-        built = _built.build(chosen, "cpu", seed)
+        built = chosen.build("cpu", seed)
         verify.check_weights(built.module)
     with _console.working(f"capturing {chosen.source}"):
         step = built.described()
@@ -66,26 +65,22 @@ def ready(
     except InputError as error:
         error.args = (f"{path}: {error}",)
         raise
-    return Ready(built, step, problem, placement)
+    return RunnableStep(built, step, problem, placement)
 
 
-def check_size(chosen: _problem.Model, copies: int) -> None:
-    """Refuse what this machine has no room for, before it is built. A callable decides by
-    itself."""
+def check_size(chosen: ModelSpec, copies: int) -> None:
+    """Raise InputError if this machine cannot hold the model. A callable is not checked."""
     import os
 
-    from roost.core.units import show_bytes
-
-    if ":" in chosen.source:
+    if chosen.is_callable:
         return
-    sketch = _built.build(chosen, "meta").module
+    sketch = chosen.build("meta").module
     size = sum(value.nbytes for value in sketch.parameters())
     wanted = size * copies
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if wanted > memory:
         raise InputError(
             f"{chosen.source}: has weights of {show_bytes(size)}; to run it takes "
-            f"{show_bytes(wanted)}, and this "
-            f"machine has {show_bytes(memory)}. Take a smaller size: --set layers=2, --set "
-            f"hidden=64, ..."
+            f"{show_bytes(wanted)}, and this machine has {show_bytes(memory)}. "
+            "Take a smaller size: --set layers=2, --set hidden=64, ..."
         )

@@ -1,5 +1,4 @@
-"""How the command ends: an exit code that scripts can rely on, and one line that says what to
-mend."""
+"""Exit codes of `roost`, and errors as one line."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _OTHER = 1
 
 
 class Group(TyperGroup):
-    """The verbs. What they raise on purpose becomes a line and a code; what is left is a bug, with
-    its traceback."""
+    """The verbs. A RoostError becomes a line and an exit code. Other errors are bugs."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
         _open_streams()
@@ -36,20 +34,19 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         result = super().invoke(ctx)
-        sys.stdout.flush()  # here, where a full disk can still be told, and not as Python ends
+        sys.stdout.flush()  # here a full disk is still an error line, and not when Python ends
         return result
 
 
 def _open_streams() -> None:
-    """What was closed before Python began, as with `>&-`, is None: let it go nowhere."""
+    """Discard output to streams that were closed before Python began, as with `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: PTH123, SIM115
 
 
 def _abandon_output() -> None:
-    """Where standard output cannot be written, let the rest of it go nowhere, or Python would
-    stumble at its end."""
+    """Discard the rest of standard output if it cannot be written: Python would fail at its end."""
     try:
         sys.stdout.flush()
     except OSError:

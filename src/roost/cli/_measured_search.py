@@ -1,21 +1,19 @@
-"""What `--evaluate measured` adds to a search: a model that can be run, its devices, and a race at
-the end."""
+"""The parts of `roost place --evaluate measured`: real devices as the source, and the race."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from roost.cli import _built, _console
+from roost.cli import _console
+from roost.cli._model import ModelSpec
 from roost.errors import InputError
 
 if TYPE_CHECKING:
-    from roost.cli._problem import Model
     from roost.core.problem import Problem
     from roost.core.trial import Result, Trial
     from roost.search.evaluate import Progress
@@ -26,60 +24,58 @@ Evaluate = Annotated[
     str,
     typer.Option(
         metavar="HOW",
-        help="simulated, or measured: placements are run on the devices of the cluster, which "
-        "must be here.",
+        help="simulated or measured. Measured placements run on the devices of the cluster, which "
+        "must be those of this machine.",
     ),
 ]
 WithRace = Annotated[
     bool | None,
     typer.Option(
         "--race/--no-race",
-        help="With --evaluate measured: time the best again, in turn with baselines. On by itself.",
+        help="With --evaluate measured: time the best again, in turn with baselines. Default: on.",
         show_default=False,
     ),
 ]
 
-_WAYS = ("simulated", "measured")
+_SOURCES = ("simulated", "measured")
 _FINALISTS = 3
-# Placers that people would use without a search; one of them is asked where the search asked none.
+# Placers that people would use without a search. If the search asked none of them, one is asked.
 _HEURISTICS = ("expert", "heft", "etf", "topo", "sct", "scotch", "mincut", "metis", "contiguous")
 _ASKED = "heft"
 
 
 def check(evaluate: str, race: bool | None, source: str, on: str | None) -> bool:
-    """Whether to measure; what cannot be measured is refused before any time is spent on it."""
+    """True to measure. Raises InputError at once for a model or cluster that cannot be measured."""
     from roost import presets
-    from roost.cli._problem import Model
     from roost.search.measured.candidates import check_devices
 
-    if evaluate not in _WAYS:
-        raise InputError(f"--evaluate {evaluate!r}: is none of {', '.join(_WAYS)}")
+    if evaluate not in _SOURCES:
+        raise InputError(f"--evaluate {evaluate!r}: is none of {', '.join(_SOURCES)}")
     if evaluate == "simulated":
         if race:
-            raise InputError("--race is of what was measured; add --evaluate measured")
+            raise InputError("--race needs measured placements; add --evaluate measured")
         return False
-    if not (":" in source or Model(source).in_zoo or Model(source).is_config):
+    if not ModelSpec(source).has_module:
         raise InputError(
             f"{source}: cannot be run; --evaluate measured needs the model itself: a zoo name "
-            f"(see roost zoo), "
-            "package.module:callable or a Hugging Face config.json"
+            "(see roost zoo), package.module:callable or a Hugging Face config.json"
         )
     if on is not None:
         check_devices(presets.cluster(on))
     return True
 
 
-def source_of(problem: Problem, model: Model, seed: int) -> Measuring:
-    """The devices as a source of trials, with the model ready to run."""
+def source_of(problem: Problem, model: ModelSpec, seed: int) -> Measuring:
+    """Real devices as the source of trials, with the model ready to run."""
     from roost.search.measured import Measuring
     from roost.search.measured.model_source import ModelSource
 
     made = ModelSource(model.source, dict(model.settings), model.train, model.optimizer, seed=seed)
     if model.is_config:
-        made = replace(made, model=partial(_built.made, model), settings={})
+        made = replace(made, model=model.real, settings={})
     source = Measuring(problem, made)
     with _console.working(
-        f"starting a process to measure in: building and capturing {model.source}"
+        f"starting a process that measures: building and capturing {model.source}"
     ):
         try:
             source.open()
@@ -90,7 +86,7 @@ def source_of(problem: Problem, model: Model, seed: int) -> Measuring:
 
 
 class Finalists:
-    """The best few of the placements that a search measures; it passes on what it is told."""
+    """The best few placements of a measured search. It is an `on_trial` that passes trials on."""
 
     def __init__(self) -> None:
         self.trials: list[Trial] = []
@@ -99,14 +95,13 @@ class Finalists:
     def __call__(self, progress: Progress) -> object:
         trial = progress.trial
         if trial.feasible and all(trial.placement != other.placement for other in self.trials):
-            self.trials = sorted([*self.trials, trial], key=lambda each: each.step_time)[
-                :_FINALISTS
-            ]
+            by_time = sorted([*self.trials, trial], key=lambda each: each.step_time)
+            self.trials = by_time[:_FINALISTS]
         return self.tell(progress)
 
 
 def asked(problem: Problem, source: Measuring, placer: str) -> Trial:
-    """What a placer finds, measured."""
+    """The best trial of a placer, measured."""
     from roost.search.solve import search
 
     with _console.working(f"measuring {placer}"):
@@ -116,8 +111,7 @@ def asked(problem: Problem, source: Measuring, placer: str) -> Trial:
 def raced(
     problem: Problem, source: Measuring, result: Result, finalists: list[Trial], single: Trial
 ) -> tuple[Result, Trial, Race | None]:
-    """The result with what the race recommends, and the single device, in the seconds of the
-    race."""
+    """The result and the single device in the seconds of the race, and the race."""
     from roost.search.measured.race import race
 
     if not result.best.feasible:
@@ -142,8 +136,7 @@ def raced(
         for trial in [result.best, *finalists, *baselines.values()]
     }
     timed = {each.trial.placement.digest: each.trial.step_time for each in found.standings}
-    # The machine may be faster or slower by now: what was not raced is shown in the seconds of the
-    # race too.
+    # The machine may be faster or slower by now: convert trials that were not in the race.
     pace = median(seconds / searched[digest] for digest, seconds in timed.items())
 
     def now(trial: Trial) -> Trial:
@@ -156,22 +149,19 @@ def raced(
 
 
 def ended_early(result: Result, trials: int | None) -> str:
-    """What to say where a search had not run as many placements as it might; nothing where it
-    had."""
+    """The reason why a search ended before its trials were used; "" if it used them."""
     why = {
-        "done": f"{result.placer} proposes no more",
-        "exhausted": "nothing was proposed any more that was not run before",
+        "done": f"{result.placer} proposes no more placements",
+        "exhausted": "all new proposals were run before",
     }.get(result.ended)
     if why is None or (trials is None and result.ended == "done"):
         return ""
-    return (
-        f"Ended after {result.num_trials:,}{'' if trials is None else f' of {trials:,}'} trials: "
-        f"{why}"
-    )
+    most = "" if trials is None else f" of {trials:,}"
+    return f"Ended after {result.num_trials:,}{most} trials: {why}"
 
 
 def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any]:
-    """What is known besides a simulated step, as --json prints it."""
+    """The measured figures, as --json prints them."""
     best = result.best
     about: dict[str, Any] = {
         "evaluate": "measured",
@@ -182,13 +172,9 @@ def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any
         "race": None,
     }
     if found is not None:
-        about["race"] = {
-            "said": found.said,
-            "faster": found.faster,
+        about["race"] = {name: getattr(found, name) for name in ("said", "faster")} | {
             "recommended": found.recommended.trial.placer,
-            "ratio": found.ratio,
-            "low": found.low,
-            "high": found.high,
+            **{name: getattr(found, name) for name in ("ratio", "low", "high")},
             "standings": [
                 {
                     "placer": each.trial.placer,
