@@ -1,15 +1,14 @@
 """The errors Roost raises.
 
     RoostError
-    ├─ InputError(ValueError)       the caller can mend it; the message quotes the input
-    │   ├─ GraphError               the graph is not one: a cycle, a missing input, a repeated name
-    │   ├─ UnsupportedOp            a front-end met an op it cannot describe
-    │   └─ UnknownName              no such thing; suggests the nearest
+    ├─ InputError(ValueError)       wrong input, which the caller can mend; quoted in the message
+    │   ├─ GraphError               a cycle, a missing input, a repeated name
+    │   ├─ UnsupportedOp            a front-end cannot describe an op
+    │   └─ UnknownName              suggests the nearest known name
     ├─ Infeasible                   nothing fits; carries device and missing bytes
     ├─ MissingExtra(ImportError)    says which extra to install
     ├─ ExecutionError               a device failed; carries op, device, placement
-    ├─ VerificationFailed           a placed step has other numbers; carries the first op that
-    differs, and its device
+    ├─ VerificationFailed           a placed step has other numbers; carries the first op
     └─ BudgetSpent                  internal; `solve` catches it
 
 A placement that overflows memory is a result (`trial.feasible` is false), never an exception.
@@ -27,7 +26,7 @@ class RoostError(Exception):
 
 
 class InputError(RoostError, ValueError):
-    """Something the caller gave is wrong, and the caller can mend it."""
+    """An argument is wrong, and the caller can mend it."""
 
 
 class GraphError(InputError):
@@ -35,11 +34,11 @@ class GraphError(InputError):
 
 
 class UnsupportedOp(InputError):
-    """A front-end met an op it cannot describe."""
+    """A front-end cannot describe an op."""
 
 
 class UnknownName(InputError):
-    """A name that is not among the known ones."""
+    """An unknown name; suggests the nearest."""
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
@@ -56,15 +55,14 @@ class UnknownName(InputError):
 
 
 class Infeasible(RoostError):
-    """Nothing fits: no placement can be found that stays within the memory of every device."""
+    """Nothing fits: no placement stays within the memory of every device."""
 
     def __init__(self, message: str, device: str = "", missing_bytes: int = 0) -> None:
         super().__init__(message)
         self.device = device
         self.missing_bytes = missing_bytes
-        self.result: Any = None  # of the search that found nothing, with its best try
-        # What a smaller batch would have to leave of the activations.
-        self.activation_share: float | None = None
+        self.result: Any = None  # of the search, with its best trial
+        self.activation_share: float | None = None  # with which the best trial would fit
 
 
 class MissingExtra(RoostError, ImportError):
@@ -75,22 +73,21 @@ class MissingExtra(RoostError, ImportError):
         self.extra = extra
 
 
-class ExecutionError(RoostError):
+class _AtOp(RoostError):
+    """An error at one op, on one device."""
+
+    def __init__(self, message: str, op: str = "", device: str = "") -> None:
+        super().__init__(message)
+        self.op = op
+        self.device = device
+
+
+class ExecutionError(_AtOp):
     """A device failed while it ran a placement."""
 
-    def __init__(self, message: str, op: str = "", device: str = "") -> None:
-        super().__init__(message)
-        self.op = op
-        self.device = device
 
-
-class VerificationFailed(RoostError):
+class VerificationFailed(_AtOp):
     """A placed step does not have the numbers of the unplaced one."""
-
-    def __init__(self, message: str, op: str = "", device: str = "") -> None:
-        super().__init__(message)
-        self.op = op
-        self.device = device
 
 
 class BudgetSpent(RoostError):

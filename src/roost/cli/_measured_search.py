@@ -127,7 +127,7 @@ def raced(
         name = min(known, key=lambda each: known[each].step_time)
         baselines = {"single": single, name: known[name]}
         with _console.working("racing the best against the baselines"):
-            found = race(source, [result.best, *finalists], baselines, seed=result.seed)
+            outcome = race(source, [result.best, *finalists], baselines, seed=result.seed)
     except KeyboardInterrupt:
         _console.note("interrupted: not raced against the baselines")
         return result, single, None
@@ -135,17 +135,17 @@ def raced(
         trial.placement.digest: trial.step_time
         for trial in [result.best, *finalists, *baselines.values()]
     }
-    timed = {each.trial.placement.digest: each.trial.step_time for each in found.standings}
+    timed = {each.trial.placement.digest: each.trial.step_time for each in outcome.standings}
     # The machine may be faster or slower by now: convert trials that were not in the race.
     pace = median(seconds / searched[digest] for digest, seconds in timed.items())
 
     def now(trial: Trial) -> Trial:
         return replace(trial, step_time=timed.get(trial.placement.digest, trial.step_time * pace))
 
-    won = found.recommended
+    won = outcome.recommended
     best = replace(won.trial, placer=won.name) if won.is_baseline else won.trial
     others = {other: now(trial) for other, trial in result.baselines.items()}
-    return replace(result, best=best, baselines=others), now(single), found
+    return replace(result, best=best, baselines=others), now(single), outcome
 
 
 def ended_early(result: Result, trials: int | None) -> str:
@@ -160,7 +160,7 @@ def ended_early(result: Result, trials: int | None) -> str:
     return f"Ended after {result.num_trials:,}{most} trials: {why}"
 
 
-def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any]:
+def facts(result: Result, predicted: float, outcome: Race | None) -> dict[str, Any]:
     """The measured figures, as --json prints them."""
     best = result.best
     about: dict[str, Any] = {
@@ -171,18 +171,18 @@ def facts(result: Result, predicted: float, found: Race | None) -> dict[str, Any
         "simulated_step_time": predicted,
         "race": None,
     }
-    if found is not None:
-        about["race"] = {name: getattr(found, name) for name in ("said", "faster")} | {
-            "recommended": found.recommended.trial.placer,
-            **{name: getattr(found, name) for name in ("ratio", "low", "high")},
+    if outcome is not None:
+        about["race"] = {name: getattr(outcome, name) for name in ("said", "faster")} | {
+            "recommended": outcome.recommended.trial.placer,
+            **{name: getattr(outcome, name) for name in ("ratio", "low", "high")},
             "standings": [
                 {
                     "placer": each.trial.placer,
                     "baseline": each.is_baseline,
                     "step_time": each.trial.step_time,
                 }
-                for each in found.standings
+                for each in outcome.standings
             ],
-            "failed": dict(found.failed),
+            "failed": dict(outcome.failed),
         }
     return about

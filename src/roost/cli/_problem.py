@@ -86,19 +86,17 @@ def read_file(path: Path, on: str | None, costs: Path | None) -> Problem:
     from roost.core.graph import Graph
     from roost.core.problem import Problem
 
-    found = formats.load(path)
-    if isinstance(found, Problem):
+    noun = formats.load(path)
+    if isinstance(noun, Problem):
         for option, value in (("--on", on), ("--costs", costs)):
             if value is not None:
                 raise InputError(
                     f"{path}: is a problem, with a cluster and costs of its own; leave out {option}"
                 )
-        return found
-    if not isinstance(found, Graph):
-        raise InputError(
-            f"{path}: holds a {type(found).__name__.lower()}, not a graph or a problem"
-        )
-    return with_cluster(found, str(path), on, costs)
+        return noun
+    if not isinstance(noun, Graph):
+        raise InputError(f"{path}: holds a {type(noun).__name__.lower()}, not a graph or a problem")
+    return with_cluster(noun, str(path), on, costs)
 
 
 def placed_in(placement: Path, on: str | None, costs: Path | None) -> tuple[Path, Path | None]:
@@ -126,15 +124,15 @@ def plan_in(placement: Path, on: str | None, costs: Path | None) -> Plan | None:
 
     if not placement.is_file():
         return None
-    found = formats.load(placement)
-    if not isinstance(found, Plan):
+    noun = formats.load(placement)
+    if not isinstance(noun, Plan):
         return None
     if on is not None or costs is not None:
         raise InputError(
             f"{placement}: is a plan, with a cluster and costs of its own; leave out --on and "
             f"--costs"
         )
-    return found
+    return noun
 
 
 def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) -> Problem:

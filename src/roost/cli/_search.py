@@ -85,7 +85,7 @@ def briefly(seconds: float | None, trials: int | None) -> tuple[float | None, in
 
 def placer_with(name: str, weights: Path | None, variant: str | None = None) -> str | Placer:
     """The placer with this name, weights and variant. Raises InputError if they do not match."""
-    found = catalog.find("placers", name)
+    placer = catalog.find("placers", name)
     if variant is not None and weights is not None:
         raise InputError(
             f"--variant {variant} and --weights {weights}: give one; "
@@ -94,24 +94,24 @@ def placer_with(name: str, weights: Path | None, variant: str | None = None) -> 
     if variant is not None:
         from roost.placers import VARIANTS
 
-        able = [each for each in VARIANTS if hasattr(found, each)]
+        able = [each for each in VARIANTS if hasattr(placer, each)]
         if variant not in able:
             known = "has none; seq2seq, spotlight, post and placeto have"
             if able:
                 known = f"has {', '.join(able)}"
             raise InputError(f"--variant {variant}: placer {name!r} {known}")
-        other: Placer = getattr(found, variant)()
+        other: Placer = getattr(placer, variant)()
         return other
     if weights is None:
         return name
     import dataclasses
 
-    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    fields = dataclasses.fields(placer) if dataclasses.is_dataclass(placer) else ()
     if "weights" not in {field.name for field in fields}:
         raise InputError(
             f"--weights {weights}: placer {name!r} takes no weights; lister and placeto do"
         )
-    made: Placer = found(weights=str(weights))
+    made: Placer = placer(weights=str(weights))
     return made
 
 

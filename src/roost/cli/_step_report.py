@@ -86,28 +86,28 @@ def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str,
     }
 
 
-def fits(found: dict[str, Any]) -> Text:
+def fits(facts: dict[str, Any]) -> Text:
     """`fits`, or the devices that lack memory."""
 
     lacks = [
-        f"{name} lacks {show_bytes(size)}" for name, size in found["missing_bytes"].items() if size
+        f"{name} lacks {show_bytes(size)}" for name, size in facts["missing_bytes"].items() if size
     ]
     return styled(f"does not fit: {', '.join(lacks)}", "red") if lacks else styled("fits", "green")
 
 
-def num_ops(found: dict[str, Any]) -> int:
-    return sum(device["num_ops"] for device in found["devices"])
+def num_ops(facts: dict[str, Any]) -> int:
+    return sum(device["num_ops"] for device in facts["devices"])
 
 
-def device_table(found: dict[str, Any]) -> RenderableType:
+def device_table(facts: dict[str, Any]) -> RenderableType:
     """A row for each device, of the simulated step, also if the step was measured."""
 
-    over = {name: size for name, size in found["missing_bytes"].items() if size}
+    over = {name: size for name, size in facts["missing_bytes"].items() if size}
     numbers = ["ops", "busy", "share", "sent", "received", "peak", "capacity"]
     numbers += ["over by"] * bool(over)
     rows = _console.table(["device", *numbers], numbers)
-    step_time = found.get("simulated_step_time", found["step_time"])
-    for device in found["devices"]:
+    step_time = facts.get("simulated_step_time", facts["step_time"])
+    for device in facts["devices"]:
         share = device["busy"] / step_time if step_time else 0.0
         beyond = over.get(device["name"], 0)
         rows.add_row(
@@ -130,17 +130,17 @@ def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]
 
     assert step.device is not None
     graph, names = problem.graph, step.device_names
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for op, (module, device) in enumerate(zip(graph.modules, step.device.tolist(), strict=True)):
         name = ".".join(plain(module).split(".")[:depth])
-        row = found.setdefault(
+        row = rows.setdefault(
             name,
             {"name": name, "num_ops": 0, "weight_bytes": 0, "seconds": dict.fromkeys(names, 0.0)},
         )
         row["num_ops"] += 1
         row["weight_bytes"] += int(graph.output_bytes[op]) if graph.is_parameter[op] else 0
         row["seconds"][names[device]] += float(problem.op_time[op, device])
-    return list(found.values())
+    return list(rows.values())
 
 
 def module_table(rows: list[dict[str, Any]]) -> RenderableType:

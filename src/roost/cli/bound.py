@@ -39,10 +39,10 @@ def bound(
         raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
     problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
     with _console.working("proving", _search.COMPILING):
-        found = _facts(problem, seconds)
-    _console.answer(as_json, found, _report(found))
-    if found["nothing_fits"] is not None:
-        _console.error(found["nothing_fits"])
+        facts = _facts(problem, seconds)
+    _console.answer(as_json, facts, _report(facts))
+    if facts["nothing_fits"] is not None:
+        _console.error(facts["nothing_fits"])
         raise typer.Exit(_exit_codes.NOTHING_FITS)
 
 
@@ -53,7 +53,7 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
 
     single = _search.single_trial(problem)
     began = time.perf_counter()
-    found = bounds.bound(
+    proven = bounds.bound(
         problem, seconds=seconds, upper=single.step_time if single.feasible else None
     )
     spent = time.perf_counter() - began
@@ -63,38 +63,38 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
         "num_ops": problem.graph.num_ops,
         "cluster": problem.cluster.name,
         "costs": problem.costs.source,
-        "bound": {"step_time": found.step_time, "proof": found.proof},
+        "bound": {"step_time": proven.step_time, "proof": proven.proof},
         "seconds": spent,
         "single": _search.single_facts(problem, single),
-        "gap_of_single": _search.gap(single, found),
+        "gap_of_single": _search.gap(single, proven),
         "nothing_fits": None if proof is None else str(proof),
     }
 
 
-def _report(found: dict[str, Any]) -> Iterator[RenderableType]:
+def _report(facts: dict[str, Any]) -> Iterator[RenderableType]:
 
-    least, single = found["bound"]["step_time"], found["single"]
+    least, single = facts["bound"]["step_time"], facts["single"]
     yield assembled(
         ("No step is shorter than ", ""),
         (show_seconds(least), "bold"),
-        f" (proof: {found['bound']['proof']})",
+        f" (proof: {facts['bound']['proof']})",
     )
     if not single["feasible"]:
         yield (
             f"No one device holds it all: {single['device']} lacks "
             f"{show_bytes(single['missing_bytes'])}"
         )
-    elif _search.is_optimal(found["gap_of_single"]):
+    elif _search.is_optimal(facts["gap_of_single"]):
         yield f"Everything on {single['device']} takes exactly that: more devices cannot help"
     else:
         faster = f", at most {single['step_time'] / least:.2f} times faster" if least > 0 else ""
         yield (
             f"Everything on {single['device']} takes {show_seconds(single['step_time'])}: "
-            f"{_search.show_gap(found['gap_of_single'])} of it could be saved{faster}"
+            f"{_search.show_gap(facts['gap_of_single'])} of it could be saved{faster}"
         )
     yield styled(
-        f"{found['graph']} ({plural(found['num_ops'], 'op')}) on {found['cluster']}, "
-        f"costs: {found['costs']}; "
-        f"proved in {show_seconds(found['seconds'])}",
+        f"{facts['graph']} ({plural(facts['num_ops'], 'op')}) on {facts['cluster']}, "
+        f"costs: {facts['costs']}; "
+        f"proved in {show_seconds(facts['seconds'])}",
         "dim",
     )

@@ -36,8 +36,8 @@ def clusters(
     from roost import presets
 
     if cluster is not None:
-        found = presets.cluster(cluster)
-        _console.answer(as_json, detail(found), portrait(found))
+        chosen = presets.cluster(cluster)
+        _console.answer(as_json, detail(chosen), portrait(chosen))
         return
     known = [presets.cluster(name) for name in presets.names()]
     _console.answer(as_json, {"clusters": [_brief(each) for each in known]}, [_list(known)])

@@ -123,8 +123,8 @@ def compare(
         raise InputError("; ".join(f"{row.entry.label}: {row.why_not}" for row in rows))
     single = _single(problem, rows)
     bound = _bound(problem, rows)
-    found = _facts(problem, rows, single, bound)
-    _console.answer(as_json, found, _report(found, problem, bound))
+    facts = _facts(problem, rows, single, bound)
+    _console.answer(as_json, facts, _report(facts, problem, bound))
     if not any(row.fitting for row in rows):
         raise _nothing_fits(problem, rows, proof)
 
@@ -241,9 +241,9 @@ def _bound(problem: Problem, rows: Sequence[Row]) -> Bound:
 
     best = min((row.fitting[0].best.step_time for row in rows if row.fitting), default=None)
     with _console.working("proving a bound"):
-        found = bound(problem, upper=best)
+        own = bound(problem, upper=best)
     proved = [result.bound for row in rows for result in row.results if result.bound is not None]
-    return max([found, *proved], key=lambda each: each.step_time)
+    return max([own, *proved], key=lambda each: each.step_time)
 
 
 def _facts(problem: Problem, rows: Sequence[Row], single: Trial, bound: Bound) -> dict[str, Any]:
@@ -277,13 +277,13 @@ def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[
         return given | {"why_not": row.why_not, "seeds": []}
     times = [result.best.step_time for result in row.fitting]
     step_time = median(times) if times else middle.best.step_time
-    found = _search.facts(problem, middle.best, single) | given | {"step_time": step_time}
-    if found["ratio_to_single"] is not None:
-        found["ratio_to_single"] = step_time / single.step_time
+    facts = _search.facts(problem, middle.best, single) | given | {"step_time": step_time}
+    if facts["ratio_to_single"] is not None:
+        facts["ratio_to_single"] = step_time / single.step_time
     gap = None
     if times:
         gap = 1.0 - bound.step_time / step_time if step_time > 0 else 0.0
-    return found | {
+    return facts | {
         "spread": (times[-1] - times[0]) / step_time if times and step_time > 0 else 0.0,
         "num_feasible": len(times),
         "num_trials": int(median(result.num_trials for result in row.results)),
@@ -302,13 +302,13 @@ def _row_facts(problem: Problem, row: Row, single: Trial, bound: Bound) -> dict[
     }
 
 
-def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[RenderableType]:
+def _report(facts: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[RenderableType]:
     """The comparison for people."""
 
-    asked = [row for row in found["placers"] if row["seeds"]]
+    asked = [row for row in facts["placers"] if row["seeds"]]
     seeds = max((len(row["seeds"]) for row in asked), default=0)
     yield styled(
-        f"{found['graph']} ({plural(found['num_ops'], 'op')}) on {found['cluster']}",
+        f"{facts['graph']} ({plural(facts['num_ops'], 'op')}) on {facts['cluster']}",
         "bold",
     )
     yield f"median of {plural(seeds, 'seed')}; {_search.show_bound(None, bound)}"
@@ -335,7 +335,7 @@ def _report(found: dict[str, Any], problem: Problem, bound: Bound) -> Iterator[R
         "peak: of the fullest device; gap: the part of the step that could at most be saved",
         "dim",
     )
-    for row in found["placers"]:
+    for row in facts["placers"]:
         count = len(row["seeds"])
         if not count:
             yield f"without {_label(row, row['placer'])}: {row['why_not']}"

@@ -111,9 +111,9 @@ def learn(
             )
             _console.show_json(done) if as_json else None
             return
-        found = _train(chosen, problems, about, output, tensorboard)
+        facts = _train(chosen, problems, about, output, tensorboard)
     if as_json:
-        _console.show_json(found)
+        _console.show_json(facts)
         return
     _console.show(
         f"{placer} learned on {plural(len(problems), 'problem')} ({family} on "
@@ -121,7 +121,7 @@ def learn(
         "use it with:",
     )
     _console.console().print(
-        f"roost place MODEL --on CLUSTER --placer {placer} --weights {found['files']['weights']}",
+        f"roost place MODEL --on CLUSTER --placer {placer} --weights {facts['files']['weights']}",
         soft_wrap=True,
         highlight=False,
     )
@@ -234,14 +234,14 @@ def _problems(
         for number in range(count):
             graphs.append(_graph(family, number, kept / f"{family}_0_{number:03d}.json.gz"))
             tell(number + 1, count)
-    found = []
+    problems = []
     for number, graph in enumerate(graphs):
         machines = [cluster(name) for name in clusters]
         for more in range(num_made_up):
             base = machines[(number + more) % len(clusters)]
             machines.append(made_up(base, np.random.default_rng([number, more])))
-        found += [estimate(graph, machine) for machine in machines]
-    return found
+        problems += [estimate(graph, machine) for machine in machines]
+    return problems
 
 
 def _graph(family: str, number: int, path: Path) -> Graph:
@@ -250,8 +250,8 @@ def _graph(family: str, number: int, path: Path) -> Graph:
     from roost.core.graph import Graph
 
     if path.exists():
-        found: Graph = formats.load_as(Graph, path)
-        return found
+        graph: Graph = formats.load_as(Graph, path)
+        return graph
     graph = zoo.member(family, number, 0)
     graph.save(path)
     return graph
@@ -290,9 +290,9 @@ class Checkpoint:
                 out.truncate(min(size, self.metrics.stat().st_size))
         return state
 
-    def _check(self, found: Mapping[str, Any]) -> None:
-        for name in {**self.about, **found}:
-            was, now = found.get(name), self.about.get(name)
+    def _check(self, saved: Mapping[str, Any]) -> None:
+        for name in {**self.about, **saved}:
+            was, now = saved.get(name), self.about.get(name)
             if was != now:
                 differs = (
                     f"{name} was {was!r}, not {now!r}"

@@ -146,20 +146,20 @@ def place(
     from roost.simulator.compiled import simulate
 
     step = simulate(problem, result.best.placement, full=True)
-    found = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
+    facts = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
     if source is not None:
-        found |= _measured_search.facts(result, step.step_time, raced)
+        facts |= _measured_search.facts(result, step.step_time, raced)
     if output is not None:
-        found["files"] = _write(output, problem, result, step)
+        facts["files"] = _write(output, problem, result, step)
     lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
     if lacking is not None:
-        found["fix"] = {
+        facts["fix"] = {
             "device": lacking[0].device,
             "missing_bytes": lacking[0].missing_bytes,
             "batch": lacking[1],
         }
     early = "" if source is None else _measured_search.ended_early(result, trials)
-    _console.answer(as_json, found, _report(found, problem, result, raced, early))
+    _console.answer(as_json, facts, _report(facts, problem, result, raced, early))
     if lacking is not None:
         _console.error(str(lacking[0]))
         raise typer.Exit(_exit_codes.NOTHING_FITS)
@@ -316,8 +316,8 @@ def _smaller_batch(problem: Problem, result: Result, model: ModelSpec | None) ->
     if model is None or batch is None:
         return None
     with _console.working("looking for a batch that fits"):
-        share, found = _roomier(problem, result)
-        placement = replace(found, graph="")
+        share, roomy = _roomier(problem, result)
+        placement = replace(roomy, graph="")
         for less in (1.0, 0.95, 0.85, 0.7):  # not everything grows in proportion to the batch
             size = int(batch * share * less)
             if size < 1:
@@ -346,58 +346,58 @@ def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
 
 
 def _report(
-    found: dict[str, Any], problem: Problem, result: Result, raced: Race | None, early: str = ""
+    facts: dict[str, Any], problem: Problem, result: Result, raced: Race | None, early: str = ""
 ) -> Iterator[RenderableType]:
     """The result for people. `early` is the reason why the search ended before its budget."""
 
-    measured = found["evaluate"] == "measured"
-    if measured and not found["feasible"] and result.best.why:
+    measured = facts["evaluate"] == "measured"
+    if measured and not facts["feasible"] and result.best.why:
         yield styled(f"does not run: {result.best.why}", "red")
     else:
         yield assembled(
-            (f"{show_seconds(found['step_time'])} a step", "bold"),
-            f", {_beside_single(found)}, ",
-            _step_report.fits(found),
+            (f"{show_seconds(facts['step_time'])} a step", "bold"),
+            f", {_beside_single(facts)}, ",
+            _step_report.fits(facts),
         )
     if measured:
-        yield f"Measured; simulated it takes {show_seconds(found['simulated_step_time'])}"
+        yield f"Measured; simulated it takes {show_seconds(facts['simulated_step_time'])}"
     if raced is not None:
         yield f"Race: {raced.said}"
     if early:
         yield early
     if result.bound is not None:
-        words = _search.show_bound(found["gap"], result.bound)
+        words = _search.show_bound(facts["gap"], result.bound)
         yield words[0].upper() + words[1:]
-    by = "" if found["found_by"] == found["placer"] else f"; found by {found['found_by']}"
+    by = "" if facts["found_by"] == facts["placer"] else f"; found by {facts['found_by']}"
     about = (
-        f"{found['graph']} ({plural(_step_report.num_ops(found), 'op')}) on {found['cluster']}, "
-        f"{found['order']} order, {plural(found['num_transfers'], 'transfer')}, costs: "
-        f"{found['costs']}",
-        f"{found['placer']}{f' ({variant})' if (variant := found['variant']) else ''}, seed "
-        f"{found['seed']}: "
-        f"{plural(found['num_trials'], 'trial')} "
-        f"in {found['seconds']:.1f} s{by}",
+        f"{facts['graph']} ({plural(_step_report.num_ops(facts), 'op')}) on {facts['cluster']}, "
+        f"{facts['order']} order, {plural(facts['num_transfers'], 'transfer')}, costs: "
+        f"{facts['costs']}",
+        f"{facts['placer']}{f' ({variant})' if (variant := facts['variant']) else ''}, seed "
+        f"{facts['seed']}: "
+        f"{plural(facts['num_trials'], 'trial')} "
+        f"in {facts['seconds']:.1f} s{by}",
     )
     yield styled("\n".join(about), "dim")
     yield ""
     if measured:
         yield styled(
-            f"as simulated, in a step of {show_seconds(found['simulated_step_time'])}:", "dim"
+            f"as simulated, in a step of {show_seconds(facts['simulated_step_time'])}:", "dim"
         )
-    yield _step_report.device_table(found)
-    if found["baselines"]:
+    yield _step_report.device_table(facts)
+    if facts["baselines"]:
         yield ""
         if measured:
             yield styled("as measured; the memory of threads is simulated:", "dim")
-        yield _baselines(found, problem)
-    if found["not_asked"] and found["ended"] == "budget":
+        yield _baselines(facts, problem)
+    if facts["not_asked"] and facts["ended"] == "budget":
         yield ""
-        names = ", ".join(found["not_asked"])
+        names = ", ".join(facts["not_asked"])
         yield styled(f"not asked, for lack of time, of trials or of a package: {names}", "dim")
 
 
-def _beside_single(found: dict[str, Any]) -> str:
-    single, share = found["single"], found["ratio_to_single"]
+def _beside_single(facts: dict[str, Any]) -> str:
+    single, share = facts["single"], facts["ratio_to_single"]
     if single is None:
         return "one device alone was not measured"
     if not single["feasible"]:
@@ -407,19 +407,19 @@ def _beside_single(found: dict[str, Any]) -> str:
     return f"{share:.2f} of the {show_seconds(single['step_time'])} on {single['device']} alone"
 
 
-def _baselines(found: dict[str, Any], problem: Problem) -> RenderableType:
+def _baselines(facts: dict[str, Any], problem: Problem) -> RenderableType:
     """A table of the answer and of the baselines, the best first."""
-    own = found | {
-        "missing_bytes": sum(found["missing_bytes"].values()),
+    own = facts | {
+        "missing_bytes": sum(facts["missing_bytes"].values()),
         "fullest": max(
-            found["peak_memory"],
-            key=lambda name: found["peak_memory"][name] / found["capacity"][name],
+            facts["peak_memory"],
+            key=lambda name: facts["peak_memory"][name] / facts["capacity"][name],
         ),
     }
     numbers = ["step", "of single", "peak"]
     rows = _console.table(["placer", "step", "of single", "order", "fullest", "peak"], numbers)
-    names = [found["placer"], *(row["placer"] for row in found["baselines"])]
-    for row in [own, *found["baselines"]]:
+    names = [facts["placer"], *(row["placer"] for row in facts["baselines"])]
+    for row in [own, *facts["baselines"]]:
         rows.add_row(
             _search.show_name(row["placer"], names),
             _search.show_step(row),

@@ -24,8 +24,8 @@ def placers(
 ) -> None:
     """List the placers, or show one with its settings."""
     if name is not None:
-        found = _detail(name)
-        _console.show_json(found) if as_json else _show(found)
+        detail = _detail(name)
+        _console.show_json(detail) if as_json else _show(detail)
         return
     known = {each: first_sentence(each) for each in catalog.names("placers")}
     if as_json:
@@ -44,8 +44,8 @@ def first_sentence(name: str) -> str:
     path = catalog.ROOT / "placers" / f"{name}.py"
     if not path.exists():
         packages = [p.dist for p in catalog.entry_points("placers") if p.name == name]
-        found = [f"{each.metadata['Summary']} ({each.name})" for each in packages if each]
-        return "; ".join(found)
+        summaries = [f"{each.metadata['Summary']} ({each.name})" for each in packages if each]
+        return "; ".join(summaries)
     text = ast.get_docstring(ast.parse(path.read_text())) or ""  # read, not run
     # a sentence ends before a capital letter, not in `et al. 2017`
     return re.split(r"(?<=\.)\s+(?=[A-Z`])", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
@@ -59,10 +59,10 @@ def _detail(name: str) -> dict[str, Any]:
     from roost.search.solve import named_placer
 
     chosen = named_placer(name)
-    found: type[Any] = type(chosen)
+    placer: type[Any] = type(chosen)
     is_ours = ":" not in name
-    text = inspect.getdoc(sys.modules[found.__module__]) if is_ours else inspect.getdoc(found)
-    fields = dataclasses.fields(found) if dataclasses.is_dataclass(found) else ()
+    text = inspect.getdoc(sys.modules[placer.__module__]) if is_ours else inspect.getdoc(placer)
+    fields = dataclasses.fields(placer) if dataclasses.is_dataclass(placer) else ()
     return {
         "name": name,
         "about": text or "",
@@ -70,14 +70,14 @@ def _detail(name: str) -> dict[str, Any]:
     }
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(detail: dict[str, Any]) -> None:
 
-    _console.show(styled(found["name"], "bold"), _joined(found["about"]))
-    if not found["settings"]:
+    _console.show(styled(detail["name"], "bold"), _joined(detail["about"]))
+    if not detail["settings"]:
         _console.show("", "It has no settings.")
         return
     rows = _console.table(["setting", "default"])
-    for key, value in found["settings"].items():
+    for key, value in detail["settings"].items():
         rows.add_row(key, _default(value))
     _console.show("", rows)
 

@@ -93,8 +93,8 @@ def profile(
         step = chosen.describe()
     with _console.progress("timing ops") as tell:
         settings = Profiled(step, not alone, in_step=calibrate, refresh=refresh, progress=tell)
-        found = settings.profile(step.graph, cluster)
-    problem, whole = Problem(step.graph, cluster, found.costs), None
+        timed = settings.profile(step.graph, cluster)
+    problem, whole = Problem(step.graph, cluster, timed.costs), None
     if calibrate:
         with _console.working(f"running steps of {model}"):
             whole = _calibrated(chosen, step, problem)
@@ -102,7 +102,7 @@ def profile(
     if output is not None:
         problem.save(output)
         _console.note(f"wrote {output}")
-    facts = _facts(problem, found, whole)
+    facts = _facts(problem, timed, whole)
     if measure:
         with _console.working(f"running {model} on each device"):
             _measure(chosen, problem, facts)
@@ -121,7 +121,7 @@ def _calibrated(model: ModelSpec, step: CapturedStep, problem: Problem) -> Calib
     return calibrated(step, problem, residents_of(module), inputs, cores_of(problem.cluster))
 
 
-def _facts(problem: Problem, found: Profile, whole: Calibrated | None) -> dict[str, Any]:
+def _facts(problem: Problem, timed: Profile, whole: Calibrated | None) -> dict[str, Any]:
     import numpy as np
 
     from roost.simulator.compiled import simulate
@@ -163,9 +163,9 @@ def _facts(problem: Problem, found: Profile, whole: Calibrated | None) -> dict[s
         "cluster": problem.cluster.name,
         "costs": problem.costs.source,
         "num_ops": graph.num_ops,
-        "num_signatures": found.num_signatures,
-        "num_timed": found.num_timed,
-        "fallen_back": [asdict(each) for each in found.fallen_back],
+        "num_signatures": timed.num_signatures,
+        "num_timed": timed.num_timed,
+        "fallen_back": [asdict(each) for each in timed.fallen_back],
         "kinds": [rows[row] for row in order if share[row] > 0],
         "devices": devices,
         "crossings": whole.crossings._asdict() if whole else None,

@@ -135,10 +135,10 @@ def _recorded(
     ) as runtime:
         for _ in range(_WARM):
             runtime.step(*_args(ready))
-        found = runtime.timeline()
-    _step_report.write(found, ready.problem.graph, path, trace)
+        recorded = runtime.timeline()
+    _step_report.write(recorded, ready.problem.graph, path, trace)
     expected = simulate(ready.problem, ready.placement, full=True).busy
-    rows = zip(found.device_names, found.busy.tolist(), expected.tolist(), strict=True)
+    rows = zip(recorded.device_names, recorded.busy.tolist(), expected.tolist(), strict=True)
     return {name: {"measured": measured, "expected": about} for name, measured, about in rows}
 
 

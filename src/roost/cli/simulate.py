@@ -79,13 +79,13 @@ def simulate(
 
         step = run(problem, chosen, full=True)
     _step_report.write(step, problem.graph, timeline, trace)
-    found = _step_report.summary(problem, chosen, step)
+    facts = _step_report.summary(problem, chosen, step)
     if modules is not None:
-        found["modules"] = _step_report.modules(problem, step, modules)
+        facts["modules"] = _step_report.modules(problem, step, modules)
     if as_json:
-        _console.show_json(found)
+        _console.show_json(facts)
     else:
-        _console.show(*_report(found))
+        _console.show(*_report(facts))
 
 
 def _size(text: str, option: str) -> int:
@@ -134,17 +134,17 @@ def _way_out(problem: Problem) -> str:
     return "no device may run every op: give a --placement"
 
 
-def _report(found: dict[str, Any]) -> list[RenderableType]:
+def _report(facts: dict[str, Any]) -> list[RenderableType]:
     """The result for people."""
 
     head = assembled(
-        (f"{show_seconds(found['step_time'])} a step", "bold"),
-        f", {plural(found['num_transfers'], 'transfer')}, ",
-        _step_report.fits(found),
+        (f"{show_seconds(facts['step_time'])} a step", "bold"),
+        f", {plural(facts['num_transfers'], 'transfer')}, ",
+        _step_report.fits(facts),
     )
     about = (
-        f"{found['graph']} ({plural(_step_report.num_ops(found), 'op')}) on {found['cluster']}, "
-        f"{found['order']} order, costs: {found['costs']}"
+        f"{facts['graph']} ({plural(_step_report.num_ops(facts), 'op')}) on {facts['cluster']}, "
+        f"{facts['order']} order, costs: {facts['costs']}"
     )
-    more = ["", _step_report.module_table(found["modules"])] if "modules" in found else []
-    return [head, styled(about, "dim"), "", _step_report.device_table(found), *more]
+    more = ["", _step_report.module_table(facts["modules"])] if "modules" in facts else []
+    return [head, styled(about, "dim"), "", _step_report.device_table(facts), *more]

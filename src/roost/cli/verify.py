@@ -51,16 +51,16 @@ def verify(
         raise InputError(f"--steps is {steps}; it must be at least 1")
     chosen = ModelSpec.of(model, train, optimizer, setting, None)
     if (plan := _problem.plan_in(placement, on, costs)) is not None:
-        found = _plan_verified(plan, chosen, steps, seed, tolerance)
-        _console.answer(as_json, _facts(found), _report(found))
-        found.check()
+        verification = _plan_verified(plan, chosen, steps, seed, tolerance)
+        _console.answer(as_json, _facts(verification), _report(verification))
+        verification.check()
         return
     ready = _runnable.runnable_step(
         chosen, on, placement, costs, seed, copies=9 if chosen.train else 3
     )
-    found = _verified(ready, steps, seed, tolerance)
-    _console.answer(as_json, _facts(found), _report(found))
-    found.check()
+    verification = _verified(ready, steps, seed, tolerance)
+    _console.answer(as_json, _facts(verification), _report(verification))
+    verification.check()
 
 
 def _verified(
@@ -99,7 +99,7 @@ def _plan_verified(
         )
 
 
-def _facts(found: Verification) -> dict[str, Any]:
+def _facts(verification: Verification) -> dict[str, Any]:
     import math
     from dataclasses import asdict
 
@@ -111,23 +111,24 @@ def _facts(found: Verification) -> dict[str, Any]:
             for k, v in values.items()
         }
 
+    differences = verification.differences
     return {
-        "same": found.same,
-        "bitwise": found.bitwise,
-        "steps": found.steps,
-        "devices": list(found.devices),
-        "first_op": found.first_op or None,
-        "device": found.device or None,
-        "note": found.note,
-        "differences": {name: plain(difference) for name, difference in found.differences.items()},
+        "same": verification.same,
+        "bitwise": verification.bitwise,
+        "steps": verification.steps,
+        "devices": list(verification.devices),
+        "first_op": verification.first_op or None,
+        "device": verification.device or None,
+        "note": verification.note,
+        "differences": {name: plain(difference) for name, difference in differences.items()},
     }
 
 
-def _report(found: Verification) -> list[RenderableType]:
+def _report(verification: Verification) -> list[RenderableType]:
 
     numbers = ["count", "largest", "relative", "allowed"]
     rows = _console.table(["what", "against", *numbers, "of"], numbers)
-    for what, against, count, name, worst in found.rows():
+    for what, against, count, name, worst in verification.rows():
         figures = [f"{value:.2g}" for value in (worst.absolute, worst.relative, worst.tolerance)]
         style = "" if worst.same else "red"
         rows.add_row(
@@ -137,5 +138,5 @@ def _report(found: Verification) -> list[RenderableType]:
             *(styled(text, style) for text in figures),
             styled(name, style),
         )
-    verdict = styled(found.verdict, "bold green" if found.same else "bold red")
-    return [verdict, rows, *([found.note] if found.note else [])]
+    verdict = styled(verification.verdict, "bold green" if verification.same else "bold red")
+    return [verdict, rows, *([verification.note] if verification.note else [])]

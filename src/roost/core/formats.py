@@ -127,11 +127,11 @@ def load(path: str | Path) -> Any:
 
 def load_as(noun: type[Any], path: str | Path) -> Any:
     """The noun in a file. Raises InputError if it is of another type."""
-    found = load(path)
-    if not isinstance(found, noun):
-        held = type(found).__name__.lower()
+    loaded = load(path)
+    if not isinstance(loaded, noun):
+        held = type(loaded).__name__.lower()
         raise InputError(f"{path}: is a {held} file; a {noun.__name__.lower()} file is needed here")
-    return found
+    return loaded
 
 
 def decode(data: bytes, where: str, *, toml: bool = False) -> Any:
@@ -229,7 +229,7 @@ def _load_costs(path: Path) -> Costs:
             if sum(member.file_size for member in archive.infolist()) > files.MOST_BYTES:
                 raise InputError(f"{path}: unpacks to more than {files.MOST_BYTES} bytes")
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            found = {name: archive[name] for name in ("format", "version", "op_time", "source")}
+            arrays = {name: archive[name] for name in ("format", "version", "op_time", "source")}
     except KeyError as error:
         raise InputError(
             f"{path}: {error.args[0]}; costs have format, version, op_time, source"
@@ -238,12 +238,12 @@ def _load_costs(path: Path) -> Costs:
         raise
     except Exception as error:  # zipfile and numpy raise many kinds on damaged data
         raise InputError(f"{path}: is not a costs file: {error}") from error
-    if str(found["format"]) != "roost.costs" or str(found["version"]) != "1":
+    if str(arrays["format"]) != "roost.costs" or str(arrays["version"]) != "1":
         raise InputError(
-            f"{path}: format {found['format']} {found['version']} is not roost.costs 1"
+            f"{path}: format {arrays['format']} {arrays['version']} is not roost.costs 1"
         )
     try:
-        return Costs(found["op_time"], source=str(found["source"]))
+        return Costs(arrays["op_time"], source=str(arrays["source"]))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 

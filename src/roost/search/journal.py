@@ -307,20 +307,20 @@ def _opened(path: Path) -> BinaryIO:
         raise InputError(f"{str(path)!r}: cannot be written: {reason}") from error
 
 
-def _check_head(path: Path, found: object, wanted: HeadLine) -> None:
+def _check_head(path: Path, head: object, wanted: HeadLine) -> None:
     """Raise InputError if the first line of a file is not the head of this search."""
-    if not isinstance(found, HeadLine):
+    if not isinstance(head, HeadLine):
         raise InputError(
             f"{path}: line 1: is no head; this is not a journal of trials: name another file"
         )
     for name in (*_SEARCH_FIELDS, *_SOFTWARE):
-        was, now = getattr(found, name), getattr(wanted, name)
+        was, now = getattr(head, name), getattr(wanted, name)
         if was == now:
             continue
         differs = f"{name}: this search has {now!r}, the file {was!r}"
         if name == "settings":
             differs = f"settings: this search has other ones, the file {_other_settings(was, now)}"
-        holds = f"it holds a search of {found.graph!r} on {found.cluster!r}"
+        holds = f"it holds a search of {head.graph!r} on {head.cluster!r}"
         if name in _SOFTWARE:
             writer = f"another version of {_SOFTWARE[name]} wrote this journal"
             raise InputError(f"{path}: {writer} ({differs}); {holds}: {_NEW_FILE}")

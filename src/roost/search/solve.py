@@ -205,11 +205,11 @@ def _named(placer: str | Placer) -> tuple[str, Placer]:
 
 def named_placer(name: str) -> Placer:
     """The placer of that name with its default settings."""
-    found = catalog.find("placers", name)
-    if not callable(getattr(found, "place", None)):
+    placer_class = catalog.find("placers", name)
+    if not callable(getattr(placer_class, "place", None)):
         raise InputError(f"{name!r} is no placer: it has no method place(problem, evaluate)")
     try:
-        placer: Placer = found()
+        placer: Placer = placer_class()
     except TypeError as error:
         raise InputError(
             f"the placer {name!r} needs settings that have no default: {error}; give them defaults"
