@@ -37,7 +37,7 @@ def test_the_same_command_writes_the_same_bytes(tmp_path):
         command = [
             sys.executable,
             "-m",
-            "roost.cli",
+            "roost",
             "capture",
             "cifar10_cnn",
             "--train",

@@ -234,7 +234,7 @@ def test_a_finished_course_is_not_run_again(roost, graphs, tmp_path):
     before = (folder / WEIGHTS).stat().st_mtime_ns
     again = roost(*command(folder, "--json"))
     assert again.exit_code == 0
-    assert "has the weights that this command makes" in again.stderr
+    assert "already has the weights of this command" in again.stderr
     assert json.loads(again.stdout)["family"] == "ptb"
     assert (folder / WEIGHTS).stat().st_mtime_ns == before
     assert roost(*command(folder, "--seed", 1)).exit_code == 0

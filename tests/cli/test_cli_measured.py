@@ -158,7 +158,7 @@ def test_control_c_ends_with_the_best_so_far_and_leaves_no_process(
         "-o",
         out,
     ]
-    command = [sys.executable, "-m", "roost.cli", "place", *map(str, argv), "--json"]
+    command = [sys.executable, "-m", "roost", "place", *map(str, argv), "--json"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         path = out / "trials.jsonl"

@@ -20,7 +20,7 @@ import roost as library
 from roost.cli import _search
 from roost.cost_models import estimate
 
-ROOST = [sys.executable, "-m", "roost.cli"]
+ROOST = [sys.executable, "-m", "roost"]
 FILES = [
     "placement.json",
     "problem.json.gz",

@@ -84,7 +84,7 @@ def test_a_plan_is_exported(roost, plan, tmp_path):
             ("export", "llama", *SET, "--set", "hidden=32", "--format", "device_map"),
             "the plan is for model ",
         ),
-        (("export", "graph.json", "--format", "device_map"), "a plan is for a model; name that"),
+        (("export", "graph.json", "--format", "device_map"), "name the model that the plan is for"),
         (
             ("run", "llama", *SET),
             "is a plan; in Python plan.apply(model) runs the model with it",
