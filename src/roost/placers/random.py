@@ -8,7 +8,7 @@ program and rank in turn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -35,26 +35,19 @@ class Random:
             raise InputError(f"num_samples is {self.num_samples}; it must be at least 1")
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        """Batches of random placements."""
+        """Evaluate batches of random placements."""
         units = Units.of(problem)
         chain = Layers.of(problem.graph).chain(units)
-        best: Trial | None = None
-        for start in (
-            count(0, _BATCH) if self.num_samples is None else range(0, self.num_samples, _BATCH)
-        ):
-            stop = (
-                start + _BATCH
-                if self.num_samples is None
-                else min(start + _BATCH, self.num_samples)
-            )
-            batch = [_sample(units, chain, evaluate.rng, number) for number in range(start, stop)]
-            best = best_of([*([best] if best else []), *evaluate(batch)])
-        assert best is not None
-        return best.placement
+        numbers = iter(count() if self.num_samples is None else range(self.num_samples))
+        best: list[Trial] = []
+        while batch := list(islice(numbers, _BATCH)):
+            samples = [_sample(units, chain, evaluate.rng, number) for number in batch]
+            best = [best_of([*best, *evaluate(samples)])]
+        return best[0].placement
 
 
 def _sample(units: Units, chain: Array, rng: np.random.Generator, number: int) -> Placement:
-    """Even numbers are scattered, odd ones in pieces; the order changes after two."""
+    """A random placement: even numbers are scattered, odd ones in pieces."""
     unit_device = _anywhere(units, rng)
     if number % 2:
         wish = np.empty(units.num_units, dtype=np.int64)

@@ -26,10 +26,10 @@ class Single:
     """The best one device; parameters are with the ops that read them."""
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        """On every device in turn, devices that cannot differ tried once."""
+        """Try every device; of devices that cannot differ only the first."""
         units = Units.of(problem)
         first: list[Placement] = []
-        # For where none of those among the first fits.
+        # Numbers of trials in plain orders, and the orders to try where none of these fits.
         spare: list[tuple[range, list[Placement]]] = []
         for device in _distinct(units):
             placed = units.devices(fastest_allowed(units, np.full(units.num_units, device)))
@@ -40,26 +40,19 @@ class Single:
                 orders = plain
             first += orders
         trials = evaluate(first)
-        more = [
-            each
-            for own, others in spare
-            if not any(trials[n].feasible for n in own)
-            for each in others
-        ]
-        return best_of([*trials, *(evaluate(more) if more else ())]).placement
+        more: list[Placement] = []
+        for own, others in spare:
+            if not any(trials[number].feasible for number in own):
+                more += others
+        return best_of([*trials, *evaluate(more)]).placement
 
 
 def _distinct(units: Units) -> list[int]:
     """Devices that give different steps: where nothing is sent, links make no difference."""
-    problem, seen, found = units.problem, set(), []
+    problem = units.problem
+    first_of: dict[object, int] = {}
     for number, device in enumerate(problem.cluster.devices):
         alone = bool(units.allowed[:, number].all())
-        key = (
-            (device.memory, device.gap, problem.op_time[:, number].tobytes())
-            if alone
-            else (number,)
-        )
-        if key not in seen:
-            seen.add(key)
-            found.append(number)
-    return found
+        figures = (device.memory, device.gap, problem.op_time[:, number].tobytes())
+        first_of.setdefault(figures if alone else number, number)
+    return list(first_of.values())
