@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import roost
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import INPUT
-from roost.cost_models.profiled import Profiled, launched
+from roost.cost_models.profiled import Profiled
 from roost.cost_models.roofline import Roofline
 from roost.cost_models.timing import timed_ops, timers, updates, whole_step
 from roost.cost_models.timing.overwrites import overwrites
+from roost.cost_models.timing.profiler import launched
 from roost.cost_models.timing.progress_log import ProgressLog
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import captured_step

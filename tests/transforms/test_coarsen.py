@@ -52,7 +52,7 @@ def check(problem, coarse, num_groups, kinds):
     placement = anywhere(coarse.problem(problem), 1)
     expanded = problem.check(coarse.expand(placement))  # no group is split, no kind is broken
     for op in range(small.num_ops):
-        assert len(set(expanded.device[coarse.members_of(op)].tolist())) == 1
+        assert len(set(expanded.device[np.flatnonzero(coarse.new_op == op)].tolist())) == 1
 
 
 @settings(max_examples=300, deadline=None)
@@ -122,7 +122,7 @@ def test_memory_of_a_part_is_what_it_holds_when_run_by_itself(seed):
     graph = problem.graph
     coarse = Coarsen(8).apply(graph)
     for new in range(coarse.graph.num_ops):
-        members = coarse.members_of(new).tolist()
+        members = np.flatnonzero(coarse.new_op == new).tolist()
         if len(members) < 2 or graph.is_parameter[members[0]]:
             continue
         leaving = {op for op in members if set(graph.consumers_of(op).tolist()) - set(members)}
@@ -198,7 +198,7 @@ def test_parameters_and_updates_stay_with_what_reads_them():
         int(op): int(new_op[graph.consumers_of(op)[0]]) for op in np.flatnonzero(graph.is_parameter)
     }
     for new in np.flatnonzero(coarse.graph.is_parameter):
-        assert len({first[int(op)] for op in coarse.members_of(int(new))}) == 1
+        assert len({first[int(op)] for op in np.flatnonzero(coarse.new_op == int(new))}) == 1
 
 
 def test_groups_become_one_only_when_nothing_else_is_left():

@@ -19,43 +19,45 @@ class FrontEnd(Protocol):
         """The graph of this file."""
 
 
+_COMPLETE = ("onnx", "tensorflow")  # their files hold inference, or a whole training step
+
+
 def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
-    """The graph of a model file, a folder, or `package.module:callable`; what it is called decides
-    who reads it.
+    """The graph of a model file, a folder, or `package.module:callable`.
 
-    `.onnx` and TensorFlow files describe what they describe: inference, or a step that was saved as
-    one. Options are handed to the front-end that reads it.
+    The name decides which front-end reads it, and that front-end gets the options. `.onnx` and TensorFlow files hold inference or a whole step, so
+    `train` is for the others.
     """
-    path = Path(source)
-    fixed = source.endswith((".onnx", ".pb")) or (path / "saved_model.pb").exists()
-    if fixed and train:
-        raise InputError(
-            f"{source}: says itself whether it is inference or a step; training is for PyTorch "
-            "models"
-        )
-    if source.endswith(".onnx"):
-        from roost.frontends.onnx import Onnx
-
-        return Onnx().read(path, **options)
-    if source.endswith(".pb") or (path / "saved_model.pb").exists():
-        from roost.frontends.tensorflow import Tensorflow
-
-        return Tensorflow().read(path, **options)
-    if path.name == "config.json" or (path / "config.json").exists():
-        from roost.frontends.huggingface import Huggingface
-
-        return Huggingface().read(path, train=train, optimizer=optimizer, **options)
-    if source.endswith(".pt2") or ":" in source:
-        from roost.frontends.torch import Torch
-
-        return Torch().read(source, train=train, optimizer=optimizer, **options)
-    if (reader := installed_reader(source)) is not None:
-        return reader.read(source, train=train, optimizer=optimizer, **options)
-    if path.exists():
+    name = _own_reader(source)
+    if name in _COMPLETE:
+        if train:
+            raise InputError(
+                f"{source}: the file holds inference or a whole training step; capturing a step is "
+                "for PyTorch models"
+            )
+        complete: Graph = catalog.find("frontends", name)().read(source, **options)
+        return complete
+    reader = catalog.find("frontends", name)() if name else installed_reader(source)
+    if reader is not None:
+        graph: Graph = reader.read(source, train=train, optimizer=optimizer, **options)
+        return graph
+    if Path(source).exists():
         raise InputError(
             f"{source}: is no model; known are .onnx, .pt2, .pb, a SavedModel folder, a config.json"
         )
     raise InputError(f"{source}: no such file, and no package.module:callable either")
+
+
+def _own_reader(source: str) -> str:
+    """The front-end of Roost for a source; "" for none."""
+    path = Path(source)
+    if source.endswith(".onnx"):
+        return "onnx"
+    if source.endswith(".pb") or (path / "saved_model.pb").exists():
+        return "tensorflow"
+    if path.name == "config.json" or (path / "config.json").exists():
+        return "huggingface"
+    return "torch" if source.endswith(".pt2") or ":" in source else ""
 
 
 def installed_reader(source: str) -> FrontEnd | None:

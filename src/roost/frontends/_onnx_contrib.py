@@ -39,23 +39,16 @@ def _skip_normalization(call: OpCall) -> Outputs:
 
 
 def _fused_matmul(call: OpCall) -> Outputs:
-    first, second = (
-        _transposed(call, index, f"trans{letter}") for index, letter in ((0, "A"), (1, "B"))
-    )
-    return [Tensor(call.taken(0).dtype, _product(first, second))]
+    first, second = _transposed(call, 0, "transA"), _transposed(call, 1, "transB")
+    batch = np.broadcast_shapes(first[:-2], second[:-2])
+    return [Tensor(call.taken(0).dtype, (*batch, first[-2], second[-1]))]
 
 
 def _transposed(call: OpCall, index: int, attribute: str) -> Shape:
     shape = call.taken(index).shape
-    return (
-        (*shape[:-2], shape[-1], shape[-2])
-        if call.attributes.get(attribute) and len(shape) > 1
-        else shape
-    )
-
-
-def _product(first: Shape, second: Shape) -> Shape:
-    return (*np.broadcast_shapes(first[:-2], second[:-2]), first[-2], second[-1])
+    if call.attributes.get(attribute) and len(shape) > 1:
+        return (*shape[:-2], shape[-1], shape[-2])
+    return shape
 
 
 def _float_matmul(call: OpCall) -> Outputs:

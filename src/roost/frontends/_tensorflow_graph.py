@@ -121,14 +121,14 @@ class _TensorflowWriter:
         return self.root.get(ref, ref)
 
     def _is_update(self, op: Any) -> bool:
-        """Whether an op changes a variable: it takes its handle and does more than read."""
+        """Tell whether an op changes a variable: it takes its handle and does more than read."""
         return op.type not in _READS | _VIEWS and bool(self._targets(op))
 
     def _targets(self, op: Any) -> list[Ref]:
         return [self._source(tensor) for tensor in op.inputs if self._is_handle(tensor)]
 
     def _is_handle(self, tensor: Any) -> bool:
-        """Whether a tensor is the handle of a variable, and not of a table or an iterator."""
+        """Tell whether a tensor is the handle of a variable, and not of a table or an iterator."""
         if tensor.dtype != self.tf.resource:
             return False
         maker = tensor.graph.get_operation_by_name(self._source(tensor)[0])
@@ -161,7 +161,7 @@ class _TensorflowWriter:
         return [self._source(tensor) for tensor in op.inputs if not self._is_setting(tensor)]
 
     def _is_setting(self, tensor: Any) -> bool:
-        """Whether a tensor is part of the op that takes it: a few numbers known beforehand."""
+        """Tell whether a tensor is part of the op that takes it: a few numbers known beforehand."""
         if tensor.name not in self.settings:
             count = tensor.shape.num_elements()
             few = count is not None and count <= _MOST_SETTING_ELEMENTS and tensor.dtype.is_integer

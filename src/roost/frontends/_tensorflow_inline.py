@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from typing import Any
 
@@ -158,26 +159,23 @@ def _refuse_control_flow(node: Any, where: str) -> None:
 def in_order(nodes: list[Any]) -> list[Any]:
     """Sort nodes so that each follows its inputs, and otherwise keep their order."""
     index = {node.name: i for i, node in enumerate(nodes)}
-    consumers: list[list[int]] = [[] for _ in nodes]
-    waiting = [0] * len(nodes)
+    sorter: TopologicalSorter[int] = TopologicalSorter()
     for i, node in enumerate(nodes):
-        for name in {reference.removeprefix("^").partition(":")[0] for reference in node.input}:
-            if name in index:
-                consumers[index[name]].append(i)
-                waiting[i] += 1
-    ready = [i for i, count in enumerate(waiting) if count == 0]
+        names = (reference.removeprefix("^").partition(":")[0] for reference in node.input)
+        sorter.add(i, *(index[name] for name in names if name in index))
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        raise GraphError(
+            f"the ops around {nodes[error.args[1][0]].name!r} wait for each other; a placement "
+            "needs a graph without cycles"
+        ) from None
+    ready: list[int] = []
     ordered = []
-    while ready:
+    while sorter.is_active():
+        for i in sorter.get_ready():
+            heapq.heappush(ready, i)
         i = heapq.heappop(ready)
         ordered.append(nodes[i])
-        for consumer in consumers[i]:
-            waiting[consumer] -= 1
-            if waiting[consumer] == 0:
-                heapq.heappush(ready, consumer)
-    if len(ordered) != len(nodes):
-        stuck = next(node.name for node, count in zip(nodes, waiting, strict=True) if count > 0)
-        raise GraphError(
-            f"the ops around {stuck!r} wait for each other; a placement needs a graph without "
-            "cycles"
-        )
+        sorter.done(i)
     return ordered

@@ -197,7 +197,7 @@ def _description(key: Mapping[str, Any]) -> str:
 
 
 def _sound(figures: Mapping[str, Any], names: list[str]) -> bool:
-    """Whether kept figures can be used: anyone may have written the file."""
+    """Tell whether kept figures can be used: anyone may have written the file."""
     try:
         numbers = [value for row in figures["links"] for value in row[2:4]]
         for name in names:

@@ -1,1 +1,1 @@
-"""What a step or a search did, for people to look at: one file per kind of output."""
+"""Output for people and other tools: one file per kind of output."""

@@ -76,13 +76,7 @@ class _ArrowStart(msgspec.Struct, tag_field="ph", tag="s", gc=False):
     cat: str = "tensor"
 
 
-class _ArrowEnd(msgspec.Struct, tag_field="ph", tag="f", gc=False):
-    name: str
-    id: int
-    pid: int
-    tid: int
-    ts: float
-    cat: str = "tensor"
+class _ArrowEnd(_ArrowStart, tag="f"):
     bp: str = "e"  # bind to the enclosing slice, not to the next one
 
 

@@ -87,7 +87,7 @@ class Transformed:
 
     @cached_property
     def _keeps_order(self) -> bool:
-        """Whether both graphs have the same program order."""
+        """Tell whether both graphs have the same program order."""
         return bool((np.diff(self.new_op[~self.original.is_parameter]) >= 0).all())
 
     def _window(self, placement: Placement) -> Array | int:
@@ -123,16 +123,6 @@ class Transformed:
             raise InputError(f"the problem is about {problem.graph!r}, not about {self.original!r}")
         costs = Costs(self.sum_costs(problem.op_time), problem.costs.source)
         return Problem(self.graph, problem.cluster, costs)
-
-    def members_of(self, op: int) -> Array:
-        """The original ops that a new op stands for, in program order."""
-        order, start = self._members
-        return order[start[op] : start[op + 1]]
-
-    @cached_property
-    def _members(self) -> tuple[Array, Array]:
-        count = np.bincount(self.new_op, minlength=self.graph.num_ops)
-        return np.argsort(self.new_op, kind="stable"), np.concatenate([[0], np.cumsum(count)])
 
     def __repr__(self) -> str:
         return f"Transformed({self.original!r} -> {self.graph!r})"

@@ -182,7 +182,7 @@ def _given_groups(graph: Graph) -> list[list[int]]:
 
 
 def _have_common_kind(choices: Iterable[tuple[str, ...]]) -> bool:
-    """Whether all choices allow some kind; an empty choice allows every kind."""
+    """Tell whether all choices allow some kind; an empty choice allows every kind."""
     limits = [set(choice) for choice in choices if choice]
     return not limits or bool(set.intersection(*limits))
 
@@ -202,7 +202,7 @@ def readers_of(graph: Graph) -> dict[int, list[str]]:
 
 
 def may_be_brought(graph: Graph, parameter: int) -> bool:
-    """Whether a parameter may be streamed from memory; a buffer lives where its module runs."""
+    """Tell whether a parameter may be streamed; a buffer lives where its module runs."""
     return not graph.allowed[parameter] or MEMORY in graph.allowed[parameter]
 
 
@@ -219,5 +219,5 @@ def weightless(graph: Graph) -> list[str]:
 
 
 def _may_hold(module: str, names: list[str]) -> bool:
-    """Whether a call of the module alone can bring the parameter: the parameter is inside it."""
+    """Tell whether a parameter, by any of its names, is inside a module."""
     return bool(module) and any(name.startswith(f"{module}.") for name in names)

@@ -91,7 +91,7 @@ class _Pruning:
         return folded
 
     def _may_join(self, op: int, keeper: int) -> bool:
-        """Whether an op may run wherever the keeper may, so that it binds the keeper to nothing."""
+        """Tell whether an op may run wherever the keeper may."""
         return self.group[op] in (-1, self.group[keeper]) and not self.mask[keeper] & ~self.mask[op]
 
     def _may_view_parameter(self, op: int) -> bool:

@@ -165,6 +165,28 @@ class PreNormLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
+class PostNormLayer(nn.Module):
+    """A transformer layer with a norm after attention and after feed-forward."""
+
+    def __init__(
+        self,
+        norm: Callable[[], nn.Module],
+        attention: nn.Module,
+        feed_forward: nn.Module,
+        dropout_probability: float,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.attention_norm = norm()
+        self.feed_forward = feed_forward
+        self.feed_forward_norm = norm()
+        self.dropout = dropout(dropout_probability)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention_norm(x + self.dropout(self.attention(x)))
+        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+
+
 class FeedForward(nn.Module):
     """Two linear layers with an activation between."""
 

@@ -63,7 +63,7 @@ class BertNetwork(nn.Module):
     def __init__(self, settings: Bert) -> None:
         super().__init__()
         self.embed = BertEmbedding(settings)
-        self.layers = nn.ModuleList(BertLayer(settings) for _ in range(settings.layers))
+        self.layers = nn.ModuleList(_layer(settings) for _ in range(settings.layers))
         self.head = BertHead(settings)
         self.loss = _layers.CrossEntropy()
         _layers.init_normal(self)
@@ -94,21 +94,14 @@ class BertEmbedding(nn.Module):
         return self.dropout(self.norm(self.words(tokens) + positions + self.segments(segments)))
 
 
-class BertLayer(nn.Module):
-    def __init__(self, settings: Bert) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.attention = _layers.MultiHeadAttention(
-            hidden, settings.heads, dropout_probability=settings.dropout
-        )
-        self.attention_norm = nn.LayerNorm(hidden, eps=EPSILON)
-        self.feed_forward = _layers.FeedForward(hidden, settings.intermediate, nn.GELU())
-        self.feed_forward_norm = nn.LayerNorm(hidden, eps=EPSILON)
-        self.dropout = _layers.dropout(settings.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+def _layer(settings: Bert) -> nn.Module:
+    hidden, dropout = settings.hidden, settings.dropout
+    return _layers.PostNormLayer(
+        lambda: nn.LayerNorm(hidden, eps=EPSILON),
+        _layers.MultiHeadAttention(hidden, settings.heads, dropout_probability=dropout),
+        _layers.FeedForward(hidden, settings.intermediate, nn.GELU()),
+        dropout,
+    )
 
 
 class BertHead(nn.Module):

@@ -12,18 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from torch import Tensor, nn
+from torch import nn
 
-from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo._networks import LanguageModel
-from roost.zoo._settings import LanguageSettings, Sizes
+from roost.zoo._rotary import RotaryDecoder, RotarySettings
+from roost.zoo._settings import Sizes
 
 _LLAMA_2 = {"vocab": 32000, "base": 10000.0}
 
 
 @dataclass(frozen=True)
-class Llama(LanguageSettings):
+class Llama(RotarySettings):
     """Settings of Llama."""
 
     SIZES: ClassVar[Sizes] = {
@@ -52,38 +51,8 @@ class Llama(LanguageSettings):
             batch=2, length=6, layers=2, hidden=16, heads=4, kv_heads=2, intermediate=32, vocab=50
         )
 
-    def check(self) -> None:
-        self.must_divide("heads", "hidden")
-        self.must_divide("kv_heads", "heads")
-        if self.hidden // self.heads % 2:
-            raise InputError(
-                f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even"
-            )
-
     def model(self) -> nn.Module:
-        return LlamaNetwork(self)
-
-
-class LlamaNetwork(LanguageModel):
-    def __init__(self, settings: Llama) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.embed = nn.Embedding(settings.vocab, hidden)
-        self.rotary = _layers.Rotary(settings.length, hidden // settings.heads, settings.base)
-        self.layers = nn.ModuleList(_layer(settings) for _ in range(settings.layers))
-        self.norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.output = nn.Linear(hidden, settings.vocab, bias=False)
-        if settings.tied:
-            self.output.weight = self.embed.weight
-        self.loss = _layers.CrossEntropy()
-        _layers.init_normal(self)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        cosine, sine = self.rotary(tokens.shape[1])
-        for layer in self.layers:
-            x = layer(x, cosine, sine)
-        return self.output(self.norm(x))
+        return RotaryDecoder(self, lambda: _layer(self), self.tied)
 
 
 def _layer(settings: Llama) -> nn.Module:

@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.zoo import _layers
-from roost.zoo._networks import LanguageModel
-from roost.zoo._settings import LanguageSettings
+from roost.zoo._rotary import RotaryDecoder, RotarySettings
 
 
 @dataclass(frozen=True)
-class Moe(LanguageSettings):
+class Moe(RotarySettings):
     """Settings of the mixture of experts."""
 
     batch: int = 4
@@ -50,13 +49,8 @@ class Moe(LanguageSettings):
         return self.batch * self.length * self.top_k // self.experts
 
     def check(self) -> None:
-        self.must_divide("heads", "hidden")
-        self.must_divide("kv_heads", "heads")
+        super().check()
         self.must_not_exceed("top_k", "experts")
-        if self.hidden // self.heads % 2:
-            raise InputError(
-                f"hidden is {self.hidden}; with {self.heads} heads, hidden / heads must be even"
-            )
         if not self.capacity:
             tokens = self.batch * self.length
             raise InputError(
@@ -65,27 +59,7 @@ class Moe(LanguageSettings):
             )
 
     def model(self) -> nn.Module:
-        return MoeNetwork(self)
-
-
-class MoeNetwork(LanguageModel):
-    def __init__(self, settings: Moe) -> None:
-        super().__init__()
-        hidden = settings.hidden
-        self.embed = nn.Embedding(settings.vocab, hidden)
-        self.rotary = _layers.Rotary(settings.length, hidden // settings.heads, settings.base)
-        self.layers = nn.ModuleList(MoeLayer(settings) for _ in range(settings.layers))
-        self.norm = nn.RMSNorm(hidden, eps=1e-5)
-        self.output = nn.Linear(hidden, settings.vocab, bias=False)
-        self.loss = _layers.CrossEntropy()
-        _layers.init_normal(self)
-
-    def logits(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens)
-        cosine, sine = self.rotary(tokens.shape[1])
-        for layer in self.layers:
-            x = layer(x, cosine, sine)
-        return self.output(self.norm(x))
+        return RotaryDecoder(self, lambda: MoeLayer(self))
 
 
 class MoeLayer(nn.Module):

@@ -64,7 +64,7 @@ class TransformerNetwork(Translator):
     def __init__(self, settings: Transformer) -> None:
         super().__init__()
         self.embed = TransformerEmbedding(settings)
-        self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.layers))
+        self.encoder = nn.ModuleList(_encoder_layer(settings) for _ in range(settings.layers))
         self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.layers))
         self.output = nn.Linear(settings.hidden, settings.vocab, bias=False)
         self.output.weight = self.embed.words.weight
@@ -99,18 +99,13 @@ class TransformerEmbedding(nn.Module):
         return self.dropout(self.words(tokens) * self.scale + self.positions[: tokens.shape[1]])
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, settings: Transformer) -> None:
-        super().__init__()
-        self.attention = _attention(settings, causal=False)
-        self.attention_norm = nn.LayerNorm(settings.hidden)
-        self.feed_forward = _feed_forward(settings)
-        self.feed_forward_norm = nn.LayerNorm(settings.hidden)
-        self.dropout = _layers.dropout(settings.dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.attention_norm(x + self.dropout(self.attention(x)))
-        return self.feed_forward_norm(x + self.dropout(self.feed_forward(x)))
+def _encoder_layer(settings: Transformer) -> nn.Module:
+    return _layers.PostNormLayer(
+        lambda: nn.LayerNorm(settings.hidden),
+        _attention(settings, causal=False),
+        _feed_forward(settings),
+        settings.dropout,
+    )
 
 
 class DecoderLayer(nn.Module):

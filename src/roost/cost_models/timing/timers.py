@@ -36,7 +36,7 @@ class TimedDevice:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is a CPU, and not a GPU."""
+        """Tell whether it is a CPU, and not a GPU."""
         return self.device.type == "cpu"
 
 

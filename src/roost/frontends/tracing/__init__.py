@@ -1,1 +1,1 @@
-"""What the front-ends for PyTorch share: the trace of a step, FLOP, tensors and attention."""
+"""Helpers of the front-ends: the trace of a PyTorch step, FLOP, tensors and attention."""

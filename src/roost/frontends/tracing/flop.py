@@ -43,7 +43,7 @@ def _pairs(query: Size, key: Size) -> int:
 def convolution_backward_flop(
     gradient: Tensor, x: Tensor, weight: Tensor, *rest: Any, out_val: Any
 ) -> int:
-    """Those of the forward, for each of the two gradients that is wanted.
+    """The FLOP of the forward, once for each gradient that is wanted.
 
     PyTorch's own formula forgets the groups of a grouped convolution.
     """

@@ -157,7 +157,7 @@ def _detached(value: Any) -> Any:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an op writes in place, as LSTM gates and dropout masks do."""
+    """Tell whether an op writes in place, as LSTM gates and dropout masks do."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 

@@ -30,7 +30,7 @@ class OpCall:
         return tensor
 
     def has(self, index: int) -> bool:
-        """Whether an input is there."""
+        """Tell whether an input is there."""
         return index < len(self.inputs) and self.inputs[index] is not None
 
     @property

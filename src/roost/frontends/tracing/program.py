@@ -59,5 +59,5 @@ class Program:
 
 
 def is_getitem(node: fx.Node) -> bool:
-    """Whether a node takes one of the outputs of another."""
+    """Tell whether a node takes one of the outputs of another."""
     return node.op == "call_function" and node.target is operator.getitem

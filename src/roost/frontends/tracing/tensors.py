@@ -1,5 +1,4 @@
-"""What front-ends that read files share: sizes of tensors, shapes given for inputs, and how much
-was guessed."""
+"""Tensors of model files: their sizes, the shapes given for inputs, and the coverage of FLOP."""
 
 from __future__ import annotations
 
@@ -8,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
+from roost.core.arrays import Array
 from roost.errors import InputError, UnknownName
 
 V = TypeVar("V")
@@ -62,12 +64,12 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Where the FLOP and bytes of a graph that was read come from."""
+    """The sources of a graph's FLOP and bytes."""
 
-    flop_by_formula: float  # share of FLOP from a formula; the rest counts elements
+    flop_by_formula: float  # share of the FLOP from formulas; the rest counts elements
     ops_by_formula: float  # share of ops
     bytes_by_formula: float  # share of the bytes moved that belong to those ops
-    # Kinds of ops that we know nothing about, sorted; their elements are counted too.
+    # Kinds of ops without a rule, sorted; the FLOP count their elements.
     unknown_kinds: tuple[str, ...]
 
 
@@ -75,29 +77,22 @@ class Coverage:
 class Count:
     """Adds up the coverage of a graph op by op."""
 
-    by_formula: tuple[float, int, int] = (0.0, 0, 0)  # FLOP, ops, bytes
-    in_all: tuple[float, int, int] = (0.0, 0, 0)
+    by_formula: Array = field(default_factory=lambda: np.zeros(3))  # FLOP, ops, bytes
+    in_all: Array = field(default_factory=lambda: np.zeros(3))
     unknown: set[str] = field(default_factory=set)
 
     def add(self, kind: str, flop: float, moved_bytes: int, source: str) -> None:
-        """`source` is "formula", "elements" (counted, as is right for this kind) or "unknown"
-        (counted, at a guess)."""
-        self.in_all = _sum(self.in_all, flop, moved_bytes)
+        """Add an op; `source` is "formula", "elements" (counted) or "unknown" (guessed)."""
+        self.in_all += (flop, 1, moved_bytes)
         if source == "formula":
-            self.by_formula = _sum(self.by_formula, flop, moved_bytes)
+            self.by_formula += (flop, 1, moved_bytes)
         elif source == "unknown":
             self.unknown.add(kind)
 
     def coverage(self) -> Coverage:
-        flop, ops, moved = (
-            part / whole if whole else 1.0
-            for part, whole in zip(self.by_formula, self.in_all, strict=True)
-        )
+        pairs = zip(self.by_formula.tolist(), self.in_all.tolist(), strict=True)
+        flop, ops, moved = (part / whole if whole else 1.0 for part, whole in pairs)
         return Coverage(flop, ops, moved, tuple(sorted(self.unknown)))
-
-
-def _sum(so_far: tuple[float, int, int], flop: float, moved_bytes: int) -> tuple[float, int, int]:
-    return so_far[0] + flop, so_far[1] + 1, so_far[2] + moved_bytes
 
 
 class Names:
@@ -107,7 +102,7 @@ class Names:
         self._times: dict[str, int] = {}
 
     def unused(self, name: str) -> str:
-        """The name, or with a number where it is taken."""
+        """The name, with a number if it is taken."""
         unused = name
         while unused in self._times:
             self._times[name] += 1
@@ -117,11 +112,13 @@ class Names:
 
 
 def einsum_flop(equation: str, shapes: Sequence[Shape]) -> float:
-    """Every combination of indices once, times as many FLOP as there are operands; one less where
-    none is summed."""
+    """FLOP of an einsum: one for each combination of indices and operand.
+
+    It is one operand less if no index is summed.
+    """
     taken, arrow, made = equation.replace(" ", "").partition("->")
     sizes: dict[str, int] = {}
-    spread: Shape = ()  # what the ellipsis stands for
+    spread: Shape = ()  # the dimensions of the ellipsis
     for term, shape in zip(taken.split(","), shapes, strict=True):
         before, dots, after = term.partition("...")
         end = len(shape) - len(after)
@@ -143,10 +140,9 @@ def words(text: str) -> frozenset[str]:
 def fixed_shapes(
     declared: Mapping[str, Declared], given: Mapping[str, Sequence[int]], where: str
 ) -> tuple[dict[str, Shape], dict[str, int]]:
-    """The shape of every input, and the size of every named dimension, from those declared and
-    those given.
+    """The shape of every input, and the size of every named dimension.
 
-    A named dimension that is given once holds for every input that has it.
+    Shapes are declared or given. A size given once holds for every input with that dimension.
     """
     sizes: dict[str, int] = {}
     given_shapes: dict[str, Shape] = {}
@@ -171,7 +167,7 @@ def fixed_shapes(
 def _checked(
     name: str, declared: Declared, given: Sequence[int], sizes: dict[str, int], where: str
 ) -> Shape:
-    """The given shape, where it fits the declared one; named dimensions go to `sizes`."""
+    """The given shape, if it fits the declared one; named dimensions go to `sizes`."""
     try:
         shape = tuple(int(size) for size in given)
     except (TypeError, ValueError):
@@ -186,11 +182,9 @@ def _checked(
         )
     if declared is None:
         return shape
-    fits = len(shape) == len(declared)
-    fits = fits and all(
-        size == d for size, d in zip(shape, declared, strict=True) if isinstance(d, int)
-    )
-    if not fits:
+    pairs = zip(shape, declared, strict=False)
+    fits = all(size == d for size, d in pairs if isinstance(d, int))
+    if not fits or len(shape) != len(declared):
         raise InputError(
             f"{where}: input {name!r} is declared {written(declared)}; {written(shape)} does not "
             "fit that"
@@ -207,11 +201,9 @@ def _checked(
 def _ask(open_inputs: Mapping[str, Declared], where: str) -> str:
     listed = ", ".join(f"{name} {written(declared)}" for name, declared in open_inputs.items())
     name, declared = next(iter(open_inputs.items()))
-    example = (
-        (1, 3, 224, 224)
-        if declared is None
-        else tuple(d if isinstance(d, int) else 1 for d in declared)
-    )
+    example: Shape = (1, 3, 224, 224)
+    if declared is not None:
+        example = tuple(d if isinstance(d, int) else 1 for d in declared)
     option = f"--input {name}={','.join(map(str, example))}"
     return (
         f"{where}: the shapes of these inputs are not fixed: {listed}; "
@@ -220,9 +212,8 @@ def _ask(open_inputs: Mapping[str, Declared], where: str) -> str:
 
 
 def written(shape: Declared) -> str:
-    """A shape as people write it: [batch, 3, ?]."""
+    """The text of a shape, such as [batch, 3, ?]."""
     if shape is None:
         return "of unknown rank"
-    return (
-        "[" + ", ".join("?" if dimension is None else str(dimension) for dimension in shape) + "]"
-    )
+    sizes = ("?" if dimension is None else str(dimension) for dimension in shape)
+    return f"[{', '.join(sizes)}]"

@@ -1,8 +1,9 @@
-"""The base class of all exporters."""
+"""The base classes of all exporters."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,8 +13,6 @@ from roost.core.problem import Problem
 
 if TYPE_CHECKING:
     from torch import nn
-
-TIME_FACTS = ("agreement", "step_time", "placed_time", "cost")  # of exports with a step time
 
 
 class Export(ABC):
@@ -35,3 +34,22 @@ class Export(ABC):
     def save(self, path: str | Path) -> None:
         """Write the file."""
         files.write_bytes(Path(path), self.text().encode())
+
+
+@dataclass(frozen=True)
+class TimedExport(Export):
+    """An export whose rounded placement is simulated."""
+
+    agreement: float  # share of the ops on the placement's device
+    step_time: float  # seconds, simulated, with whole modules
+    placed_time: float  # seconds, simulated, under the placement
+
+    @property
+    def cost(self) -> float:
+        """The step time as a multiple of the placement's."""
+        return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
+
+    def time_facts(self) -> dict[str, Any]:
+        """The facts about agreement and time."""
+        names = ("agreement", "step_time", "placed_time", "cost")
+        return {name: getattr(self, name) for name in names}

@@ -220,7 +220,7 @@ def model_names(model: nn.Module | None) -> list[str]:
 
 
 def within(path: str, module: str) -> bool:
-    """Whether a path is a module's or inside it."""
+    """Tell whether a path is a module's or inside it."""
     return path == module or not module or path.startswith(f"{module}.")
 
 

@@ -22,7 +22,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
 from roost.errors import InputError
-from roost.report.exports._export import TIME_FACTS, Export
+from roost.report.exports._export import TimedExport
 from roost.report.exports._modules import Modules, Seconds, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
@@ -33,13 +33,10 @@ _MINOR = 0.02  # a GPU with a smaller share of the computing than this may be ro
 
 
 @dataclass(frozen=True)
-class DeviceMap(Export):
+class DeviceMap(TimedExport):
     """The map, and its distance from the placement."""
 
     entries: Mapping[str, int | str]  # module, or tensor -> number of the GPU, or "cpu"
-    agreement: float  # share of the ops on the placement's device
-    step_time: float  # seconds, simulated, under the map
-    placed_time: float  # seconds, simulated, under the placement
     missing_bytes: int  # of memory, on all devices together
     placement: Placement  # the map as a placement
 
@@ -48,13 +45,8 @@ class DeviceMap(Export):
         return device_map(model, problem, placement)
 
     @property
-    def cost(self) -> float:
-        """The step time as a multiple of the placement's."""
-        return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
-
-    @property
     def feasible(self) -> bool:
-        """Whether the map fits into memory."""
+        """Tell whether the map fits into memory."""
         return self.missing_bytes == 0
 
     def device_of(self, tensor: str) -> int | str | None:
@@ -67,8 +59,8 @@ class DeviceMap(Export):
         return json.dumps(dict(self.entries), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        names = (*TIME_FACTS, "feasible", "missing_bytes")
-        return {"device_map": dict(self.entries)} | {name: getattr(self, name) for name in names}
+        memory = {"feasible": self.feasible, "missing_bytes": self.missing_bytes}
+        return {"device_map": dict(self.entries)} | self.time_facts() | memory
 
     def __str__(self) -> str:
         lacks = "" if self.feasible else f"; does not fit: lacks {show_bytes(self.missing_bytes)}"
@@ -90,7 +82,7 @@ def device_map(model: nn.Module | None, problem: Problem, placement: Placement) 
     computes = ~problem.graph.is_parameter
     agree = (rounded.device == placement.device)[computes]
     return DeviceMap(
-        entries,
+        entries=entries,
         agreement=float(agree.mean()) if computes.any() else 1.0,
         step_time=after.step_time,
         placed_time=before.step_time,

@@ -90,10 +90,6 @@ class LlamaCpp(Export):
             "agreement": self.agreement,
         }
 
-    def buffer_of(self, tensor: str) -> str | None:
-        """The buffer that the rules give a tensor; None if no rule matches."""
-        return next((buffer for regex, buffer in self.rules if re.search(regex, tensor)), None)
-
     def __str__(self) -> str:
         return (
             f"{len(self.rules)} rules for {len(self.tensors)} tensors; {self.agreement:.1%} of "

@@ -14,7 +14,7 @@ import numpy as np
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.report.exports._export import TIME_FACTS, Export
+from roost.report.exports._export import TimedExport
 from roost.report.exports._modules import Modules, ancestors, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
@@ -25,29 +25,21 @@ _MINOR = 0.02  # a device with a smaller share of the computing than this may be
 
 
 @dataclass(frozen=True)
-class SplitSpec(Export):
+class SplitSpec(TimedExport):
     """The beginnings of the stages, and their devices."""
 
     points: Mapping[str, str]  # module -> name of a SplitPoint
     devices: tuple[str, ...]  # [stages]
-    agreement: float  # share of the forward ops on the device of their stage
-    step_time: float  # seconds, simulated, of one batch with whole modules in stages
-    placed_time: float  # seconds, simulated, under the placement
 
     @classmethod
     def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
         return split_spec(model, problem, placement)
 
-    @property
-    def cost(self) -> float:
-        """The time of one batch as a multiple of the placement's step time."""
-        return self.step_time / self.placed_time if self.placed_time > 0 else 1.0
-
     def text(self) -> str:
         return json.dumps(self._content(), indent=2) + "\n"
 
     def facts(self) -> dict[str, Any]:
-        return self._content() | {name: getattr(self, name) for name in TIME_FACTS}
+        return self._content() | self.time_facts()
 
     def _content(self) -> dict[str, Any]:
         return {"split_spec": dict(self.points), "devices": list(self.devices)}
@@ -97,8 +89,8 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
     agree = [placed == device[unit] for placed, unit in pairs if unit is not None]
     staged = _staged(modules, problem, placement, device)
     return SplitSpec(
-        points,
-        tuple(names[stage] for stage in stages),
+        points=points,
+        devices=tuple(names[stage] for stage in stages),
         agreement=sum(agree) / len(agree),
         step_time=simulate(problem, staged).step_time,
         placed_time=simulate(problem, placement).step_time,

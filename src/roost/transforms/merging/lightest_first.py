@@ -122,7 +122,7 @@ class LightestFirst:
         self.join(new, gone)
 
     def may_join(self, op: int, other: int) -> bool:
-        """Whether two ops may share a device."""
+        """Tell whether two ops may share a device."""
         return self.units.may_join(self.unit[op], self.unit[other])
 
     def join(self, op: int, other: int) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from itertools import takewhile
 
 import numpy as np
@@ -73,26 +74,20 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
     source, target = pairs // count, pairs % count
     is_parameter = np.zeros(count, dtype=bool)
     is_parameter[new_op[graph.is_parameter]] = True
-    wanted = (source != target) & ~is_parameter[source]
-    source, target = source[wanted], target[wanted]
-    start = np.searchsorted(source, np.arange(count + 1)).tolist()
-    targets, keys = target.tolist(), last.tolist()
-    num_inputs = np.bincount(target, minlength=count)
-    waiting = num_inputs.tolist()
-    first_ready = np.flatnonzero((num_inputs == 0) & ~is_parameter).tolist()
-    ready = [(keys[part], part) for part in first_ready]
-    heapify(ready)
+    computed = (source != target) & ~is_parameter[source]
+    sorter = TopologicalSorter(dict.fromkeys(np.flatnonzero(~is_parameter).tolist(), ()))
+    for part, other in zip(target[computed].tolist(), source[computed].tolist(), strict=True):
+        sorter.add(part, other)
+    sorter.prepare()
+    keys: list[int] = last.tolist()
+    ready: list[tuple[int, int]] = []
     place = np.full(count, -1, dtype=np.int64)  # parameters without readers come first
-    done = 0
-    while ready:
+    for number in range(count - int(is_parameter.sum())):
+        for part in sorter.get_ready():
+            heappush(ready, (keys[part], part))
         _, part = heappop(ready)
-        place[part] = done
-        done += 1
-        for other in targets[start[part] : start[part + 1]]:
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                heappush(ready, (keys[other], other))
-    assert done == count - is_parameter.sum(), "parts never close a cycle"
+        place[part] = number
+        sorter.done(part)
     read = graph.is_parameter[graph.input_op]
     reader = np.full(count, count, dtype=np.int64)
     np.minimum.at(reader, new_op[graph.input_op[read]], place[new_op[graph.edge_target[read]]])

@@ -59,7 +59,7 @@ class Unions:
         return item
 
     def may_join(self, one: int, other: int) -> bool:
-        """Whether two items are in one set, or allow a common kind."""
+        """Tell whether two items are in one set, or allow a common kind."""
         return bool(self.mask[self.find(one)] & self.mask[self.find(other)])
 
     def join(self, one: int, other: int) -> bool:
