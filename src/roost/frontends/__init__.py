@@ -25,15 +25,14 @@ _COMPLETE = ("onnx", "tensorflow")  # their files hold inference, or a whole tra
 def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
     """The graph of a model file, a folder, or `package.module:callable`.
 
-    The name decides which front-end reads it, and that front-end gets the options. `.onnx` and TensorFlow files hold inference or a whole step, so
-    `train` is for the others.
+    The name decides which front-end reads it, and that front-end gets the options. `.onnx` and
+    TensorFlow files hold inference or a whole step, so `train` is for the others.
     """
     name = _own_reader(source)
     if name in _COMPLETE:
         if train:
             raise InputError(
-                f"{source}: the file holds inference or a whole training step; capturing a step is "
-                "for PyTorch models"
+                f"{source}: the file holds inference or a whole step; training is for PyTorch models"
             )
         complete: Graph = catalog.find("frontends", name)().read(source, **options)
         return complete
