@@ -32,7 +32,8 @@ def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options:
     if name in _COMPLETE:
         if train:
             raise InputError(
-                f"{source}: the file holds inference or a whole step; training is for PyTorch models"
+                f"{source}: the file holds inference or a whole step; training is for PyTorch "
+                "models"
             )
         complete: Graph = catalog.find("frontends", name)().read(source, **options)
         return complete

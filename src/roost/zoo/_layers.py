@@ -236,8 +236,10 @@ def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 class RotaryAttention(nn.Module):
-    """Causal attention with rotary positions; several query heads may share one key and value
-    head."""
+    """Causal attention with rotary positions.
+
+    Several query heads may share one head of keys and values.
+    """
 
     def __init__(
         self, hidden: int, heads: int, kv_heads: int, dropout_probability: float = 0.0

@@ -1,8 +1,8 @@
-"""The CNN of TensorFlow's CIFAR-10 tutorial: two convolutions, three linear layers, 1.07 M
-parameters.
+"""The CNN of TensorFlow's CIFAR-10 tutorial, with 1.07 M parameters.
 
-Spotlight (Gao et al., ICML 2018) places "the CIFAR-10 TF benchmark"; that it is this network, with
-batch 128 on crops of 24 x 24 pixels, is our reading and not confirmed.
+It has two convolutions and three linear layers. Spotlight (Gao et al., ICML 2018) places "the
+CIFAR-10 TF benchmark". That this is the network, with batch 128 on crops of 24 x 24 pixels, is our
+reading and not confirmed.
 """
 # mypy: disable-error-code="no-any-return"
 

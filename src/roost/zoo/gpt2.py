@@ -1,7 +1,7 @@
-"""GPT-2 (Radford et al. 2019): a decoder with learned positions, small by default, 124 M
-parameters.
+"""GPT-2 (Radford et al. 2019), a decoder with learned positions.
 
-Batch 4 of 512 words: no placement paper we read says its own. The original trains with dropout 0.1.
+By default it is the small size, 124 M parameters. Batch 4 of 512 words: no placement paper we read
+gives its own. The original trains with dropout 0.1.
 """
 # mypy: disable-error-code="no-any-return"
 

@@ -1,9 +1,8 @@
-"""Inception-V3 (Szegedy et al. 2015, arXiv 1512.00567): 299 x 299 pixels, 1000 classes, 23.83 M
-parameters.
+"""Inception-V3 (Szegedy et al. 2015, arXiv 1512.00567) with 23.83 M parameters.
 
-Batch 32, as Mirhoseini et al., ICML 2017, place it. Modules are called as in TF-slim and
-`examples/inception_v3.py`. The original trains with dropout 0.2 before the last layer and with the
-auxiliary head, of weight 0.4.
+Images are 299 x 299 pixels, of 1000 classes. Batch 32, as Mirhoseini et al., ICML 2017, place it.
+Modules have the names of TF-slim and `examples/inception_v3.py`. The original trains with dropout
+0.2 before the last layer, and with the auxiliary head at weight 0.4.
 """
 # mypy: disable-error-code="no-any-return"
 
@@ -21,9 +20,9 @@ from roost.zoo._settings import ImageSettings
 
 AUXILIARY_WEIGHT = 0.4
 
-# Each block is a list of branches, side by side; a branch is a list of layers, one after another; a
-# layer is "name kernel channels", "/2" for a stride of 2, or "pool average" or "pool max/2". Two
-# layers in brackets are side by side as well.
+# Each block is a list of branches side by side; a branch is a list of layers in turn. A layer is
+# "name kernel channels", with "/2" for a stride of 2, or "pool average" or "pool max/2". Two layers
+# in brackets are side by side as well.
 LayerText = str | tuple[str, str]
 BlockText = Sequence[Sequence[LayerText]]
 

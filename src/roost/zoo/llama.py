@@ -1,9 +1,9 @@
-"""Llama (Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Llama team 2024, arXiv 2407.21783),
-any size.
+"""Llama in any size, by default the shape of Llama 3 8B.
 
-By default the shape of Llama 3 8B. `Llama.size` knows 7b, 13b and 70b of Llama 2, 8b of Llama 3 and
-1b of Llama 3.2. Batch 4 of 512 words: no placement paper we read says its own. Positions are not
-stretched as Llama 3.1 and 3.2 do.
+Touvron et al. 2023, arXiv 2302.13971 and 2307.09288; Llama team 2024, arXiv 2407.21783.
+`Llama.size` knows 7b, 13b and 70b of Llama 2, 8b of Llama 3 and 1b of Llama 3.2. Batch 4 of 512
+words: no placement paper we read gives its own. Differs in: positions are not stretched as in Llama
+3.1 and 3.2.
 """
 # mypy: disable-error-code="no-any-return"
 

@@ -1,10 +1,10 @@
-"""A decoder with a mixture of experts, each a module of its own; by default shaped like Mixtral
-8x7B, 46.7 B weights.
+"""A decoder with a mixture of experts, by default the shape of Mixtral 8x7B: 46.7 B weights.
 
-Shapes never depend on data: each expert takes its own best tokens, as many as it would have on
-average (expert choice, Zhou et al. 2022, arXiv 2202.09368), where Mixtral (arXiv 2401.04088) lets
-each token take its two best experts. The work is the same and balanced. Trained like this a model
-can look ahead: later tokens compete with earlier ones. Batch 4 of 512 words is our choice.
+Each expert is a module of its own. Shapes never depend on data: each expert takes its own best
+tokens, as many as it would have on average (expert choice, Zhou et al. 2022, arXiv 2202.09368). In
+Mixtral (arXiv 2401.04088) each token takes its two best experts. The work is the same and balanced.
+Trained like this a model can look ahead, since later tokens compete with earlier ones. Batch 4 of
+512 words is our choice.
 """
 # mypy: disable-error-code="no-any-return"
 

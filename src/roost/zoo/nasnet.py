@@ -1,10 +1,9 @@
-"""NASNet-A (Zoph et al. 2018, arXiv 1707.07012), in the mobile size 4 @ 1056 or,
-`Nasnet.size("large")`, 6 @ 4032.
+"""NASNet-A (Zoph et al. 2018, arXiv 1707.07012), by default in the mobile size 4 @ 1056.
 
-Placeto (arXiv 1906.08879) places it with batch 64 and does not say the size. We take mobile: its
-1.28 s a step on one GPU of a K80 would be about 7 TFLOP/s for large, more than that GPU can do.
-Differs in: no auxiliary head, no drop-path. The original trains with dropout 0.5 before the last
-layer.
+`Nasnet.size("large")` is 6 @ 4032. Placeto (arXiv 1906.08879) places it with batch 64 and does not
+give the size. We take mobile: its 1.28 s a step on one GPU of a K80 would be about 7 TFLOP/s for
+large, more than that GPU can do. Differs in: no auxiliary head, no drop-path. The original trains
+with dropout 0.5 before the last layer.
 """
 # mypy: disable-error-code="no-any-return"
 

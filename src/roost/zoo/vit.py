@@ -1,7 +1,7 @@
-"""ViT (Dosovitskiy et al. 2020, arXiv 2010.11929), by default ViT-B/16 on 224 x 224 pixels: 86.6 M
-parameters.
+"""ViT (Dosovitskiy et al. 2020, arXiv 2010.11929), by default ViT-B/16: 86.6 M parameters.
 
-Batch 32 is our choice. The original trains with dropout 0.1 on ImageNet alone.
+Images are 224 x 224 pixels; batch 32 is our choice. The original trains with dropout 0.1 on
+ImageNet alone.
 """
 # mypy: disable-error-code="no-any-return"
 
