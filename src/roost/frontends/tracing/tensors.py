@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import numpy as np
-
-from roost.core.arrays import Array
 from roost.errors import InputError, UnknownName
 
 V = TypeVar("V")
@@ -77,22 +74,26 @@ class Coverage:
 class Count:
     """Adds up the coverage of a graph op by op."""
 
-    by_formula: Array = field(default_factory=lambda: np.zeros(3))  # FLOP, ops, bytes
-    in_all: Array = field(default_factory=lambda: np.zeros(3))
+    by_formula: tuple[float, int, int] = (0.0, 0, 0)  # FLOP, ops, bytes
+    in_all: tuple[float, int, int] = (0.0, 0, 0)
     unknown: set[str] = field(default_factory=set)
 
     def add(self, kind: str, flop: float, moved_bytes: int, source: str) -> None:
         """Add an op; `source` is "formula", "elements" (counted) or "unknown" (guessed)."""
-        self.in_all += (flop, 1, moved_bytes)
+        self.in_all = _sum(self.in_all, flop, moved_bytes)
         if source == "formula":
-            self.by_formula += (flop, 1, moved_bytes)
+            self.by_formula = _sum(self.by_formula, flop, moved_bytes)
         elif source == "unknown":
             self.unknown.add(kind)
 
     def coverage(self) -> Coverage:
-        pairs = zip(self.by_formula.tolist(), self.in_all.tolist(), strict=True)
+        pairs = zip(self.by_formula, self.in_all, strict=True)
         flop, ops, moved = (part / whole if whole else 1.0 for part, whole in pairs)
         return Coverage(flop, ops, moved, tuple(sorted(self.unknown)))
+
+
+def _sum(so_far: tuple[float, int, int], flop: float, moved_bytes: int) -> tuple[float, int, int]:
+    return so_far[0] + flop, so_far[1] + 1, so_far[2] + moved_bytes
 
 
 class Names:
