@@ -1,4 +1,4 @@
-"""Problem -> a lower bound on the step time of every placement, in every order, with the kind of
+"""Problem -> a lower bound on the step time of every placement in every order, and its kind of
 proof.
 
 Each file has one kind of bound. They hold for whatever the simulator allows: parameters anywhere,
@@ -30,7 +30,7 @@ _EXACT_OPS = 400  # that take time; above this it proves nothing more in a minut
 
 
 def bound(problem: Problem, seconds: float = 1.0, upper: float | None = None) -> Bound:
-    """The best bound that can be proved in about so many seconds.
+    """Return the best bound that can be proved in about so many seconds.
 
     `upper` is a step time that some placement is known to reach: with it the search need not look
     beyond, and a bound that meets it is the end of all search.
@@ -67,7 +67,6 @@ def bound(problem: Problem, seconds: float = 1.0, upper: float | None = None) ->
 
 
 def _one_device(relaxed: Relaxed) -> float | None:
-    """The time of everything on the best device: a step time to search below. None where no device
-    may have it all."""
+    """Seconds of everything on the best device; None where no device may have it all."""
     total = float(relaxed.busy.sum(axis=0).min())
     return total if total < float("inf") else None

@@ -1,5 +1,4 @@
-"""Links in the model for CP-SAT: each bus carries one transfer at a time, in the order in which its
-sender's ops run.
+"""Links in the solver's model: each bus carries one transfer at a time, as its sender's ops finish.
 
 What one device sends is exactly as in the simulator. A parameter is fetched once for each device,
 either at the start, before anything is sent, or once an op has finished that used another fetched
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.bounds._model import Model
+from roost.bounds._model import SolverModel
 from roost.core.graph import UPDATE
 
 # Of transfers that may meet on a bus: of more only those get an order that need one.
@@ -25,7 +24,7 @@ MOST_PAIRS = 2_000
 
 @dataclass(frozen=True, eq=False)
 class Transfer:
-    """A transfer that there may be."""
+    """A possible transfer."""
 
     producer: int  # the op whose finish issues it; -1 for a fetch
     source: int  # device
@@ -39,7 +38,7 @@ class Transfer:
 class Links:
     """Adds transfers to a model, instead of delays."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: SolverModel) -> None:
         self.model, self.cp = model, model.cp
         self.graph, self.cluster = model.graph, model.cluster
         self.on_bus: dict[int, list[Transfer]] = {}
@@ -158,7 +157,7 @@ class Links:
         ]
 
     def _begin(self, op: int, name: str) -> Any:
-        """When a transfer begins: after the op that issues it."""
+        """The start of a transfer: after the op that issues it."""
         model = self.model
         begin = self.cp.new_int_var(0, model.most, name)
         done = sum(
@@ -200,8 +199,7 @@ class Links:
             self._put_in_order(self._free)
 
     def tighten(self, solver: Any) -> bool:
-        """Put those transfers in order that are in an answer, on whatever devices; whether any had
-        no order yet."""
+        """Order the transfers of an answer; return whether any pair had no order yet."""
         there = {
             id(t): solver.boolean_value(t.present) for row in self.on_bus.values() for t in row
         }

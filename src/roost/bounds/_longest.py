@@ -1,5 +1,5 @@
-"""The longest way to each op from one end of the step, when transfers take time and a device runs
-one op at a time."""
+"""The longest way to each op from one end of the step, with transfers, one op at a time on a
+device."""
 
 from __future__ import annotations
 

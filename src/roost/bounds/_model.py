@@ -1,5 +1,4 @@
-"""The model for CP-SAT: devices of units, starts of ops, no two ops at once on a device, transfers
-as delays.
+"""The model for CP-SAT: devices of units, starts of ops, one op at a time on a device, transfers.
 
 Times are whole ticks, rounded down. Whatever the simulator does, rounded down, satisfies every
 constraint here: all of them say that one moment is at least so much later than another, and
@@ -25,7 +24,7 @@ from roost.core.graph import UPDATE
 from roost.core.timeline import Timeline
 
 
-class Model:
+class SolverModel:
     """A relaxed problem as variables and constraints."""
 
     def __init__(self, relaxed: Relaxed, ends: Ends, horizon: float, tick: float) -> None:
@@ -52,7 +51,7 @@ class Model:
         self.cp.minimize(self.step)
 
     def ticks(self, seconds: float) -> int:
-        """Rounded down; what is longer than the longest step may be, is just too long."""
+        """Seconds as whole ticks, rounded down, and at most a little more than the longest step."""
         return math.floor(min(seconds / self.tick, 2.0 * self.most + 2.0))
 
     def on(self, op: int, d: int) -> Any:
@@ -64,8 +63,8 @@ class Model:
         return [d for d in self.devices if self.open[op, d]]
 
     def takes(self, source: int, target: int, tensor: int, home: bool = False) -> float:
-        """Seconds of a tensor from device to device; a parameter is fetched, unless it is a new
-        value going home."""
+        """Seconds of a tensor between two devices; a parameter is fetched, or its new value goes
+        home."""
         size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
         fetched = self.graph.is_parameter[tensor] and not home
         per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte

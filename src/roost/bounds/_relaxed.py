@@ -1,4 +1,4 @@
-"""What the bounds read of a problem: where each op may run at all, and for how long."""
+"""The problem as bounds read it: devices where each op may run at all, and its seconds there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from roost.core.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Relaxed:
-    """A problem without the contention of its links, and with only that part of its memory that no
-    order can escape."""
+    """A problem without contention on links, with the part of memory that no order can escape."""
 
     problem: Problem
     unit: Array  # [ops] i8, ops that must share a device
@@ -72,7 +71,7 @@ class Relaxed:
 
     @property
     def possible(self) -> bool:
-        """Whether every op has a device left."""
+        """True while every op has a device left."""
         return bool(np.isfinite(self.time).any(axis=1).all())
 
 
@@ -102,7 +101,7 @@ def unit_needs(problem: Problem, unit: Array) -> Array:  # [units, devices] byte
 
 
 def _everywhere(possible: Array, unit: Array) -> Array:  # [units, devices]
-    """Whether all ops of a unit may run on a device."""
+    """True for a device where all ops of a unit may run."""
     found = np.ones((int(unit.max()) + 1, possible.shape[1]), dtype=bool)
     np.logical_and.at(found, unit, possible)
     return found

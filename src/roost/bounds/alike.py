@@ -1,5 +1,4 @@
-"""Devices that can be exchanged without changing anything: exact searches look at one order of them
-only."""
+"""Devices that can be exchanged without a change: exact searches look at one order of them only."""
 
 from __future__ import annotations
 

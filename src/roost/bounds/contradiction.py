@@ -1,5 +1,4 @@
-"""Contradiction: suppose that the step is shorter than some time, and follow what that forces until
-nothing is left.
+"""Contradiction: suppose a shorter step, and follow the consequences until no device is left.
 
 Destructive bounds: Klein, Scholl 1999. Differs in: what is forced is which device an op cannot be
 on, since the longest way through it there is too long, and which ops share a device, since a
@@ -23,8 +22,7 @@ _CLOSE = 2e-3  # of the bound, where halving on is not worth its time
 
 
 def contradiction(relaxed: Relaxed, low: float, high: float, seconds: float) -> float:
-    """The longest step time found, between a bound and a known time, that no step is shorter
-    than."""
+    """The longest step time, between a bound and a known time, that is proved to be a bound."""
     stop = time.monotonic() + seconds
     if not np.isfinite(high):
         return low
@@ -38,7 +36,7 @@ def contradiction(relaxed: Relaxed, low: float, high: float, seconds: float) -> 
 
 
 def impossible(relaxed: Relaxed, limit: float, stop: float = np.inf) -> bool:
-    """Whether a step shorter than the limit can be ruled out."""
+    """True where a step shorter than the limit is ruled out."""
     for _ in range(_ROUNDS):
         ends = Ends.of(relaxed)
         possible = through(relaxed, ends) < limit

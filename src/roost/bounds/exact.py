@@ -1,5 +1,4 @@
-"""The exact solver: CP-SAT proves how short a step can be, and finds the placement where the model
-is exact.
+"""The exact solver: CP-SAT proves a bound, and finds the best placement where its model is exact.
 
 It relaxes memory to what no order can escape, and `_links.py` says where links are relaxed.
 Whatever it finds is simulated, so it knows whether its bound is met.
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roost.bounds._model import Model
+from roost.bounds._model import SolverModel
 from roost.bounds._relaxed import Relaxed
 from roost.bounds.heads_tails import Ends, through
 from roost.core.arrays import Array
@@ -36,7 +35,7 @@ _FRUITLESS = 40
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """What the solver found, and what it proved."""
+    """The best placement of the solver, and the bound it proved."""
 
     placement: Placement | None  # the best that fits, None where none was found
     step_time: float  # seconds, simulated; infinite where none was found
@@ -47,7 +46,7 @@ class Exact:
 
 
 def installed() -> bool:
-    """Whether the solver can be had."""
+    """True where OR-tools is installed."""
     from importlib.util import find_spec
 
     return find_spec("ortools") is not None
@@ -64,8 +63,8 @@ def solve_exactly(
     work: float = np.inf,
     in_turn: bool = False,
 ) -> Exact:
-    """Search for the shortest step and prove it; without `links` any number of transfers may share
-    one.
+    """Search for the shortest step and prove it. Without `links` transfers do not wait for each
+    other.
 
     Placements that take longer than `upper` or than `start` are not looked at. `work` limits the
     solver by its own count: one is two to four seconds of a core. With workers that take
@@ -88,7 +87,7 @@ def solve_exactly(
 
 
 class _Search:
-    """What is known of a problem so far: a placement, and a bound."""
+    """The best placement and the best bound so far."""
 
     def __init__(
         self, problem: Problem, upper: float, seed: int, workers: int, in_turn: bool
@@ -117,7 +116,7 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        """Whether nothing better can be found, but for the rounding of times to ticks."""
+        """True when only the rounding of times to ticks separates step and bound."""
         return min(self.step_time, self.upper) <= self.bound + self.slack
 
     def found(self) -> Exact:
@@ -128,8 +127,8 @@ class _Search:
         )
 
     def run(self, links: bool, stop: float) -> None:
-        """Solve, simulate, and where the answer does not come out as it should forbid its devices
-        and solve again."""
+        """Solve and simulate. If the simulator disagrees, forbid the answer's devices and solve
+        again."""
         horizon = min(self.step_time, self.upper)
         relaxed = Relaxed.of(self.problem)
         if np.isfinite(horizon):
@@ -150,20 +149,20 @@ class _Search:
             shortest = self.step_time
             self._sharpen(model)
 
-    def _sharpen(self, model: Model) -> None:
-        """After an answer that does not come out as the model says: leave it no such answer."""
+    def _sharpen(self, model: SolverModel) -> None:
+        """Rule out an answer whose simulated step is longer than the model says."""
         assert model.links is not None
         assert self.solver is not None
         if not model.links.tighten(self.solver):
             model.forbid(self.tried[-1].device)
 
-    def _model(self, relaxed: Relaxed, horizon: float, links: bool) -> Model:
+    def _model(self, relaxed: Relaxed, horizon: float, links: bool) -> SolverModel:
         num_ops = self.problem.graph.num_ops
         if np.isinf(horizon):  # where nothing takes any time, something still has to fit
             horizon = longest_step(self.problem) or 1.0
         tick = horizon / (_MANY_TICKS if num_ops <= _FEW else _TICKS)
         self.slack = tick * (2 * num_ops + 4)
-        model = Model(relaxed, Ends.of(relaxed), horizon * _MARGIN + tick, tick)
+        model = SolverModel(relaxed, Ends.of(relaxed), horizon * _MARGIN + tick, tick)
         model.add_bound(self.bound)
         if links:
             from roost.bounds._links import Links
@@ -175,8 +174,8 @@ class _Search:
             model.hint(self.timeline)
         return model
 
-    def _solve(self, model: Model, horizon: float, stop: float) -> bool:
-        """Solve once; whether it is worth solving again."""
+    def _solve(self, model: SolverModel, horizon: float, stop: float) -> bool:
+        """Solve once; return whether another run is worth it."""
         from ortools.sat.python import cp_model
 
         left = stop - time.monotonic()
@@ -205,8 +204,7 @@ class _Search:
 
 
 def longest_step(problem: Problem) -> float:
-    """No step takes longer, whatever the placement: all ops and all transfers one after the
-    other."""
+    """Seconds that no step exceeds: all ops and all transfers one after the other."""
     graph, cluster = problem.graph, problem.cluster
     ops = (np.where(problem.allowed, problem.op_time, 0.0) + cluster.device_gap).max(axis=1).sum()
     slowest = float(cluster.sent_seconds_per_byte.max(initial=0.0))  # none is fetched more slowly
@@ -216,7 +214,7 @@ def longest_step(problem: Problem) -> float:
     return float(ops + transfers)
 
 
-def _answer(model: Model, solver: Any) -> tuple[Array, Array]:
+def _answer(model: SolverModel, solver: Any) -> tuple[Array, Array]:
     graph = model.graph
     devices = np.zeros(graph.num_ops, dtype=np.int32)
     begin = np.zeros(graph.num_ops)
@@ -231,8 +229,7 @@ def _answer(model: Model, solver: Any) -> tuple[Array, Array]:
 
 
 def _simulated(problem: Problem, devices: Array, begin: Array) -> list[tuple[Placement, Timeline]]:
-    """The answer as placements: in the order of its starts, and in every other; with small windows
-    and large ones."""
+    """The solver's answer as placements: in its own order and every other, with several windows."""
     graph = problem.graph
     ranked = np.lexsort((np.arange(graph.num_ops), begin))
     priority = np.zeros(graph.num_ops)
@@ -255,8 +252,7 @@ def _simulated(problem: Problem, devices: Array, begin: Array) -> list[tuple[Pla
 def exact_bound(
     problem: Problem, seconds: float, upper: float | None, workers: int = 4
 ) -> tuple[float, bool]:
-    """What CP-SAT proves in the time given, and whether it is the optimum, or what was known to be
-    reached."""
+    """The bound that CP-SAT proves in time, and whether some placement is known to reach it."""
     limit = np.inf if upper is None else upper
     found = solve_exactly(problem, seconds, _start(problem), workers=workers, upper=limit)
     if found.nothing_fits:

@@ -1,5 +1,4 @@
-"""Heads and tails: how early each op can start on each device, and how long the step lasts after
-it.
+"""Heads and tails: the earliest start of each op on each device, and the least time after it.
 
 Carlier, Pinson 1989 for one machine; with transfers as in Fernandez, Bussell 1973 and its
 successors. Differs in: one head for each op *and device*, since devices are unlike and links too.
@@ -19,8 +18,7 @@ from roost.core.graph import UPDATE
 
 @dataclass(frozen=True, eq=False)
 class Ends:
-    """The earliest start of each op after the beginning of the step, and the least time from its
-    finish to the end."""
+    """The earliest start of each op, and the least time from its finish to the end of the step."""
 
     head: Array  # [ops, devices] seconds, infinite where the op may not run
     tail: Array  # [ops, devices] seconds
@@ -89,8 +87,7 @@ def _walk(
 
 
 def _ways_home(relaxed: Relaxed) -> Array:  # [ops, devices] seconds
-    """What an update has to send home after it, to the nearest home that its parameters can
-    have."""
+    """Seconds to send new values home after an update, to the nearest home of its parameters."""
     graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
     found = np.zeros(relaxed.time.shape)
     source, target = graph.input_op, graph.edge_target

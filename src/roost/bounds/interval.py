@@ -1,4 +1,4 @@
-"""Interval bound: what can only start late and must end early has to be run in between.
+"""Interval bound: ops that can only start late and must end early share the time in between.
 
 Fernandez, Bussell 1973. Differs in: heads and tails know of transfers, and work is weighed for
 unlike devices.

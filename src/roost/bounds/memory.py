@@ -50,8 +50,7 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
 
 
 def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
-    """Parameters, and what is alive beside them at some moment, that are more than all devices they
-    may use have."""
+    """The error where parameters and live tensors are more than all their devices hold."""
     problem = relaxed.problem
     graph, cluster = problem.graph, problem.cluster
     moment = fullest_moment(problem)
@@ -81,8 +80,7 @@ def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """The running of one op, and the tensors that are held somewhere while it runs, in every
-    order."""
+    """The running of one op, and the tensors that some device holds meanwhile, in every order."""
 
     op: int
     alive: Array  # [tensors] ops whose outputs are held: made before it, and used by it or after it
@@ -92,7 +90,7 @@ class Moment:
 
 
 def fullest_moment(problem: Problem) -> Moment:
-    """The op, of a few likely ones, while which the most bytes are alive.
+    """The moment, of a few likely ones, at which the most bytes are alive.
 
     None are where received copies are not counted, or where the op might take no time, in which
     `fifo` counts nothing.
@@ -121,8 +119,7 @@ def _bytes(graph: Graph, moment: Moment) -> float:
 
 
 def _likely(graph: Graph) -> list[int]:
-    """Where most is alive in program order, in each of a few parts of it, and the last forward
-    op."""
+    """Ops at which the most bytes are alive in program order, one for each part of it."""
     last = np.arange(graph.num_ops)
     np.maximum.at(last, graph.input_op, graph.edge_target)
     size = np.where(graph.is_parameter, 0, graph.output_bytes).astype(float)
@@ -140,7 +137,7 @@ def _likely(graph: Graph) -> list[int]:
 
 
 def _reached(op: int, following: list[list[int]]) -> Array:  # [ops]
-    """What can be reached from an op."""
+    """True for ops that can be reached from an op."""
     found = np.zeros(len(following), dtype=bool)
     left = [op]
     while left:

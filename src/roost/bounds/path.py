@@ -1,5 +1,4 @@
-"""Critical path: ops that wait for each other run one after the other, each on the device that is
-fastest for it."""
+"""Critical path: ops that wait for each other run in turn, each on its fastest device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Streaming: what the fast devices cannot hold is fetched by them, or is worked on by the roomy
-ones.
+"""Streaming: the fast devices fetch the parameters they cannot hold, or roomy devices do the work.
 
 The memory of the fast devices, the time of all devices and of all buses are weighed against each
 other: for any weights, no step is shorter than the weighted sum of what must be done (Lagrange).
@@ -43,8 +42,8 @@ def streaming(relaxed: Relaxed) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Stars:
-    """Parameters, each with an op that reads it before the moment and one after, its update, and
-    the gradient's op.
+    """Parameters, each with a reader before the moment and one after, its update and its gradient's
+    op.
 
     No op is in two stars; where there is none, -1.
     """
@@ -91,7 +90,7 @@ def _stars(relaxed: Relaxed, moment: Moment) -> Stars:
 
 
 class _Weighed:
-    """The weighted sum for given weights, and what it is made of."""
+    """The weighted sum for given weights, and its parts."""
 
     def __init__(self, relaxed: Relaxed, moment: Moment, roomy: Array, stars: Stars) -> None:
         self.relaxed, self.roomy, self.stars = relaxed, roomy, stars
@@ -104,7 +103,7 @@ class _Weighed:
         self.most = 10.0 * float(self.cluster.seconds_per_byte.max())
 
     def _gains(self, moment: Moment) -> Array:  # [ops] bytes
-        """What is alive less on the fast devices, at most, with an op on a roomy one.
+        """Bytes that the fast devices are relieved of, at most, by each op on a roomy device.
 
         A tensor is alive where its op is, or where its last use is: for that the use is taken that
         is slowest on the roomy devices. It leaves the fast devices only with one of the two.
@@ -163,8 +162,7 @@ class _Weighed:
     def at(
         self, device: Array, bus: Array, memory: float
     ) -> tuple[float, tuple[Array, Array, float]]:
-        """The weighted sum, and how much of each device's time, each bus's time and of memory is in
-        it."""
+        """The weighted sum; and the time of each device and bus, and the memory, that are in it."""
         stars, time = self.stars, self.relaxed.time
         with np.errstate(invalid="ignore"):
             cost = np.where(
@@ -182,7 +180,7 @@ class _Weighed:
 
 
 class _Use:
-    """The cheapest choice for every op under some weights, and what it uses."""
+    """The cheapest choice for every op under some weights, and the time and memory it uses."""
 
     def __init__(self, of: _Weighed, device: Array, bus: Array, memory: float, cost: Array) -> None:
         self.of, self.cost, self.weight = of, cost, memory
@@ -213,7 +211,7 @@ class _Use:
         return np.asarray(self.per_send + self.of.size[tensors][:, None, None] * self.per_byte)
 
     def _cost(self, ops: Array) -> Array:  # [stars, devices]
-        """What ops cost on each device; nothing where there is no op."""
+        """Seconds of ops on each device; 0 where there is no op."""
         return np.where((ops >= 0)[:, None], self.cost[ops], 0.0)
 
     def stars(self) -> None:

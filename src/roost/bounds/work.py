@@ -23,8 +23,8 @@ def work(relaxed: Relaxed) -> float:
 
 
 def shared(busy: Array, weight: Array) -> float:
-    """For any weights of the devices that add up to 1, no step is shorter than the weighted sum of
-    their busy times.
+    """The greatest weighted sum of busy times over all weights of devices that add up to 1: a
+    bound.
 
     And that is no less than each unit [units, devices] on the device where it weighs least.
     """

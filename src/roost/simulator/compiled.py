@@ -38,7 +38,7 @@ _OPS_PER_THREAD = 400_000
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What a batch of placements costs."""
+    """Step times, peaks and transfers of a batch of placements."""
 
     step_time: Array  # [batch] seconds
     peak_memory: Array  # [batch, devices] bytes; all zero where memory was not asked for
@@ -355,8 +355,7 @@ class Simulator:
 
 
 def simulate(problem: Problem, placement: Placement, full: bool = False) -> Timeline:
-    """Predict one step of a placement: its time and peak memory, and with `full` everything that
-    happens in it."""
+    """Predict one step of a placement: step time and peaks, and with `full` the whole timeline."""
     return Simulator.of(problem).simulate(placement, full)
 
 

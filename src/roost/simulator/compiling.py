@@ -1,5 +1,4 @@
-"""Says that loops are being compiled, once: on the first run on a machine that takes a minute or
-two."""
+"""Tells the user once that loops are being compiled, which takes a minute or two."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ _OURS = __name__.partition(".")[0]
 
 
 class Teller(event.Listener):
-    """Hears what Numba compiles. What it has kept on disk is not compiled, and not told."""
+    """Listens to Numba. Loops that are already on disk are not compiled, and not mentioned."""
 
     told = False
 

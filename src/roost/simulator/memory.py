@@ -1,4 +1,4 @@
-"""What a step holds in memory, device by device.
+"""The memory that a step holds, device by device.
 
 Always there: the parameters that live on the device, and the window for those it fetches. Then each
 output, from the start of its op until its last consumer there has finished and it has been sent;

@@ -1,5 +1,4 @@
-"""What the kernels share: how they are compiled, the arrays they read, and a few machine
-instructions."""
+"""Shared by all kernels: how they are compiled, the arrays they read, and machine instructions."""
 
 from __future__ import annotations
 
@@ -21,15 +20,14 @@ from roost.core.arrays import Array
 
 
 class Busy(NamedTuple):
-    """How long a tensor that crosses keeps both ends from computing."""
+    """Seconds for which a transfer keeps its sender and its receiver from computing."""
 
     sender: Array  # [devices * devices] f8 seconds
     receiver: Array  # [devices * devices] f8 seconds
 
 
 class Layout(NamedTuple):
-    """A problem under one dispatch order, as the kernels read it: ops are numbered by their
-    position in it.
+    """A problem under one dispatch order, as kernels read it: an op's number is its position there.
 
     Parameters are not among the ops; `use` says which of them each op reads.
     """
@@ -75,8 +73,7 @@ def compiled(function: Callable[..., Any]) -> Any:
 
 
 def bare(function: Callable[..., Any]) -> Any:
-    """Compile without reference counts: for loops that allocate nothing, all of whose arrays the
-    caller holds.
+    """Compile without reference counts: for loops that allocate nothing and own no array.
 
     Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside
     loops.
@@ -85,8 +82,7 @@ def bare(function: Callable[..., Any]) -> Any:
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """Compile into the body of its callers: a call that hands over forty arrays costs more than
-    most loops here."""
+    """Compile into the callers: passing forty arrays costs more than most loops here."""
     return _compile(function, _OPTIONS | {"_nrt": False, "forceinline": True})
 
 
@@ -164,8 +160,7 @@ ZERO = np.uint64(0)
 
 
 class Moves(NamedTuple):
-    """Transfers, as the kernels write them: room for all there can be, or for none where nobody
-    asked."""
+    """Transfers as kernels write them: room for all, or for none where nobody asked."""
 
     tensor: Array  # u4 position of the op, or number of the parameter
     source: Array  # u4 device

@@ -1,5 +1,4 @@
-"""What crosses keeps both ends busy: how much longer ops take, and how long devices are busy after
-them.
+"""Transfers that keep both ends busy: ops take longer, and devices are busy after them.
 
 Every function is given `layout.busy`, or what was made of it. Where that is None it does nothing,
 and nothing of it is left in the machine code: Numba leaves out branches on an argument that is
@@ -23,7 +22,7 @@ def nothing_yet(busy, num_ops):
 
 @inlined
 def longer(takes, extra, op):
-    """What an op takes, together with what it receives."""
+    """Seconds of an op, with the tensors it receives."""
     if extra is None:
         return takes
     return takes + extra[op]
@@ -31,7 +30,7 @@ def longer(takes, extra, op):
 
 @inlined
 def busy_after(free, after, op):
-    """When the device is free again, after all that it sends for an op."""
+    """The moment when a device is free again, after all the sends of an op."""
     if after is None:
         return free
     return free + after[op]
@@ -100,7 +99,7 @@ def with_ends(busy, takes, pair):
 
 @inlined
 def with_receiver(busy, takes, pair):
-    """What an op takes, together with one tensor that it receives."""
+    """Seconds of an op, with one tensor that it receives."""
     if busy is None:
         return takes
     return takes + busy.receiver[pair]

@@ -1,5 +1,4 @@
-"""Which copies of remote parameters each device fetches, in which order, and what each must wait
-for.
+"""The copies of remote parameters that each device fetches: their order, and what each waits for.
 
 The same plan as `reference.plan_fetches`, on flat arrays: it depends on the order of the uses and
 the size of the windows, not on time.
@@ -34,7 +33,7 @@ class Fetches(NamedTuple):
 
 @compiled
 def fetches_anything(layout, device, home):
-    """Whether an op reads a parameter that lives elsewhere."""
+    """True where an op reads a parameter that lives elsewhere."""
     use_start, use = layout.use_start, layout.use
     first = np.uintp(use_start[0])
     for op in range(np.uintp(len(device))):

@@ -368,7 +368,7 @@ def _save_extra(busy, layout, lanes, op, lane, at):
 
 @inlined
 def _num_extra(busy, num_consumers):
-    """How many numbers that keeps."""
+    """The number of entries that `_save_extra` writes."""
     return np.uintp(0) if busy is None else num_consumers + np.uintp(1)
 
 

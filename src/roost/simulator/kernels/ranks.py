@@ -1,4 +1,5 @@
-"""Passes over the graph from its end to its start: who is urgent because of what waits for it."""
+"""Passes from the end of the graph to its start: an op inherits urgency from those that wait for
+it."""
 
 from __future__ import annotations
 
