@@ -14,7 +14,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from roost.errors import InputError, UnsupportedOp
-from roost.frontends.tracing.refusals import line_of_error, refusal
+from roost.frontends.tracing.refusals import line_of_caller, line_of_error, refusal
+
+# Where PyTorch makes the autograd function of a torch.library.custom_op.
+_CUSTOM_OPS = "torch._library.autograd"
 
 
 def export(
@@ -59,12 +62,25 @@ class _GradientGuard(TorchFunctionMode):
 
     def __enter__(self) -> Any:
         if self.train:
-            torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment, method-assign]
+            guarded = classmethod(self._apply)
+            torch.autograd.Function.apply = guarded  # type: ignore[assignment, method-assign]
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *details: Any) -> None:
         torch.autograd.Function.apply = self.apply  # type: ignore[method-assign]
         super().__exit__(*details)  # type: ignore[no-untyped-call]
+
+    def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Refuse a function of the model; let that of a custom op pass."""
+        if function.__module__ == _CUSTOM_OPS:
+            return self.apply.__get__(None, function)(*args, **kwargs)
+        line = line_of_caller()
+        place = f" at {line}" if line else ""
+        raise UnsupportedOp(
+            f"{function.__name__}{place} is a torch.autograd.Function with a derivative of its "
+            "own, which cannot be captured for training; write it with ordinary ops, or as a "
+            "torch.library.custom_op with register_autograd"
+        )
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -78,14 +94,6 @@ class _GradientGuard(TorchFunctionMode):
         if not self.train or torch.is_grad_enabled():
             return value
         return tree_map_only(Tensor, _detached, value)
-
-
-def _refuse_function(function: Any, *args: Any, **kwargs: Any) -> Any:
-    raise UnsupportedOp(
-        f"{function.__name__} is a torch.autograd.Function with a derivative of its own, which "
-        "cannot be captured for training; write it with ordinary ops, or as a "
-        "torch.library.custom_op"
-    )
 
 
 def _detached(tensor: Tensor) -> Tensor:

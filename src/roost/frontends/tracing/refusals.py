@@ -35,11 +35,21 @@ def _depends_on_data(error: BaseException | None) -> bool:
 
 
 def line_of_error(error: BaseException) -> str | None:
-    """`file:line (text)` of the innermost frame that is neither PyTorch's nor ours."""
+    """`file:line (text)` of the innermost frame of an error that is the model's."""
+    return _line_of(traceback.extract_tb(error.__traceback__))
+
+
+def line_of_caller() -> str | None:
+    """`file:line (text)` of the line of the model that runs now."""
+    return _line_of(traceback.extract_stack())
+
+
+def _line_of(frames: traceback.StackSummary) -> str | None:
+    """The innermost frame that is neither PyTorch's nor ours."""
     standard = sysconfig.get_path("stdlib")
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<")
     line = None
-    for frame in traceback.extract_tb(error.__traceback__):
+    for frame in frames:
         name = frame.filename
         in_standard = name.startswith(standard) and "site-packages" not in name
         if not in_standard and not name.startswith(own):
