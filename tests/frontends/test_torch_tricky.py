@@ -43,7 +43,10 @@ def test_a_weight_and_a_buffer_that_change_each_get_their_own_new_value():
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (tricky.OwnDerivative, r"Sevenfold at .*tricky_models.py:\d+ .* is a torch.autograd.Function"),
+        (
+            tricky.OwnDerivative,
+            r"Sevenfold at .*tricky_models.py:\d+ .* is a torch.autograd.Function",
+        ),
         (tricky.TensorHook, "a hook on a gradient"),
         (tricky.PicksRows, "decides by the values of a tensor"),
     ],
@@ -184,3 +187,23 @@ def test_other_flags_or_names_than_were_captured_are_refused():
             run.step({"batch": {"x": x, "y": y}, "minsu": x})
         with pytest.raises(InputError, match=r"by name \(scale\); give all in one way"):
             run.step({"x": x, "y": y}, x, scale=3)
+
+
+class Checked(nn.Module):
+    """Reads a value to check it, and computes nothing with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        count = (x > 0).sum().item()
+        torch._check(count <= x.numel())
+        return self.linear(x).sum()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_check_of_a_value_decides_nothing(train):
+    kinds = capture(Checked(), X, train=train).kinds
+    assert "sum" in kinds
+    assert not any("item" in kind or "scalar" in kind or "assert" in kind for kind in kinds)

@@ -31,6 +31,7 @@ _CHANGES = (
 
 def joint_program(exported: ExportedProgram, mode: FakeTensorMode, train: bool) -> Program:
     """Trace the exported graph, and its backward when training, into one program."""
+    _drop_assertions(exported.graph_module)
     residents = Residents(exported)
     learns = [index for index, learn in enumerate(residents.trainable) if learn and train]
     kinds = [spec.kind for spec in exported.graph_signature.output_specs]
@@ -150,6 +151,22 @@ def _attend(
     return torch.ops.roost.attention(
         query, key, value, attn_mask, is_causal, scale, enable_gqa, layout
     )
+
+
+def _drop_assertions(module: fx.GraphModule) -> None:
+    """Remove checks of values, and the reads that only serve them: they decide nothing."""
+    assertions = [node for node in module.graph.nodes if _is_assertion(node)]
+    for node in assertions:
+        module.graph.erase_node(node)
+    if assertions:
+        module.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        module.recompile()
+
+
+def _is_assertion(node: fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "")
+    checks = ("_assert", "sym_constrain_range", "_check")
+    return node.op == "call_function" and not node.users and name.startswith(checks)
 
 
 def _detached(value: Any) -> Any:
