@@ -207,3 +207,15 @@ def test_a_check_of_a_value_decides_nothing(train):
     kinds = capture(Checked(), X, train=train).kinds
     assert "sum" in kinds
     assert not any("item" in kind or "scalar" in kind or "assert" in kind for kind in kinds)
+
+
+class Deciding(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = int(x.sum().item())
+        return nn.functional.interpolate(x[None, None], size=(size, size)).sum()
+
+
+def test_a_refusal_is_not_buried_under_a_graph(capfd):
+    with pytest.raises(InputError, match="decides by the values of a tensor"):
+        capture(Deciding(), X)
+    assert capfd.readouterr() == ("", "")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
 import torch
@@ -25,7 +28,7 @@ def export(
 ) -> ExportedProgram:
     """Export a module that holds fake tensors; raise InputError with the line that fails."""
     try:
-        with _GradientGuard(train):
+        with _GradientGuard(train), _without_graphs():
             exported = torch.export.export(module, args, kwargs, strict=False)
         decomposed: ExportedProgram = exported.run_decompositions({})
         return decomposed
@@ -42,11 +45,41 @@ def export(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence PyTorch's warnings about itself, and turn off oneDNN's LSTM, which is opaque."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with torch.backends.mkldnn.flags(enabled=False):
+    """Silence PyTorch's warnings and logs, and turn off oneDNN's LSTM, which is opaque."""
+    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
+    handlers = [h for each in loggers if each.name.startswith("torch") for h in each.handlers]
+    for handler in handlers:
+        handler.addFilter(_nothing)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with torch.backends.mkldnn.flags(enabled=False):
+                yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_nothing)
+
+
+@contextmanager
+def _without_graphs() -> Iterator[None]:
+    """Keep off standard error the graph that PyTorch prints there when an export fails.
+
+    It is hundreds of lines long, and our error names the line. Other text goes through.
+    """
+    written, graph = io.StringIO(), ""
+    try:
+        with redirect_stderr(written):
             yield
+    except Exception as error:
+        graph = str(getattr(error, "partial_fx_graph", ""))
+        raise
+    finally:
+        text = written.getvalue()
+        sys.stderr.write(text.replace(f"{graph}\n", "") if graph else text)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 class _GradientGuard(TorchFunctionMode):

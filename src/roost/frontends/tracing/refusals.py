@@ -17,8 +17,10 @@ def refusal(error: Exception, line: str | None) -> InputError:
     text = str(error).strip().split("\n")[0][:300]
     place = f" at {line}" if line else ""
     if _depends_on_data(error):
+        # PyTorch's names of unknown numbers, such as u0, say nothing to the author of a model.
+        cause = "" if re.search(r"\bu\d+\b", text) else f": {text}"
         return UnsupportedOp(
-            f"the model decides by the values of a tensor{place}: {text}. A placement needs one "
+            f"the model decides by the values of a tensor{place}{cause}. A placement needs one "
             "fixed graph: decide by shapes or settings, use torch.where or a fixed number of "
             "steps, or capture the part before"
         )
