@@ -56,7 +56,8 @@ def names_compiled_in(path: Path) -> Iterator[tuple[str, str]]:
         for function in tree.body
         if isinstance(function, ast.FunctionDef)
         and any(isinstance(d, ast.Name) and d.id in decorators for d in function.decorator_list)
-        for name in ast.walk(function)
+        for statement in function.body  # annotations are not compiled
+        for name in ast.walk(statement)
         if isinstance(name, ast.Name)
     }
     for node in tree.body:

@@ -24,6 +24,7 @@ from roost.cost_models.timing.updates import UPDATES
 from roost.frontends.tracing.captured_step import CapturedStep, ResidentUpdate
 from roost.frontends.tracing.flop import tensors_in
 from roost.frontends.tracing.program import is_getitem
+from roost.frontends.tracing.runnable import runnable
 
 aten = torch.ops.aten
 _INPUTS, _MOST_INPUTS = 128 * 2**20, 64  # bytes and number of inputs taken in turn
@@ -166,9 +167,7 @@ def _op_call(
     step: CapturedStep, node: fx.Node, in_place: Any = None, operand: int = 0
 ) -> TimedCall:
     """The call of a node; in place, the operand that it overwrites comes first."""
-    target: Any = node.target
-    if target in (aten.view.default, aten._unsafe_view.default):
-        target = aten.reshape.default  # the runtime calls this one
+    target = runnable(node.target)
     fakes = fx.map_arg((node.args, dict(node.kwargs)), lambda other: _value(step, other))
     below = _limits(target, fakes[0])
     args = _specified(fakes, below)

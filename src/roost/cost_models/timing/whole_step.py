@@ -23,6 +23,7 @@ from roost.cost_models.timing.timed_ops import TensorSpec, index_limits
 from roost.cost_models.timing.updates import UPDATES
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.frontends.tracing.program import is_getitem
+from roost.frontends.tracing.runnable import runnable
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -131,9 +132,7 @@ class _Writer:
             del self.names[node]  # views of parameters are made for every reader
 
     def _call(self, node: fx.Node) -> str:
-        target: Any = node.target
-        if target in (aten.view.default, aten._unsafe_view.default):
-            target = aten.reshape.default
+        target = runnable(node.target)
         args: list[Any] = list(node.args)
         if node in self.over:
             target, place = self.over[node]

@@ -25,6 +25,7 @@ from roost.core.problem import Problem
 from roost.core.timeline import Timeline
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep
+from roost.frontends.tracing.runnable import runnable
 from roost.runtime.ops.compiled_source import compiled
 from roost.runtime.ops.device_calls import DeviceCalls
 from roost.runtime.ops.in_place import in_place
@@ -213,12 +214,9 @@ class _DeviceWriter:
 
     def _run(self, op: int, node: fx.Node) -> str:
         """Write a call of the program, on values of this device."""
-        target: Any = node.target
+        target = runnable(node.target)
         if is_random(target):
             target = self.calls.drawing(target, op, self.device)
-        elif target in (aten.view.default, aten._unsafe_view.default):
-            # Kernels of another device may lay out their outputs in another way.
-            target = aten.reshape.default
         args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
         if _says_no_device(node):  # it would be made on the CPU
             kwargs["device"] = self.calls.torch_device(self.device)
