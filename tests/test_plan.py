@@ -18,7 +18,7 @@ from roost.core.units import parse_bytes
 from roost.errors import Infeasible, InputError, UnknownName, VerificationFailed
 from roost.frontends.torch import step_of
 from roost.plan import kv_bytes
-from roost.plan.clusters import STORE, cluster_of
+from roost.plan.clusters import STORE, cluster_of, hop_of
 from roost.plan.in_call_copies import copied_in_calls, loads_of
 from roost.plan.module_search import Correction, Relief
 from roost.plan.placing import _tried
@@ -1101,3 +1101,13 @@ def test_weights_of_a_module_need_a_window_for_all_of_them(cap):
     apply(model, on_threads(plan))
     assert torch.equal(model(x), expected)
     remove(model)
+
+
+def test_a_hop_is_measured_on_a_gpu_and_a_guess_without_one(monkeypatch):
+    monkeypatch.setattr("roost.plan.clusters.hop_seconds", lambda device: 0.002 + device.index)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert hop_of("cpu:0") == 0.0
+    assert hop_of("cuda:1") == 1e-4
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert hop_of("cpu:0") == 0.0
+    assert hop_of("cuda:1") == 1.002
