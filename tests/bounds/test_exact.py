@@ -96,6 +96,28 @@ def test_where_ends_are_kept_busy_it_equals_or_says_that_it_is_only_a_bound():
     assert np.mean(said) > 0.8
 
 
+@pytest.mark.parametrize("weight_first", [False, True])
+def test_sends_of_the_first_op_are_no_fetches(weight_first):
+    """Op 0 makes 100 bytes, op 1 makes 50; the GPU reads both, and a weight of the CPU."""
+    builder = GraphBuilder("first")
+    weight = ["w"]
+    if weight_first:
+        builder.add("w", "op", output_bytes=200, phase="parameter", allowed=["cpu"])
+    builder.add("a", "op", output_bytes=100, allowed=["cpu"])
+    builder.add("b", "op", output_bytes=50, allowed=["cpu"])
+    if not weight_first:
+        builder.add("w", "op", output_bytes=200, phase="parameter", allowed=["cpu"])
+    builder.add("c", "op", ["a", "b", *weight], allowed=["cuda"])
+    devices = (Device("cpu", "cpu", 1000), Device("cuda:0", "cuda", 1000))
+    cluster = Cluster("bus", devices, (Link("*", "*", 100.0, bus="all"),))
+    graph = builder.freeze()
+    time = np.where(graph.is_parameter, 0.0, 1.0)[:, None].repeat(2, axis=1)
+    problem = Problem(graph, cluster, time)
+    found = solve_exactly(problem, seconds=20.0)
+    assert found.optimal
+    assert found.step_time == exhaustive(problem).step_time
+
+
 def test_a_step_that_is_known_is_not_made_worse_and_limits_the_search():
     problem = tiny(5003, most_ops=7, plain=True)
     first = solve_exactly(problem, seconds=20.0)
