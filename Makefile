@@ -4,7 +4,7 @@ BIN := .venv/bin
 TF_BIN := .venv-tf/bin
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-tf check wheel bench bench-placers schemas clean
+.PHONY: demo test test-slow test-tf check wheel bench bench-placers mutants schemas clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
@@ -41,6 +41,11 @@ bench: .venv/.ready
 PARTS := auto ten starts bounds proof exact large page
 bench-placers: .venv/.ready
 	for part in $(PARTS); do $(BIN)/python benchmarks/placers.py $$part || exit 1; done
+
+# Changes of one operator each, and those that no test notices. Hours; it can be stopped and goes on.
+MUTANTS := --count 300
+mutants: .venv/.ready-dev
+	nice $(BIN)/python benchmarks/mutants.py run $(MUTANTS)
 
 # The published JSON Schema of every file format; a test fails when they are out of date.
 schemas: .venv/.ready
