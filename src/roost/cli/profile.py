@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from roost.core.problem import Problem
-    from roost.cost_models.profiled import Profile
+    from roost.cost_models.timing.profile import Profile
     from roost.frontends.tracing.captured_step import CapturedStep
     from roost.runtime.ops.calibrate import Calibrated
 

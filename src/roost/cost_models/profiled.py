@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import Graph
+from roost.cost_models.timing.profile import Profile
 from roost.cost_models.timing.progress_log import ProgressLog
 from roost.errors import InputError
 from roost.presets import machine
@@ -57,29 +57,6 @@ def alone_on(cluster: Cluster, device: int, call: Callable[[Any], Any]) -> Any:
         return call(timed.device)
     with machine.OwnThread(timed.threads, set(timed.cores or ()) or None) as thread:
         return thread(lambda: call(timed.device))
-
-
-@dataclass(frozen=True)
-class FallBack:
-    """Ops that could not be timed on a device, and got the time of a roofline."""
-
-    kind: str
-    device: str
-    num_ops: int
-    why: str
-
-
-@dataclass(frozen=True, eq=False)
-class Profile:
-    """The times of a step, op by op."""
-
-    costs: Costs
-    alone: Array  # [ops, devices] seconds with no copy beside
-    # [ops, devices] seconds; for CPU ops that read big weights, beside a copy to a GPU.
-    beside: Array
-    num_signatures: int  # unique ops on unique devices
-    num_timed: int  # of these timed now; the others were kept
-    fallen_back: tuple[FallBack, ...]
 
 
 @dataclass(frozen=True)

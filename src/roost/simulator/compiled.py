@@ -24,7 +24,7 @@ from roost.errors import InputError
 from roost.simulator import (
     memory,
 )
-from roost.simulator.kernels import batch, lanes
+from roost.simulator.kernels import batch, lane_state, lanes
 from roost.simulator.kernels.base import Busy, Layout
 from roost.simulator.kernels.fetches import fetches_anything
 from roost.simulator.order import dispatch_order
@@ -197,7 +197,7 @@ class Simulator:
         One to a thread."""
         kept = vars(self._lanes).get("kept")
         if kept is None or kept[0] is not layout or kept[1] < most_moves:
-            kept = self._lanes.kept = (layout, most_moves, lanes.new_lanes(layout, most_moves))
+            kept = self._lanes.kept = (layout, most_moves, lane_state.new_lanes(layout, most_moves))
         return kept[2]
 
     def numbers(self, layout: Layout) -> Array:

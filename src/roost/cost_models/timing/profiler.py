@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +16,15 @@ from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.costs import Costs
 from roost.core.graph import INPUT, UPDATE
-from roost.cost_models.profiled import FallBack, Profile, Profiled
 from roost.cost_models.roofline import Roofline
 from roost.cost_models.timing import timers, whole_step
+from roost.cost_models.timing.profile import FallBack, Profile
 from roost.cost_models.timing.timed_ops import TimedCall, TimedOp, timed_inputs, timed_ops
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.presets import machine, measurement_cache
+
+if TYPE_CHECKING:
+    from roost.cost_models.profiled import Profiled
 
 _log = logging.getLogger(__name__)
 

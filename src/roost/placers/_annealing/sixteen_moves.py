@@ -14,7 +14,8 @@ from roost.placers._annealing.proposals import even_odds, learn_odds, propose, p
 from roost.placers._shared.compiled_random import uniform
 from roost.simulator.kernels.base import bare, compiled
 from roost.simulator.kernels.batch import run_batch
-from roost.simulator.kernels.lanes import clear_lanes, run_lanes, set_lanes
+from roost.simulator.kernels.lane_state import clear_lanes, set_lanes
+from roost.simulator.kernels.lanes import run_lanes
 from roost.simulator.kernels.vector import LANES
 
 STAY = LANES - 1  # the last lane moves nothing: it is the placement itself

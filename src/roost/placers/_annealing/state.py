@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.simulator.kernels.lanes import new_lanes
+from roost.simulator.kernels.lane_state import new_lanes
 from roost.simulator.kernels.vector import LANES
 
 
