@@ -39,8 +39,10 @@ class Links:
     """Adds transfers to a model, instead of delays."""
 
     def __init__(self, model: SolverModel) -> None:
-        self.model, self.cp = model, model.cp
-        self.graph, self.cluster = model.graph, model.cluster
+        self.model = model
+        self.cp = model.cp
+        self.graph = model.graph
+        self.cluster = model.cluster
         self.on_bus: dict[int, list[Transfer]] = {}
         consumers = self.graph.consumer_lists()
         for op in model.begin:
@@ -78,7 +80,8 @@ class Links:
             readers = {d: found for d, found in readers.items() if found}
             if not readers:
                 continue
-            begin, present = self._begin(op, f"send {op} from {e}"), self.cp.new_bool_var("")
+            begin = self._begin(op, f"send {op} from {e}")
+            present = self.cp.new_bool_var("")
             longest = max(model.ticks(model.takes(e, d, op)) for d in readers)
             lasts = self.cp.new_int_var(0, min(longest, model.most), "")
             for d, ops in readers.items():
@@ -107,7 +110,8 @@ class Links:
     def _at_once(self, parameter: int, d: int, begin: Any) -> Any:
         """A literal: the fetch is issued at the start, and not after an op there is done with
         another fetched one."""
-        at_once, model = self.cp.new_bool_var(""), self.model
+        at_once = self.cp.new_bool_var("")
+        model = self.model
         others = [p for p in np.flatnonzero(self.graph.is_parameter).tolist() if p != parameter]
         users = {
             op
@@ -139,7 +143,8 @@ class Links:
             return
         for d in model.where(update):
             for home in (home for home in model.where(parameter) if home != d):
-                begin, present = self._begin(update, f"home {parameter}"), self.cp.new_bool_var("")
+                begin = self._begin(update, f"home {parameter}")
+                present = self.cp.new_bool_var("")
                 apart = [model.on(update, d), model.on(parameter, home)]
                 self.cp.add_bool_or([~apart[0], ~apart[1], present])
                 takes = model.ticks(model.takes(d, home, parameter, home=True))
@@ -264,7 +269,8 @@ class Links:
             )
 
     def _finish(self, transfer: Transfer) -> Any:
-        time, op = self.model.relaxed.time, transfer.producer
+        time = self.model.relaxed.time
+        op = transfer.producer
         return self.model.begin[op] + self.model.ticks(time[op, transfer.source])
 
 

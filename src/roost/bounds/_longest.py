@@ -37,9 +37,11 @@ def heads(
     widest = 1
     for op in range(len(order)):
         widest = max(widest, start[op + 1] - start[op])
-    arrives, picked = np.empty(widest), np.empty(min(widest, MOST_SERIAL), np.int64)
+    arrives = np.empty(widest)
+    picked = np.empty(min(widest, MOST_SERIAL), np.int64)
     for op in order:
-        first, count = start[op], start[op + 1] - start[op]
+        first = start[op]
+        count = start[op + 1] - start[op]
         for d in range(num_devices):
             if count == 0 or time[op, d] == np.inf:
                 continue
@@ -58,10 +60,12 @@ def heads(
             taken = 0
             rest = gap[d] if backwards and time[op, d] == 0 else 0.0
             while True:
-                late, late_at = -1.0, -1
+                late = -1.0
+                late_at = -1
                 for i in range(count):
                     if arrives[i] > late:
-                        late, late_at = arrives[i], i
+                        late = arrives[i]
+                        late_at = i
                 if late_at < 0:
                     last = min(last, serial)
                     break
@@ -81,7 +85,8 @@ def heads(
                     at -= 1
                 picked[at] = p
                 taken += 1
-                work, positive = 0.0, False
+                work = 0.0
+                positive = False
                 for k in range(taken):
                     q = picked[k]
                     positive = positive or time[q, d] > 0

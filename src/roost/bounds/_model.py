@@ -31,9 +31,12 @@ class SolverModel:
         from ortools.sat.python import cp_model
 
         self.cp: Any = cp_model.CpModel()
-        self.relaxed, self.ends, self.tick = relaxed, ends, tick
+        self.relaxed = relaxed
+        self.ends = ends
+        self.tick = tick
         self.problem = relaxed.problem
-        self.graph, self.cluster = self.problem.graph, self.problem.cluster
+        self.graph = self.problem.graph
+        self.cluster = self.problem.cluster
         self.devices = range(self.cluster.num_devices)
         self.most = math.floor(horizon / tick)
         self.step: Any = self.cp.new_int_var(0, self.most, "step")
@@ -65,7 +68,8 @@ class SolverModel:
     def takes(self, source: int, target: int, tensor: int, home: bool = False) -> float:
         """Seconds of a tensor between two devices; a parameter is fetched, or its new value goes
         home."""
-        size, cluster = float(self.graph.output_bytes[tensor]), self.cluster
+        size = float(self.graph.output_bytes[tensor])
+        cluster = self.cluster
         fetched = self.graph.is_parameter[tensor] and not home
         per_byte = cluster.seconds_per_byte if fetched else cluster.sent_seconds_per_byte
         latency = cluster.latency if fetched or home else cluster.sent_latency
@@ -80,7 +84,9 @@ class SolverModel:
 
     def _runs(self) -> None:
         """An op starts after its head, and the step lasts for its tail after it."""
-        head, tail, time = self.ends.head, self.ends.tail, self.relaxed.time
+        head = self.ends.head
+        tail = self.ends.tail
+        time = self.relaxed.time
         for op in np.flatnonzero(~self.graph.is_parameter).tolist():
             places = self.where(op)
             earliest = min(self.ticks(head[op, d]) for d in places)
@@ -98,7 +104,8 @@ class SolverModel:
                 self.cp.add(self.step >= self.begin[op] + after).only_enforce_if(self.on(op, d))
 
     def _devices_run_one_op_at_a_time(self) -> None:
-        busy, time = self.relaxed.busy, self.relaxed.time
+        busy = self.relaxed.busy
+        time = self.relaxed.time
         for d in self.devices:
             here = [op for op in self.begin if self.open[op, d]]
             self.cp.add_no_overlap(
@@ -188,8 +195,10 @@ class SolverModel:
 
     def _memory(self) -> None:
         """Residents fit, together with what each op needs while it runs: see `unit_needs`."""
-        graph, cluster = self.graph, self.cluster
-        size, parameter = graph.output_bytes.tolist(), graph.is_parameter
+        graph = self.graph
+        cluster = self.cluster
+        size = graph.output_bytes.tolist()
+        parameter = graph.is_parameter
         parameters = np.flatnonzero(parameter).tolist()
         for d in self.devices:
             room = int(cluster.memory[d])

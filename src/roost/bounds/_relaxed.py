@@ -83,11 +83,14 @@ def unit_needs(problem: Problem, unit: Array) -> Array:  # [units, devices] byte
     it reads, as outputs, copies, residents or in the window. Of an op that takes no time only what
     lasts the whole step is counted, as that is all that `fifo` counts.
     """
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     count = int(unit.max()) + 1
-    parameter, size = graph.is_parameter, graph.output_bytes
+    parameter = graph.is_parameter
+    size = graph.output_bytes
     resident = np.bincount(unit[parameter], size[parameter].astype(float), count)
-    source, target = graph.input_op, graph.edge_target
+    source = graph.input_op
+    target = graph.edge_target
     at_home = unit[source] == unit[target]
     fetched = parameter[source] & ~at_home
     lasting = np.bincount(target[fetched], size[source[fetched]].astype(float), graph.num_ops)

@@ -35,7 +35,8 @@ def _exchangeable(problem: Problem, one: int, other: int) -> bool:
         return False
     renamed: dict[int, int] = {}  # each bus must become one bus
     apart = ~np.eye(len(swap), dtype=bool)
-    before, after = cluster.bus[apart].tolist(), cluster.bus[np.ix_(swap, swap)][apart].tolist()
+    before = cluster.bus[apart].tolist()
+    after = cluster.bus[np.ix_(swap, swap)][apart].tolist()
     consistent = all(
         renamed.setdefault(bus, new) == new for bus, new in zip(before, after, strict=True)
     )

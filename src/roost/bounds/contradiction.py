@@ -60,12 +60,15 @@ def impossible(relaxed: Relaxed, limit: float, stop: float = np.inf) -> bool:
 
 def _together(relaxed: Relaxed, ends: Ends, limit: float) -> tuple[Array, Array]:
     """Producers and consumers that must share a device for a step to be shorter than the limit."""
-    graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
+    graph = relaxed.problem.graph
+    cluster = relaxed.problem.cluster
     apart = ~graph.is_parameter[graph.input_op] & (
         relaxed.unit[graph.input_op] != relaxed.unit[graph.edge_target]
     )
-    source, target = graph.input_op[apart], graph.edge_target[apart]
-    done, left = ends.head[source] + relaxed.time[source], relaxed.time[target] + ends.tail[target]
+    source = graph.input_op[apart]
+    target = graph.edge_target[apart]
+    done = ends.head[source] + relaxed.time[source]
+    left = relaxed.time[target] + ends.tail[target]
     size = graph.output_bytes[source].astype(float)
     best = np.full(len(source), np.inf)
     for d in range(cluster.num_devices):

@@ -24,7 +24,8 @@ from roost.simulator.compiled import Simulator
 
 _FEW = 40  # ops: with fewer, links are scheduled at once, and time is finer
 # In the longest step; a bound loses up to a tick for each op on the longest path.
-_TICKS, _MANY_TICKS = 2e6, 1e9
+_TICKS = 2e6
+_MANY_TICKS = 1e9
 # Of the time, for the model without links, whose answer is often good enough with them.
 _EASY_SHARE = 0.6
 _MARGIN = 1 + 1e-9
@@ -92,11 +93,16 @@ class _Search:
     def __init__(
         self, problem: Problem, upper: float, seed: int, workers: int, in_turn: bool
     ) -> None:
-        self.problem, self.upper, self.seed, self.workers = problem, upper, seed, workers
+        self.problem = problem
+        self.upper = upper
+        self.seed = seed
+        self.workers = workers
         self.in_turn = in_turn  # slower, but chance has no say
         self.placement: Placement | None = None  # the best that fits
         self.timeline: Timeline | None = None  # of that, or of the start
-        self.step_time, self.bound, self.slack = np.inf, 0.0, 0.0
+        self.step_time = np.inf
+        self.bound = 0.0
+        self.slack = 0.0
         self.work_left = np.inf  # in the solver's own count
         self.tried: list[Placement] = []
         self.solver: Any = None  # with the last answer
@@ -109,7 +115,8 @@ class _Search:
         for placement, timeline in found:
             self.tried.append(placement)
             if timeline.feasible and timeline.step_time < self.step_time:
-                self.placement, self.step_time = placement, timeline.step_time
+                self.placement = placement
+                self.step_time = timeline.step_time
                 self.timeline = None
             if self.timeline is None:
                 self.timeline = Simulator.of(self.problem).simulate(placement, full=True)
@@ -139,7 +146,8 @@ class _Search:
                 self.bound = max(self.bound, horizon)
                 return
         model = self._model(relaxed, horizon, links)
-        shortest, fruitless = self.step_time, 0
+        shortest = self.step_time
+        fruitless = 0
         while (
             self._solve(model, horizon, stop) and links and not self.done and fruitless < _FRUITLESS
         ):
@@ -184,7 +192,8 @@ class _Search:
         solver: Any = cp_model.CpSolver()
         self.solver = solver
         solver.parameters.max_time_in_seconds = left
-        solver.parameters.random_seed, solver.parameters.num_workers = self.seed, self.workers
+        solver.parameters.random_seed = self.seed
+        solver.parameters.num_workers = self.workers
         solver.parameters.interleave_search = self.in_turn
         if np.isfinite(self.work_left):
             solver.parameters.max_deterministic_time = self.work_left
@@ -205,7 +214,8 @@ class _Search:
 
 def longest_step(problem: Problem) -> float:
     """Seconds that no step exceeds: all ops and all transfers one after the other."""
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     ops = (np.where(problem.allowed, problem.op_time, 0.0) + cluster.device_gap).max(axis=1).sum()
     slowest = float(cluster.sent_seconds_per_byte.max(initial=0.0))  # none is fetched more slowly
     each = (cluster.sent_latency, cluster.bus_gap, cluster.sender_busy, cluster.receiver_busy)
@@ -239,7 +249,8 @@ def _simulated(problem: Problem, devices: Array, begin: Array) -> list[tuple[Pla
     )
     sizes = graph.output_bytes[np.unique(graph.input_op[away])]
     windows = sorted({0, int(sizes.max(initial=0)), int(sizes.sum()) // 2, int(sizes.sum())})
-    names, digest = problem.cluster.device_names, graph.digest
+    names = problem.cluster.device_names
+    digest = graph.digest
     found = []
     for window in windows:
         for order in ("priority", "fifo", "rank", "program"):

@@ -25,9 +25,11 @@ class Ends:
 
     @staticmethod
     def of(relaxed: Relaxed) -> Ends:
-        graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
+        graph = relaxed.problem.graph
+        cluster = relaxed.problem.cluster
         closed = np.where(np.isfinite(relaxed.time), 0.0, np.inf)
-        head, tail = closed.copy(), closed + _ways_home(relaxed)
+        head = closed.copy()
+        tail = closed + _ways_home(relaxed)
         # A parameter takes no time and is there from the start: it is fetched, or is at home where
         # its reader runs.
         _walk(
@@ -41,7 +43,8 @@ class Ends:
         )
         # What reads a parameter does not come after it.
         follows = ~graph.is_parameter[graph.input_op]
-        source, target = graph.input_op[follows], graph.edge_target[follows]
+        source = graph.input_op[follows]
+        target = graph.edge_target[follows]
         _walk(
             relaxed,
             source,
@@ -88,14 +91,17 @@ def _walk(
 
 def _ways_home(relaxed: Relaxed) -> Array:  # [ops, devices] seconds
     """Seconds to send new values home after an update, to the nearest home of its parameters."""
-    graph, cluster = relaxed.problem.graph, relaxed.problem.cluster
+    graph = relaxed.problem.graph
+    cluster = relaxed.problem.cluster
     found = np.zeros(relaxed.time.shape)
-    source, target = graph.input_op, graph.edge_target
+    source = graph.input_op
+    target = graph.edge_target
     homes = np.isfinite(relaxed.time)
     for edge in np.flatnonzero(
         graph.is_parameter[source] & (graph.phase[target] == UPDATE)
     ).tolist():
-        parameter, op = source[edge], target[edge]
+        parameter = source[edge]
+        op = target[edge]
         if homes[parameter].all():
             continue
         # 0 on the diagonal.

@@ -19,10 +19,12 @@ _ROUNDS = 3
 
 def interval(relaxed: Relaxed, ends: Ends) -> float:
     """The greatest head + tail + work between them, over sampled thresholds of heads and tails."""
-    head, tail = ends.head.min(axis=1), ends.tail.min(axis=1)
+    head = ends.head.min(axis=1)
+    tail = ends.tail.min(axis=1)
     gap = relaxed.problem.cluster.device_gap
     inside = np.ones(len(head), dtype=bool)
-    rows, columns = _thresholds(head), _thresholds(tail)
+    rows = _thresholds(head)
+    columns = _thresholds(tail)
     best = 0.0
     for _ in range(_ROUNDS):
         # Weights that are best for the ops between the best thresholds so far hold for all others

@@ -34,7 +34,8 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
     if missing[worst].min() <= 0:
         return None
     device = int(missing[worst].argmin())
-    name, lacking = problem.cluster.device_names[device], math.ceil(missing[worst, device])
+    name = problem.cluster.device_names[device]
+    lacking = math.ceil(missing[worst, device])
     members = np.flatnonzero(relaxed.unit == worst)
     what = f"op {problem.graph.op_names[members[0]]!r}"
     if len(members) > 1:
@@ -52,7 +53,8 @@ def _too_large_for_each(relaxed: Relaxed) -> Infeasible | None:
 def _too_large_together(relaxed: Relaxed) -> Infeasible | None:
     """The error where parameters and live tensors are more than all their devices hold."""
     problem = relaxed.problem
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     moment = fullest_moment(problem)
     held = np.where(graph.is_parameter, graph.output_bytes, 0).astype(float)
     held[moment.alive] = graph.output_bytes[moment.alive]
@@ -96,17 +98,20 @@ def fullest_moment(problem: Problem) -> Moment:
     `fifo` counts nothing.
     """
     graph = problem.graph
-    inputs, consumers = graph.input_lists(), graph.consumer_lists()
+    inputs = graph.input_lists()
+    consumers = graph.consumer_lists()
     best: Moment | None = None
     for op in _likely(graph):
-        early, late = _reached(op, inputs), _reached(op, consumers)
+        early = _reached(op, inputs)
+        late = _reached(op, consumers)
         late[op] = True
         ahead = np.zeros(graph.num_ops, dtype=bool)
         ahead[graph.input_op[late[graph.edge_target]]] = True
         alive = np.flatnonzero(early & ahead & ~graph.is_parameter)
         passing = float(graph.output_bytes[op] + graph.workspace_bytes[op])
         if not problem.cluster.copies_in_memory or not (problem.op_time[op] > 0).all():
-            alive, passing = alive[:0], 0.0
+            alive = alive[:0]
+            passing = 0.0
         found = Moment(op, alive, late, early, passing)
         if best is None or _bytes(graph, found) > _bytes(graph, best):
             best = found

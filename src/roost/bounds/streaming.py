@@ -58,7 +58,8 @@ class Stars:
 def _stars(relaxed: Relaxed, moment: Moment) -> Stars:
     graph = relaxed.problem.graph
     fastest = relaxed.time.min(axis=1)
-    consumers, parameters = graph.consumer_lists(), np.flatnonzero(graph.is_parameter)
+    consumers = graph.consumer_lists()
+    parameters = np.flatnonzero(graph.is_parameter)
     taken = np.zeros(graph.num_ops, dtype=bool)
     rows = []
 
@@ -93,8 +94,11 @@ class _Weighed:
     """The weighted sum for given weights, and its parts."""
 
     def __init__(self, relaxed: Relaxed, moment: Moment, roomy: Array, stars: Stars) -> None:
-        self.relaxed, self.roomy, self.stars = relaxed, roomy, stars
-        self.cluster, self.graph = relaxed.problem.cluster, relaxed.problem.graph
+        self.relaxed = relaxed
+        self.roomy = roomy
+        self.stars = stars
+        self.cluster = relaxed.problem.cluster
+        self.graph = relaxed.problem.graph
         self.size = self.graph.output_bytes.astype(float)
         self.capacity = float(self.cluster.memory[~roomy].sum())
         self.alive = float(self.size[moment.alive].sum())
@@ -163,7 +167,8 @@ class _Weighed:
         self, device: Array, bus: Array, memory: float
     ) -> tuple[float, tuple[Array, Array, float]]:
         """The weighted sum; and the time of each device and bus, and the memory, that are in it."""
-        stars, time = self.stars, self.relaxed.time
+        stars = self.stars
+        time = self.relaxed.time
         with np.errstate(invalid="ignore"):
             cost = np.where(
                 np.isfinite(time), time * device - memory * np.outer(self.gain, self.roomy), np.inf
@@ -183,9 +188,13 @@ class _Use:
     """The cheapest choice for every op under some weights, and the time and memory it uses."""
 
     def __init__(self, of: _Weighed, device: Array, bus: Array, memory: float, cost: Array) -> None:
-        self.of, self.cost, self.weight = of, cost, memory
+        self.of = of
+        self.cost = cost
+        self.weight = memory
         cluster = of.cluster
-        self.device, self.bus, self.memory = np.zeros(len(device)), np.zeros(len(bus)), 0.0
+        self.device = np.zeros(len(device))
+        self.bus = np.zeros(len(bus))
+        self.memory = 0.0
         self.line = np.where(np.eye(len(device), dtype=bool), 0, cluster.bus)
         apart = ~np.eye(len(device), dtype=bool)
         # [devices, devices].
@@ -199,8 +208,11 @@ class _Use:
 
     def send(self, tensors: Array, source: Array, target: Array) -> None:
         """Note that tensors are sent."""
-        cluster, apart = self.of.cluster, source != target
-        tensors, source, target = tensors[apart], source[apart], target[apart]
+        cluster = self.of.cluster
+        apart = source != target
+        tensors = tensors[apart]
+        source = source[apart]
+        target = target[apart]
         takes = (
             cluster.latency[source, target]
             + self.of.size[tensors] * cluster.seconds_per_byte[source, target]
@@ -215,7 +227,8 @@ class _Use:
         return np.where((ops >= 0)[:, None], self.cost[ops], 0.0)
 
     def stars(self) -> None:
-        stars, fast = self.of.stars, ~self.of.roomy
+        stars = self.of.stars
+        fast = ~self.of.roomy
         if not len(stars.parameter):
             return
         size = self.of.size[stars.parameter]
@@ -247,7 +260,8 @@ class _Use:
         self._note_update(home, update, given[rows, :, update].argmin(axis=1))
 
     def _note_reads(self, home: Array, before: Array, after: Array, keep: Array) -> None:
-        stars, rows = self.of.stars, np.arange(len(home))
+        stars = self.of.stars
+        rows = np.arange(len(home))
         there = stars.before >= 0
         self.run(stars.before[there], before[there])
         self.send(stars.parameter[there], home[there], before[there])

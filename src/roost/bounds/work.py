@@ -43,7 +43,8 @@ def best_weights(busy: Array) -> Array:  # [devices] adding up to 1
     """The weights under which the work weighs most: the dual of sharing it out in fractions."""
     _, first, kind = np.unique(busy, axis=1, return_index=True, return_inverse=True)
     kind = kind.ravel()
-    columns, count = busy[:, first], np.bincount(kind)
+    columns = busy[:, first]
+    count = np.bincount(kind)
     if len(count) == 2:
         return np.asarray((_of_two(columns / count) / count)[kind])
 
@@ -92,12 +93,16 @@ def cutting_planes(
     if size == 1:
         return start
     tied = np.isnan(limit).astype(float)
-    best, best_value = start, -np.inf
-    point, planes, heights = start, [], []
+    best = start
+    best_value = -np.inf
+    point = start
+    planes = []
+    heights = []
     for _ in range(_ROUNDS):
         height, slope = value(point)
         if height > best_value:
-            best, best_value = point, height
+            best = point
+            best_value = height
         planes.append([*-slope, 1.0])
         heights.append(height - float(slope @ point))
         ranges = [(0.0, 1.0 if np.isnan(top) else float(top)) for top in limit]

@@ -105,7 +105,9 @@ class LiveLine:
     """A line that says what the command does; `slow` is added after some seconds."""
 
     def __init__(self, text: str, slow: str = "") -> None:
-        self.text, self.slow, self.began = text, slow, time.monotonic()
+        self.text = text
+        self.slow = slow
+        self.began = time.monotonic()
         self.message = ""  # the last one of the library
 
     def __rich__(self) -> Text:
@@ -159,7 +161,9 @@ def working(text: str, slow: str = "") -> Iterator[None]:
 @contextmanager
 def progress(text: str) -> Iterator[Callable[[int, int], None]]:
     """Draw a live line with a count. Without a terminal print a line now and then."""
-    line, out, told = LiveLine(text), console(stderr=True), time.monotonic()
+    line = LiveLine(text)
+    out = console(stderr=True)
+    told = time.monotonic()
 
     def tell(done: int, total: int) -> None:
         nonlocal told

@@ -12,7 +12,9 @@ from roost.cli import _console
 from roost.errors import Infeasible, InputError, MissingExtra, RoostError, VerificationFailed
 
 # Typer ends bad usage with 2 too, Ctrl-C with 130, a closed pipe with 1.
-BAD_INPUT, NOTHING_FITS, NOT_VERIFIED = 2, 3, 4
+BAD_INPUT = 2
+NOTHING_FITS = 3
+NOT_VERIFIED = 4
 _OTHER = 1
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from roost.errors import InputError, MissingExtra
 
-METRICS, EVENTS = "metrics.jsonl", "events"
+METRICS = "metrics.jsonl"
+EVENTS = "events"
 
 
 class Metrics:

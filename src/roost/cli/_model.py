@@ -167,7 +167,8 @@ class ModelSpec:
         settings = {"batch": 1, "length": 512} | dict(self.settings)
         if set(settings) != {"batch", "length"}:
             raise InputError(f"{self.source}: a config takes only --set batch=N and --set length=N")
-        reader, path = Huggingface(), Path(self.source)
+        reader = Huggingface()
+        path = Path(self.source)
         path = path / "config.json" if path.is_dir() else path
         config = reader._config(path, transformers)
         config.use_cache = False
@@ -253,7 +254,8 @@ class BuiltModel:
         """The captured step, with the program that its ops come from."""
         from roost.frontends.torch import step_of
 
-        train, optimizer = self.spec.train, self.spec.optimizer
+        train = self.spec.train
+        optimizer = self.spec.optimizer
         return step_of(self.module, self.inputs, train=train, optimizer=optimizer, name=self.name)
 
 

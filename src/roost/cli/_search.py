@@ -41,7 +41,8 @@ Trials = Annotated[
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
 _TRY_SECONDS, _TRY_TRIALS = 2.0, 2000  # for a best try after a proof that nothing fits
 # A gap below the first is a rounding error. Below the second it would be shown as 0.0%.
-_OPTIMAL, _LEAST_SHOWN = 1e-6, 5e-4
+_OPTIMAL = 1e-6
+_LEAST_SHOWN = 5e-4
 COMPILING = "loading compiled code"
 
 
@@ -121,7 +122,10 @@ class SearchLine:
     def __init__(
         self, what: str, out: Console, first: str = "", baseline: Trial | None = None
     ) -> None:
-        self.what, self.out, self.first, self.baseline = what, out, first, baseline
+        self.what = what
+        self.out = out
+        self.first = first
+        self.baseline = baseline
         self.last: Progress | None = None
         self.printed = self.heard = time.monotonic()
         self.waiting = _console.LiveLine(f"{what}: preparing", COMPILING)
@@ -130,7 +134,8 @@ class SearchLine:
         if self.first:  # now the search has really begun
             self.out.print(self.first, soft_wrap=True)
             self.first = ""
-        self.last, self.heard = progress, time.monotonic()
+        self.last = progress
+        self.heard = time.monotonic()
         if not self.out.is_terminal and self.heard - self.printed >= _PIPE_SECONDS:
             self.printed = self.heard
             _console.note(f"{self.what}: {state_of(progress, baseline=self.baseline)}")
@@ -158,7 +163,8 @@ def watching(what: str, first: str = "", baseline: Trial | None = None) -> Itera
 
 def state_of(progress: Progress, since: float = 0.0, baseline: Trial | None = None) -> str:
     """`3.2 s, 1,234 trials, best 513 ms by etf, 0.67 of expert, bound 508 ms, gap 1.0%`."""
-    best, bound = progress.best, progress.bound
+    best = progress.best
+    bound = progress.bound
     words = [f"{progress.seconds + since:.1f} s", plural(progress.num_trials, "trial")]
     if not best.feasible and best.why and not best.missing_bytes:
         return ", ".join([*words, f"nothing runs yet: {best.why}"])

@@ -51,7 +51,9 @@ def summary(problem: Problem, placement: Placement, step: Timeline) -> dict[str,
 
     assert step.device is not None
     assert step.transfers is not None
-    names, moves, count = step.device_names, step.transfers, len(step.device_names)
+    names = step.device_names
+    moves = step.transfers
+    count = len(step.device_names)
     size = problem.graph.output_bytes[moves.tensor]  # [transfers] bytes
 
     def total(device: Array) -> Array:
@@ -129,7 +131,8 @@ def modules(problem: Problem, step: Timeline, depth: int) -> list[dict[str, Any]
     from roost.transforms.by_module import plain
 
     assert step.device is not None
-    graph, names = problem.graph, step.device_names
+    graph = problem.graph
+    names = step.device_names
     rows: dict[str, dict[str, Any]] = {}
     for op, (module, device) in enumerate(zip(graph.modules, step.device.tolist(), strict=True)):
         name = ".".join(plain(module).split(".")[:depth])

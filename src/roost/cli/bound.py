@@ -73,7 +73,8 @@ def _facts(problem: Problem, seconds: float) -> dict[str, Any]:
 
 def _report(facts: dict[str, Any]) -> Iterator[RenderableType]:
 
-    least, single = facts["bound"]["step_time"], facts["single"]
+    least = facts["bound"]["step_time"]
+    single = facts["single"]
     yield assembled(
         ("No step is shorter than ", ""),
         (show_seconds(least), "bold"),

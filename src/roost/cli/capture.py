@@ -53,7 +53,8 @@ def capture(
     if as_json:
         _console.show_json(facts)
         return
-    flop, moved = facts["flop_by_formula"], facts["bytes_by_formula"]
+    flop = facts["flop_by_formula"]
+    moved = facts["bytes_by_formula"]
     _console.show(
         f"{graph.name}: {facts['ops']} ops, {facts['edges']} edges, "
         f"{show_count(facts['flop'], 'FLOP')}, "

@@ -131,7 +131,8 @@ def _devices(alike: Sequence[Sequence[Device]]) -> RenderableType:
 
 
 def _links(links: Sequence[Link]) -> RenderableType:
-    gaps, sends = any(link.gap for link in links), any(link.send_bandwidth for link in links)
+    gaps = any(link.gap for link in links)
+    sends = any(link.send_bandwidth for link in links)
     late = any(link.send_latency for link in links)
     busy = any(link.sender_busy or link.receiver_busy for link in links)
     ends = ["sender busy", "receiver busy"] * busy

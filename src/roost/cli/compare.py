@@ -154,7 +154,8 @@ def _names(text: str | None) -> list[str]:
 
 def _entries(names: Sequence[str], weights: Path | None, variant: str | None) -> list[Entry]:
     """The placers, with the variant or weights that suit them. Raises InputError if none suits."""
-    entries, errors = [Entry(name) for name in names], []
+    entries = [Entry(name) for name in names]
+    errors = []
     if weights is None and variant is None:
         return entries
     for number, name in enumerate(names):

@@ -72,7 +72,8 @@ def export(
         if not _problem.is_our_file(model_or_graph):
             costs = found_with
         problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
-        loaded, module = formats.load_as(Placement, placement), _module(model)
+        loaded = formats.load_as(Placement, placement)
+        module = _module(model)
         try:
             loaded = problem.check(loaded)
         except InputError as error:

@@ -25,8 +25,13 @@ if TYPE_CHECKING:
     from roost.core.graph import Graph
     from roost.core.problem import Problem
 
-WEIGHTS, CARD, CHECKPOINT, LOCK = "policy.safetensors", "card.json", "checkpoint.npz", ".lock"
-_MOST_SECONDS, _MOST_SEED, _MOST_MADE_UP = 1e9, 2**62, 64
+WEIGHTS = "policy.safetensors"
+CARD = "card.json"
+CHECKPOINT = "checkpoint.npz"
+LOCK = ".lock"
+_MOST_SECONDS = 1e9
+_MOST_SEED = 2**62
+_MOST_MADE_UP = 64
 _LONG = ("settings", "problems")  # fields that are too long to quote
 _SAVE_SECONDS = 10.0  # between two checkpoints
 _TELL_SECONDS = 10.0  # between two lines of progress where there is no terminal
@@ -292,7 +297,8 @@ class Checkpoint:
 
     def _check(self, saved: Mapping[str, Any]) -> None:
         for name in {**self.about, **saved}:
-            was, now = saved.get(name), self.about.get(name)
+            was = saved.get(name)
+            now = self.about.get(name)
             if was != now:
                 differs = (
                     f"{name} was {was!r}, not {now!r}"

@@ -47,7 +47,8 @@ FILES = {
 }
 
 # Larger shares of the activations to try, and seconds and trials for each.
-_LARGER, _LARGER_BUDGET = (2.0, 1.5, 1.25, 1.1), (1.0, 2000)
+_LARGER = (2.0, 1.5, 1.25, 1.1)
+_LARGER_BUDGET = (1.0, 2000)
 
 
 def place(
@@ -130,7 +131,8 @@ def place(
         result = _search_for(
             problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists
         )
-        single, raced = _single(problem, result, source), None
+        single = _single(problem, result, source)
+        raced = None
         if (
             source is not None
             and single is not None
@@ -199,7 +201,8 @@ def _search_for(
     from roost.search.solve import search
 
     journal = None if output is None else output / JOURNAL
-    metrics, first = None, ""
+    metrics = None
+    first = ""
     if journal is not None and journal.is_file() and (size := journal.stat().st_size):
         first = f"going on from {journal} ({show_bytes(size)}): its trials are not evaluated again"
     if output is not None:
@@ -209,7 +212,8 @@ def _search_for(
     with _search.watching(name, first, None if lent else _search.baseline(problem)) as tell:
         on_trial: Callable[[Progress], object] = tell
         if finalists is not None:
-            finalists.tell, on_trial = tell, finalists
+            finalists.tell = tell
+            on_trial = finalists
         result = search(
             problem, placer, seconds, trials, seed, on_trial, journal, source=lent, on_note=note
         )
@@ -397,7 +401,8 @@ def _report(
 
 
 def _beside_single(facts: dict[str, Any]) -> str:
-    single, share = facts["single"], facts["ratio_to_single"]
+    single = facts["single"]
+    share = facts["ratio_to_single"]
     if single is None:
         return "one device alone was not measured"
     if not single["feasible"]:

@@ -94,7 +94,8 @@ def profile(
     with _console.progress("timing ops") as tell:
         settings = Profiled(step, not alone, in_step=calibrate, refresh=refresh, progress=tell)
         timed = settings.profile(step.graph, cluster)
-    problem, whole = Problem(step.graph, cluster, timed.costs), None
+    problem = Problem(step.graph, cluster, timed.costs)
+    whole = None
     if calibrate:
         with _console.working(f"running steps of {model}"):
             whole = _calibrated(chosen, step, problem)
@@ -126,7 +127,8 @@ def _facts(problem: Problem, timed: Profile, whole: Calibrated | None) -> dict[s
 
     from roost.simulator.compiled import simulate
 
-    graph, names = problem.graph, problem.cluster.device_names
+    graph = problem.graph
+    names = problem.cluster.device_names
     devices = []
     for index, name in enumerate(names):
         step = simulate(problem, problem.placement(np.full(graph.num_ops, index)))
@@ -243,7 +245,8 @@ def _devices(facts: dict[str, Any]) -> RenderableType:
     numbers = ["all ops", *by, "predicted step", "measured step", "predicted / measured"]
     rows = _console.table(["device", *numbers], numbers)
     for device in facts["devices"]:
-        predicted, measured = device["predicted_step_time"], device["measured_step_time"]
+        predicted = device["predicted_step_time"]
+        measured = device["measured_step_time"]
         rows.add_row(
             device["name"],
             show_seconds(device["op_time"]),

@@ -44,7 +44,8 @@ def exact(values: Any, dtype: type[np.generic], what: str) -> Array:
     with np.errstate(all="ignore"):
         array = np.array(given, dtype=wanted, order="C")
     if wanted.kind == "i" and given.dtype != wanted and given.size:
-        least, most = np.iinfo(wanted).min, np.iinfo(wanted).max
+        least = np.iinfo(wanted).min
+        most = np.iinfo(wanted).max
         wrong = (given < least) | (given > most) | ~np.isfinite(given) | (array != given)
         if wrong.any():
             raise InputError(

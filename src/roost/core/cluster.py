@@ -260,7 +260,8 @@ class Cluster(Saved):
         return any(len(sources) > 1 for sources in senders.values())
 
     def _bus_name(self, pair: tuple[int, int]) -> str:
-        source, target = self.devices[pair[0]], self.devices[pair[1]]
+        source = self.devices[pair[0]]
+        target = self.devices[pair[1]]
         filled = {
             "{source}": source.name,
             "{target}": target.name,

@@ -110,7 +110,8 @@ class Graph(Saved):
             raise GraphError(f"an edge starts at no op; ops are 0 to {self.num_ops - 1}")
         backwards = np.flatnonzero(self.input_op >= self.edge_target)
         if len(backwards):
-            source, target = int(self.input_op[backwards[0]]), int(self.edge_target[backwards[0]])
+            source = int(self.input_op[backwards[0]])
+            target = int(self.edge_target[backwards[0]])
             if source == target:
                 raise GraphError(f"op {self.op_names[source]!r} takes its own output as an input")
             if cycle := self._find_cycle():

@@ -81,7 +81,8 @@ class Problem(Saved):
 
     def check(self, placement: Placement) -> Placement:
         """The placement with devices in the order of this cluster, if it is valid here."""
-        graph, cluster = self.graph, self.cluster
+        graph = self.graph
+        cluster = self.cluster
         if not isinstance(placement, Placement):
             given = type(placement).__name__
             raise InputError(f"a roost.Placement is needed, not {given}; make one of the devices")
@@ -129,7 +130,8 @@ class Problem(Saved):
         )
 
     def _check_rules(self, device: Array) -> None:
-        graph, cluster = self.graph, self.cluster
+        graph = self.graph
+        cluster = self.cluster
         forbidden = np.flatnonzero(~self.allowed[np.arange(graph.num_ops), device])
         if len(forbidden):
             op = int(forbidden[0])
@@ -142,7 +144,8 @@ class Problem(Saved):
         leader = self.group_leader[graph.group[members]]
         split = np.flatnonzero(device[members] != device[leader])
         if len(split):
-            op, first = int(members[split[0]]), int(leader[split[0]])
+            op = int(members[split[0]])
+            first = int(leader[split[0]])
             raise InputError(
                 f"ops {graph.op_names[first]!r} and {graph.op_names[op]!r} share the group "
                 f"{graph.group_names[graph.group[op]]!r}; the placement puts them on "

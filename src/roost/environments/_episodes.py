@@ -46,7 +46,8 @@ class EnvironmentEpisodes(GroupEpisodes):
         self.space = space_of(sizes)
         self._fixed = fixed_parts(self.problems, self.space)
         # Figures of the problems, padded: [problems, ...].
-        every, shape = self.problems, (sizes.groups, sizes.devices)
+        every = self.problems
+        shape = (sizes.groups, sizes.devices)
         memory = [each.problem.cluster.memory for each in every]
         self._allowed = padded([each.units.allowed for each in every], shape, np.int8)
         self._time = padded([each.units.time for each in every], shape, float)
@@ -133,14 +134,17 @@ class EnvironmentEpisodes(GroupEpisodes):
     def act(self, rows: Array, action: Array) -> Array:  # [rows] rewards
         """Put the current group of each row on a device. A device that it may not use is replaced
         by its fastest, at a penalty."""
-        number, group = self.number[rows], self.current[rows]
+        number = self.number[rows]
+        group = self.current[rows]
         may = self._allowed[number, group, action] > 0
         device = np.where(may, action, self._fastest[number, group])
         before = self.put(rows, device)
         changed = before != device
         for there, sign in ((before, -1), (device, 1)):
             moved = changed & (there != self.NOWHERE)
-            row, one, on = rows[moved], group[moved], there[moved]
+            row = rows[moved]
+            one = group[moved]
+            on = there[moved]
             self._placed[row, one, on] = sign > 0
             self._busy[row, on] += sign * self._time[number[moved], one, on]
             self._held[row, on] += sign * self._bytes[number[moved], one]
@@ -162,14 +166,16 @@ class EnvironmentEpisodes(GroupEpisodes):
             penalty = self.settings.memory_penalty * (1.0 + share)
             cost = np.sqrt(outcomes.step_time / self._reference[number])
             self._cost[here] = cost + np.where(missing > 0, penalty, 0.0)
-            self.step_time[here], self.missing[here] = outcomes.step_time, missing
+            self.step_time[here] = outcomes.step_time
+            self.missing[here] = missing
 
     def observe(self) -> dict[str, Array]:
         """The observation of each row: [episodes, ...] each, and new each time."""
         number = self.number
         observation = {key: array[number] for key, array in self._fixed.items()}
         # Sums of what came and went round: a device that is empty again may be a hair below zero.
-        busy, held = np.maximum(self._busy, 0.0), np.maximum(self._held, 0.0)
+        busy = np.maximum(self._busy, 0.0)
+        held = np.maximum(self._held, 0.0)
         observation["devices"][..., -2] = beside(busy, self._reference[number][:, None])
         observation["devices"][..., -1] = beside(held, self._memory[number])
         return observation | {

@@ -132,7 +132,9 @@ class GroupedProblem:
         }
 
     def _group_features(self) -> Array:  # [groups, features]
-        units, graph, count = self.units, self.problem.graph, self.num_groups
+        units = self.units
+        graph = self.problem.graph
+        count = self.num_groups
         total_time = np.where(units.allowed, units.time, 0.0).sum(axis=1)
         mean_time = total_time / np.maximum(units.allowed.sum(axis=1), 1)
         sent = np.bincount(units.edges[0], units.edges[2], minlength=count)
@@ -157,7 +159,8 @@ class GroupedProblem:
         return np.stack(columns, axis=1)
 
     def _edge_features(self) -> Array:  # [edges, features]
-        size, cluster = self.units.edges[2], self.problem.cluster
+        size = self.units.edges[2]
+        cluster = self.problem.cluster
         apart = ~np.eye(self.num_devices, dtype=bool)
         seconds = np.zeros(len(size))
         if apart.any():
@@ -166,7 +169,8 @@ class GroupedProblem:
         return np.stack([_beside_mean(size), beside(seconds, self.typical_seconds)], axis=1)
 
     def _device_features(self) -> Array:  # [devices, those features that no placement changes]
-        units, memory = self.units, self.problem.cluster.memory.astype(np.float64)
+        units = self.units
+        memory = self.problem.cluster.memory.astype(np.float64)
         fastest = self.allowed_time.min(axis=1, keepdims=True)
         here = np.where(units.allowed, units.time, 0.0).sum(axis=0)
         ideal = np.where(units.allowed, fastest, 0.0).sum(axis=0)
@@ -176,7 +180,8 @@ class GroupedProblem:
         return np.stack([np.minimum(speed, 1.0), share_of_memory, need], axis=1)
 
     def _link_features(self) -> Array:  # [devices, devices, features]
-        size, cluster = self.units.edges[2], self.problem.cluster
+        size = self.units.edges[2]
+        cluster = self.problem.cluster
         mean_size = size.mean() if len(size) else 0.0
         both = np.stack([cluster.latency, mean_size * cluster.seconds_per_byte], axis=2)
         return beside(both, self.typical_seconds)

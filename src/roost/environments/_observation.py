@@ -58,7 +58,8 @@ class Sizes:
         room = {}
         for what in ("groups", "edges", "devices"):
             needs = [getattr(problem, f"num_{what}") for problem in problems]
-            largest, limit = int(np.argmax(needs)), getattr(settings, f"max_{what}")
+            largest = int(np.argmax(needs))
+            limit = getattr(settings, f"max_{what}")
             if limit is not None and needs[largest] > limit:
                 raise InputError(
                     f"{problems[largest]!r} has {needs[largest]} {what}; max_{what} is {limit}: "
@@ -86,7 +87,9 @@ class Sizes:
 
 def space_of(sizes: Sizes) -> spaces.Dict:
     """The space of observations of this size."""
-    groups, edges, devices = sizes.groups, sizes.edges, sizes.devices
+    groups = sizes.groups
+    edges = sizes.edges
+    devices = sizes.devices
     return spaces.Dict(
         {
             "groups": _features(groups, len(GROUP_FEATURES)),

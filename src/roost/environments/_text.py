@@ -13,14 +13,16 @@ def text_of(episodes: EnvironmentEpisodes, row: int) -> str:
     if episodes.step[row] < 0:
         return "not reset yet\n"
     grouped = episodes.grouped(row)
-    units, cluster = grouped.units, grouped.problem.cluster
+    units = grouped.units
+    cluster = grouped.problem.cluster
     group_device = episodes.device[row, : grouped.num_groups]
     lines = [f"{grouped.problem.graph.name} on {cluster.name}: {_progress(episodes, row)}"]
     lines.append(f"{'device':<12}{'groups':>8}{'busy':>12}{'held':>12}{'memory':>12}")
     for number, device in enumerate(cluster.devices):
         here = np.flatnonzero(group_device == number)
         busy = show_seconds(units.time[here, number].sum())
-        held, memory = show_bytes(grouped.held_bytes[here].sum()), show_bytes(device.memory)
+        held = show_bytes(grouped.held_bytes[here].sum())
+        memory = show_bytes(device.memory)
         lines.append(f"{device.name:<12}{len(here):>8}{busy:>12}{held:>12}{memory:>12}")
     return "\n".join(lines) + "\n"
 

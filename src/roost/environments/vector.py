@@ -119,7 +119,8 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
         if self._resets_at_once and len(ended):
             infos = self._final(ended)
             self._begin(ended)
-        observation, truncations = episodes.observe(), np.zeros(self.num_envs, np.bool_)
+        observation = episodes.observe()
+        truncations = np.zeros(self.num_envs, np.bool_)
         return observation, rewards, terminations, truncations, self._info(observation, infos)
 
     def _begin(self, rows: Array) -> None:
@@ -166,7 +167,8 @@ class VectorEnvironment(VectorEnv[Observation, Array, Array]):
             columns["missing_bytes"] = episodes.missing.copy()
             columns["feasible"] = episodes.missing == 0
         for key, column in columns.items():
-            infos[key], infos[f"_{key}"] = column, np.ones(self.num_envs, np.bool_)
+            infos[key] = column
+            infos[f"_{key}"] = np.ones(self.num_envs, np.bool_)
         for row in np.flatnonzero(episodes.ended).tolist():
             infos = self._add_info(infos, episodes.outcome(row), row)
         return infos

@@ -39,7 +39,8 @@ def _skip_normalization(call: OpCall) -> Outputs:
 
 
 def _fused_matmul(call: OpCall) -> Outputs:
-    first, second = _transposed(call, 0, "transA"), _transposed(call, 1, "transB")
+    first = _transposed(call, 0, "transA")
+    second = _transposed(call, 1, "transB")
     batch = np.broadcast_shapes(first[:-2], second[:-2])
     return [Tensor(call.taken(0).dtype, (*batch, first[-2], second[-1]))]
 
@@ -63,7 +64,8 @@ def _matmul_n_bits(call: OpCall) -> Outputs:
 
 
 def _quantised_binary(call: OpCall) -> Outputs:
-    first, second = call.taken(0), call.taken(3)
+    first = call.taken(0)
+    second = call.taken(3)
     return [Tensor(first.dtype, tuple(np.broadcast_shapes(first.shape, second.shape)))]
 
 
@@ -76,7 +78,8 @@ def _quantised_gemm(call: OpCall) -> Outputs:
 
 def _quantised_lstm(call: OpCall) -> Outputs:
     steps, batch, _ = call.taken(0).shape
-    directions, hidden = call.taken(1).shape[0], int(call.attributes["hidden_size"])
+    directions = call.taken(1).shape[0]
+    hidden = int(call.attributes["hidden_size"])
     last = Tensor(call.taken(0).dtype, (directions, batch, hidden))
     return [Tensor(last.dtype, (steps, *last.shape)), last, last]
 
@@ -116,7 +119,8 @@ def _multi_head_attention(call: OpCall) -> Outputs:
 def _group_query_attention(call: OpCall) -> Outputs:
     query = call.taken(0)
     batch, steps, width = query.shape
-    heads, kept_heads = int(call.attributes["num_heads"]), int(call.attributes["kv_num_heads"])
+    heads = int(call.attributes["num_heads"])
+    kept_heads = int(call.attributes["kv_num_heads"])
     # Without a key, the query holds key and value too.
     size = width // heads if call.has(1) else width // (heads + 2 * kept_heads)
     past = call.taken(3).shape[2] if call.has(3) else 0

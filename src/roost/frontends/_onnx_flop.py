@@ -117,7 +117,8 @@ def _attention(call: OpCall) -> float:
         batch, heads, steps, size = query
         return 2.0 * batch * heads * steps * (key[2] + past) * (size + value[3])
     batch, steps, width = query
-    heads, value_heads = int(call.attributes["q_num_heads"]), int(call.attributes["kv_num_heads"])
+    heads = int(call.attributes["q_num_heads"])
+    value_heads = int(call.attributes["kv_num_heads"])
     return 2.0 * batch * steps * (key[1] + past) * (width + heads * value[2] // value_heads)
 
 
@@ -125,7 +126,8 @@ def _packed_attention(past_index: int) -> Formula:
     """Attention of com.microsoft: a projection by [width, 3 * hidden], then attention."""
 
     def flop(call: OpCall) -> float:
-        (batch, steps, width), projected = call.taken(0).shape, call.taken(1).shape[1]
+        (batch, steps, width) = call.taken(0).shape
+        projected = call.taken(1).shape[1]
         # [2, batch, heads, steps, size].
         past = call.taken(past_index).shape[3] if call.has(past_index) else 0
         value_width = call.made.shape[-1]

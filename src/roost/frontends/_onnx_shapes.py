@@ -277,9 +277,11 @@ class Shapes:
         return inferred
 
     def _schema(self, node: Any) -> Any | None:
-        domain, op = _domain(node.domain), node.op_type
+        domain = _domain(node.domain)
+        op = node.op_type
         if op.lower() in _onnx_contrib.ALIKE:
-            domain, op = "", _onnx_contrib.ALIKE[op.lower()]
+            domain = ""
+            op = _onnx_contrib.ALIKE[op.lower()]
         try:
             return self.onnx.defs.get_schema(op, self.versions.get(domain, 1), domain)
         except self.onnx.defs.SchemaError:

@@ -224,7 +224,8 @@ class _TensorflowWriter:
                 self.op_of[op.name, index] = name
 
     def _costs(self, op: Any, outputs: tuple[Tensor | None, ...]) -> tuple[float, int, int]:
-        kind, inputs = op.type.lower(), tuple(map(self._taken, op.inputs))
+        kind = op.type.lower()
+        inputs = tuple(map(self._taken, op.inputs))
         call = OpCall(kind, _attributes(op.node_def), inputs, outputs)
         try:
             flop, source = COSTS.flop(call)

@@ -117,7 +117,8 @@ def _expand(
 
 def _unused(name: str, path: str, out: Inlined) -> str:
     """The name itself if it is free, so that people find their layers; else with its call."""
-    unused, number = name, 0
+    unused = name
+    number = 0
     while unused in out.names:
         unused = f"{path}{name}" + (f"_{number}" if number else "")
         number += 1

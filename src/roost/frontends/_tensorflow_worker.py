@@ -89,7 +89,8 @@ def traced_function(function: Any, where: str) -> Traced:
     """The traced graph of a concrete function."""
     handles = {id(variable.handle): variable for variable in function.graph.variables}
     captured = {internal.op.name: external for external, internal in function.graph.captures}
-    variables, constants = {}, {}
+    variables = {}
+    constants = {}
     for placeholder, external in captured.items():
         variable = _variable(placeholder, external, handles.get(id(external)))
         if variable is None:

@@ -59,7 +59,8 @@ class Auto:
         """The trials of each baseline; those that cannot be asked here are left out."""
         trials: list[Trial] = []
         kept = 1 - self.baseline_share
-        least_seconds, least_trials = kept * evaluate.seconds_left, kept * evaluate.trials_left
+        least_seconds = kept * evaluate.seconds_left
+        least_trials = kept * evaluate.trials_left
         for name in self.baselines:
             # Without a limit nothing is less than infinite.
             late = evaluate.seconds_left < least_seconds or evaluate.trials_left < least_trials

@@ -90,7 +90,8 @@ def _kinds(units: Units) -> list[list[int]]:
     seconds = np.where(units.allowed, units.time, 0.0).sum(axis=0)
     runs_nothing = np.asarray(~units.allowed.any(axis=0))
     by_speed = sorted(alike.values(), key=lambda kind: (runs_nothing[kind[0]], seconds[kind[0]]))
-    kinds, states = [], 1
+    kinds = []
+    states = 1
     for kind in by_speed:
         room = min(len(kind), _MOST_STATES // states - 1)
         if room > 0:
@@ -101,14 +102,17 @@ def _kinds(units: Units) -> list[list[int]]:
 
 def _splits(chain: SectionChain, kinds: list[list[int]]) -> Iterator[Iterator[Array]]:
     """Devices of units [units]: for each goal, with less and less of the memory."""
-    cluster, num_ops = chain.units.problem.cluster, chain.units.problem.graph.num_ops
+    cluster = chain.units.problem.cluster
+    num_ops = chain.units.problem.graph.num_ops
     firsts = [kind[0] for kind in kinds]
-    unawaited, late = chain.unawaited(), chain.late()
+    unawaited = chain.unawaited()
+    late = chain.late()
     everything = _seconds(chain, firsts, np.ones(num_ops, dtype=bool))
     backward = _seconds(chain, firsts, late & ~unawaited)
     beside, beside_late = (_seconds(chain, firsts, ops) for ops in (unawaited, unawaited & late))
     nbytes = SectionBytes(chain.held(), chain.passing(), chain.traffic())
-    latency, rate = _between(cluster.latency, kinds), _between(cluster.seconds_per_byte, kinds)
+    latency = _between(cluster.latency, kinds)
+    rate = _between(cluster.seconds_per_byte, kinds)
     counts = np.array([len(kind) for kind in kinds])
     no_cpus = counts * np.isin(firsts, accelerators(chain.units.problem))
     # The quickest kind, without the others.

@@ -57,7 +57,8 @@ class Expert:
             return Published().place(problem, evaluate)
         layers = Layers.of(problem.graph)
         rule = expert_rules.rule_for(problem.graph, layers) if self.rule == "auto" else self.rule
-        units, devices = Units.of(problem), np.array(accelerators(problem))
+        units = Units.of(problem)
+        devices = np.array(accelerators(problem))
         if rule == "layers":
             return _by_speed(units, layers, devices, evaluate).placement
         if rule == "recurrent" and not expert_rules.recurrent_layers(problem.graph, layers):

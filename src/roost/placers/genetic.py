@@ -109,7 +109,8 @@ class KeyedProblem:
     """A problem as the compiled loops read it, with the order that urgencies shift."""
 
     def __init__(self, problem: Problem, start: Placement, spread: float) -> None:
-        self.problem, self.units = problem, Units.of(problem)
+        self.problem = problem
+        self.units = Units.of(problem)
         layout = Simulator.of(problem).layout(problem.placement(start.device))
         position = np.zeros(problem.graph.num_ops)
         order = dispatch_order(problem, start)

@@ -124,7 +124,8 @@ class Lister:
         The share of `refine` is left. Without any limit there is no room: learning would never end.
         Updates are whole, so a search that goes on with more trials makes the same ones.
         """
-        seconds, trials = evaluate.seconds_left, evaluate.trials_left
+        seconds = evaluate.seconds_left
+        trials = evaluate.trials_left
         is_endless = isinf(seconds) and isinf(trials)
         seconds_kept = 0.0 if isinf(seconds) else self.refine * seconds
         trials_kept = 0.0 if isinf(trials) else self.refine * trials
@@ -173,7 +174,8 @@ class Lister:
         """One round of schedules, as many as there are trials for; their costs."""
         if evaluate.trials_left < 1:
             raise BudgetSpent("no trial is left for another schedule")
-        left, is_tight = evaluate.simulations_left, scheduler.scheduler.is_tight
+        left = evaluate.simulations_left
+        is_tight = scheduler.scheduler.is_tight
         count, scales = affordable(len(sampling.heat), left, is_tight)
         first = SamplingSettings(*(np.array(values[:count]) for values in sampling))
 
@@ -279,7 +281,8 @@ def _recorded_round(
     evaluate: Evaluate,
 ) -> NetworkSchedules:
     """One round of schedules with their decisions; the best one becomes a trial."""
-    network, recorded = network_of(tensors, scheduler), []
+    network = network_of(tensors, scheduler)
+    recorded = []
 
     def run() -> Round:
         recorded.append(scheduler.schedule(network, sampling, SCALES[:1], record=True))

@@ -56,7 +56,8 @@ SHARES = {
 _SPREAD = 3.0  # each weight is drawn up to so many times more or less
 _COMMON = (1 / 15, 6.0)  # and all weights of a rule together by a factor between these
 # Share of the rules that take only fast devices; where memory is tight all are needed.
-_FAST, _FAST_TIGHT = 0.7, 0.25
+_FAST = 0.7
+_FAST_TIGHT = 0.25
 _SUBSET = 0.12  # share of the rules that take only some of the fast devices
 
 
@@ -145,7 +146,8 @@ def random_rules(scheduler: ListScheduler, rng: np.random.Generator, count: int)
     weights = np.zeros((count, len(FEATURES)))
     draw_weights(weights, rng, float(units.time.min(axis=1).mean()), price)
     _name(weights, usable, choices)
-    share, fair = rng.uniform(0.5, 1.5, count), rng.uniform(0.8, 1.5, count)
+    share = rng.uniform(0.5, 1.5, count)
+    fair = rng.uniform(0.8, 1.5, count)
     cautious = rng.random(count) < 0.5
     cautious[0] = True
     return scheduler.linear_rules(weights, usable, share, fair, cautious)

@@ -48,7 +48,8 @@ class Scotch:
 
 def mapping(units: Units, devices: list[int]) -> Array:  # [units] device
     """The device of each unit in Scotch's mapping onto some of the devices."""
-    chosen, speed = np.array(devices), speeds(units, devices)
+    chosen = np.array(devices)
+    speed = speeds(units, devices)
     if len(devices) == 1 or units.num_units == 1:
         return np.full(units.num_units, chosen[speed.argmax()])
     scotch = _library()

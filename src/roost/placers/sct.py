@@ -70,7 +70,8 @@ def _favourites(units: Units, layout: Layout) -> tuple[Array, Array]:
     num_ops = len(layout.op)
     source = layout.previous.astype(np.int64)
     target = np.repeat(np.arange(num_ops), layout.num_inputs)
-    favourite, parent = np.full(num_ops, -1, np.int32), np.full(num_ops, -1, np.int32)
+    favourite = np.full(num_ops, -1, np.int32)
+    parent = np.full(num_ops, -1, np.int32)
     if len(source) and units.problem.cluster.num_devices > 1:
         chosen = _relaxed(units, layout, source, target) < _FAVOURITE
         favourite[source[chosen]] = target[chosen]
@@ -89,15 +90,19 @@ def _relaxed(units: Units, layout: Layout, source: Array, target: Array) -> Arra
     from scipy import sparse
     from scipy.optimize import linprog
 
-    num_ops, num_edges = len(layout.op), len(source)
-    op, edge = np.arange(num_ops), np.arange(num_edges)
+    num_ops = len(layout.op)
+    num_edges = len(source)
+    op = np.arange(num_ops)
+    edge = np.arange(num_edges)
     number, end = num_ops + edge, num_ops + num_edges  # columns; that of a start is the op
     time = layout.time.reshape(num_ops, -1)[:, int(total_time(units).argmin())]
     transfer = mean_link(units.problem.cluster).seconds(layout.output[source])
     # Figures near 1 for the solver.
     scale = max(float(time.sum() + transfer.sum()) / max(1, num_ops), 1e-300)
     # Rows: a consumer waits for its input, an op ends before the step, consumers, inputs.
-    ends, consumers, inputs = num_edges + op, end + source, end + num_ops + target
+    ends = num_edges + op
+    consumers = end + source
+    inputs = end + num_ops + target
     entries: list[tuple[Any, Any, Any]] = [
         (edge, source, 1.0),
         (edge, target, -1.0),

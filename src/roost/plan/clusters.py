@@ -99,9 +99,11 @@ def with_store(problem: Problem, main: str, hop: float, large: bool = False) -> 
     if host is None or host.name == main:
         return problem
     devices = (*cluster.devices, Device(STORE, MEMORY, host.memory, host.host))
-    one, other = cluster.index_of(host.name), cluster.index_of(main)
+    one = cluster.index_of(host.name)
+    other = cluster.index_of(main)
     # Copies of weights wait for no thread. The GPU waits for outputs of the CPU within the hop.
-    forth, back = min(float(cluster.latency[one, other]), _COPY), float(cluster.latency[other, one])
+    forth = min(float(cluster.latency[one, other]), _COPY)
+    back = float(cluster.latency[other, one])
     rate_forth = 1 / float(cluster.seconds_per_byte[one, other])
     rate_back = 1 / float(cluster.seconds_per_byte[other, one])
     output_rate = rate_forth / _NARROW

@@ -56,7 +56,8 @@ def copied_in_calls(problem: Problem, main: str, modules: Collection[str]) -> Pr
     """Change the problem: the weights of these modules are copied to the main device in calls."""
     if not modules:
         return problem
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     hosts = [one.name for one in cluster.devices if one.name == STORE or one.kind == "cpu"]
     if not hosts:
         raise InputError("weights are to be copied in calls, but no device is a CPU to copy from")
@@ -68,7 +69,8 @@ def copied_in_calls(problem: Problem, main: str, modules: Collection[str]) -> Pr
         module: sum(size[around] for around in loads if f"{module}.".startswith(f"{around}."))
         for module in {plain(module) for module in graph.modules}
     }
-    workspace, op_time = graph.workspace_bytes.copy(), problem.op_time.copy()
+    workspace = graph.workspace_bytes.copy()
+    op_time = problem.op_time.copy()
     seen = set[str]()
     for op in np.flatnonzero(~graph.is_parameter).tolist():
         call = graph.modules[op]

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 
 # Memory of libraries and of rounding by the allocator, which is in no graph: where the workspace of
 # ops was not measured, and where it was. PyTorch has cuBLAS keep 32 MiB on a Hopper GPU.
-_UNMEASURED, _MEASURED = 96 * 2**20, 40 * 2**20
+_UNMEASURED = 96 * 2**20
+_MEASURED = 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
 _MARGIN = 0.01  # of the memory: the use of two runs differs by so much
 
@@ -100,9 +101,11 @@ class PlanSearch:
 
     def plan(self, known: Correction = Correction(), relief: Relief = _NO_RELIEF) -> Plan:
         """Search for a plan; raise `Infeasible` if none is found that fits."""
-        problem, main = self._problem(known, relief.light), self._main
+        problem = self._problem(known, relief.light)
+        main = self._main
         # The CPU and streamed weights have the same memory. At first each may use all of it.
-        share, less = 1.0, 0
+        share = 1.0
+        less = 0
         for _ in range(_ATTEMPTS):
             shared = with_share(problem, share)
             if less:
@@ -122,7 +125,8 @@ class PlanSearch:
                 break
             else:
                 share = 0.5
-        name, lacking = real.device_names[int(real.missing.argmax())], real.missing_bytes
+        name = real.device_names[int(real.missing.argmax())]
+        lacking = real.missing_bytes
         raise Infeasible(
             f"found no plan that fits: the best one needs {show_bytes(lacking)} more than "
             f"{name!r} has; give it more memory, or search longer",
@@ -160,7 +164,9 @@ class PlanSearch:
         return at_once(replace(graph, allowed=allowed, workspace_bytes=workspace))
 
     def _problem(self, known: Correction, light: bool) -> Problem:
-        cluster, graph, costs = self.cluster, self._graph, self.costs
+        cluster = self.cluster
+        graph = self._graph
+        costs = self.costs
         if known.slowdown > 1.0:
             slower = [
                 known.slowdown if device.kind == "cpu" and device.name != self.main else 1.0
@@ -206,7 +212,8 @@ class PlanSearch:
 
     def _all_streamed(self, problem: Problem) -> Array:  # [ops] devices
         """Put all on the main device, and into host memory the weights that may come from there."""
-        main, names = problem.cluster.index_of(self.main), problem.cluster.device_names
+        main = problem.cluster.index_of(self.main)
+        names = problem.cluster.device_names
         if STORE not in names:
             return np.full(problem.graph.num_ops, main)
         store = names.index(STORE)
@@ -233,7 +240,8 @@ class PlanSearch:
 
     def with_enough(self, error: Infeasible) -> Infeasible:
         """Add to the error how much memory of the main device is surely enough."""
-        enough, have = self._enough(), int(self.cluster.memory[self._main])
+        enough = self._enough()
+        have = int(self.cluster.memory[self._main])
         if enough <= have:  # then something else is missing
             return error
         return Infeasible(
@@ -245,7 +253,8 @@ class PlanSearch:
     def _enough(self) -> int:
         """Bytes of the main device, in whole MiB, with which there is a plan: all weights come."""
         problem = with_store(Problem(self._graph, self.cluster, self.costs), self.main, 0.0)
-        main, loads = problem.cluster.index_of(self.main), loads_of(problem.graph)
+        main = problem.cluster.index_of(self.main)
+        loads = loads_of(problem.graph)
         room = max(
             device.memory - self.reserved.get(device.name, 0) if device.kind == "cpu" else 0
             for device in self.cluster.devices
@@ -253,7 +262,8 @@ class PlanSearch:
         peaks = []
         for in_calls in ((), tuple(loads)):
             copied = copied_in_calls(problem, self.main, in_calls)
-            size, device = copied.graph.output_bytes, self._all_streamed(copied)
+            size = copied.graph.output_bytes
+            device = self._all_streamed(copied)
             window = 0
             if not in_calls:
                 window = max((int(size[own].sum()) for own in loads.values()), default=0)
@@ -339,7 +349,8 @@ class PlanSearch:
 
 def _check_exact(plan: Plan, main: str) -> None:
     """Raise `Infeasible` if an op runs elsewhere: to the search that is only very slow."""
-    graph, device = plan.problem.graph, plan.placement.device
+    graph = plan.problem.graph
+    device = plan.placement.device
     elsewhere = ~graph.is_parameter & (device != plan.problem.cluster.index_of(main))
     if not elsewhere.any():
         return

@@ -108,7 +108,8 @@ class Plan:
 
     def __str__(self) -> str:
         """Tell where the weights are, the step time and the memory, for people."""
-        main, weights = self.modules.main, self._weights()
+        main = self.modules.main
+        weights = self._weights()
         total = max(1, sum(weights.values()))
         lines = [
             f"{kind:36} {show_bytes(size):>10} of weights, {size / total:4.0%}"
@@ -136,7 +137,8 @@ class Plan:
 
     def _weights(self) -> dict[str, int]:
         """Bytes of weights by their use: kept, streamed, copied in calls or used where they lie."""
-        graph, names = self.problem.graph, self.problem.cluster.device_names
+        graph = self.problem.graph
+        names = self.problem.cluster.device_names
         streamed = {name for brought in self.modules.streamed.values() for name in brought}
         in_calls = {
             name for module in self.modules.on_the_spot for name in self.modules.streamed[module]
@@ -145,7 +147,8 @@ class Plan:
         used = graph.is_parameter & (np.diff(graph.consumer_start) > 0)
         for op in np.flatnonzero(used).tolist():
             device = self.placement.device[op]
-            home, name = names[device], graph.op_names[op]
+            home = names[device]
+            name = graph.op_names[op]
             if home != self.modules.main and name in in_calls:
                 kind = f"copied from {home} in each call"
             elif home != self.modules.main and name in streamed:

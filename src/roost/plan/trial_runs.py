@@ -47,7 +47,8 @@ def fastest_of_runs(
             show_seconds(trial.elsewhere_seconds), trial.num_elsewhere,
             show_bytes(plan.streamed_bytes),
         )  # fmt: skip
-        peak, ended = trial.peak, math.isfinite(trial.seconds)
+        peak = trial.peak
+        ended = math.isfinite(trial.seconds)
         faster = best is None or best.measured is None or trial.seconds < best.measured
         if peak <= search.room and faster:
             best = replace(plan, measured=trial.seconds)
@@ -60,7 +61,8 @@ def fastest_of_runs(
             break
     if best is not None:
         return best
-    room, main = show_bytes(search.room), search.main
+    room = show_bytes(search.room)
+    main = search.main
     if not ended:  # nobody knows how much memory it would have taken
         raise Infeasible(
             f"found no plan that fits: every trial run ran out of the {room} of {main!r}; give it "
@@ -86,7 +88,8 @@ def corrected(search: PlanSearch, plan: Plan, known: Correction, trial: TrialRun
     spare, too_little = _next_spare(search, plan, known, trial)
     if not trial.num_elsewhere:
         return Correction(spare, too_little, known.slowdown, known.hop)
-    problem, device = plan.problem, plan.placement.device
+    problem = plan.problem
+    device = plan.placement.device
     is_cpu = np.array([one.kind == "cpu" for one in problem.cluster.devices])
     ops = np.flatnonzero(is_cpu[device] & ~problem.graph.is_parameter)
     expected = float(problem.op_time[ops, device[ops]].sum())
@@ -109,7 +112,8 @@ def _next_spare(
     needed: libraries take much for some ops, and the peak may be at others. So half of it is tried
     as well, down to what was too little.
     """
-    spare, main = search.spare(known), search.cluster.index_of(search.main)
+    spare = search.spare(known)
+    main = search.cluster.index_of(search.main)
     if trial.peak > search.room:
         largest = int(search.cluster.memory[main]) // 5
         more = min(trial.peak - search.room + search.margin, largest)

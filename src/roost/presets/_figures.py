@@ -73,7 +73,9 @@ def _memory_bandwidth(device: torch.device, clock: Clock, size: int) -> float:
 
 def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough: float) -> float:
     """The best FLOP/s of larger and larger square products; 0 if the type has no kernel."""
-    best, size, long = 0.0, 256, 0
+    best = 0.0
+    size = 256
+    long = 0
     # Two long products are needed: threads that wait for a core make one small product long.
     while size <= _LARGEST and long < 2:
         try:
@@ -84,7 +86,8 @@ def _matmul_rate(dtype: torch.dtype, device: torch.device, clock: Clock, enough:
             seconds = clock(lambda one=one, other=other: one @ other)  # type: ignore[misc]
         except RuntimeError:  # no such kernel, or out of memory
             break
-        best, long = max(best, 2.0 * size**3 / seconds), long + (seconds > enough)
+        best = max(best, 2.0 * size**3 / seconds)
+        long = long + (seconds > enough)
         size *= 2
     return best
 
@@ -154,7 +157,8 @@ def _ends(
 
 def _handing(gpu: torch.device) -> Callable[[], None]:
     """The work of a GPU's thread to send a small tensor to the host, as the runtime does it."""
-    tiny, stream = torch.ones(_SMALL // 4, device=gpu), torch.cuda.current_stream(gpu)
+    tiny = torch.ones(_SMALL // 4, device=gpu)
+    stream = torch.cuda.current_stream(gpu)
 
     def hand() -> None:
         torch.empty_like(tiny, device="cpu", pin_memory=True).copy_(tiny, non_blocking=True)
@@ -191,7 +195,8 @@ def _wait(gpu: torch.device, up: bool) -> float:
     """
     taken = torch.ones(_CPU_OP // 4)
     size = min(_GPU_OP, machine.gpu_memory(gpu.index) // 8)
-    made, busy = torch.empty_like(taken), torch.ones(size // 4, device=gpu)
+    made = torch.empty_like(taken)
+    busy = torch.ones(size // 4, device=gpu)
     small_on_gpu = torch.ones(_SMALL // 4, device=gpu)
     small_on_cpu = torch.ones(_SMALL // 4)
 
@@ -289,7 +294,8 @@ def _copies(source: Tensor, target: Tensor, wait: Callable[[], None]) -> dict[st
     """Latency and bandwidth of copies, from the call to the arrival."""
 
     def copy(size: int) -> Callable[[], None]:
-        destination, origin = target[:size], source[:size]
+        destination = target[:size]
+        origin = source[:size]
 
         def call() -> None:
             destination.copy_(origin, non_blocking=True)

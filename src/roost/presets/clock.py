@@ -64,7 +64,8 @@ def _batch(calls: Sequence[Call], count: int, launching: float) -> float:
     import torch
 
     cuda: Any = torch.cuda  # it has no types for these
-    start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+    start = cuda.Event(enable_timing=True)
+    end = cuda.Event(enable_timing=True)
     cuda._sleep(int(min(_LONGEST_HOLD, 1.5 * launching + 1e-4) * _CYCLES))
     start.record()
     for number in range(count):

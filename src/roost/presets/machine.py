@@ -77,7 +77,8 @@ def parts(kinds: Sequence[str]) -> list[set[int]]:
     has a core of its own, and the threads that copy share one. On a core of a CPU op a launcher
     would hold up the op, and the op would hold up the GPU.
     """
-    own, is_cpu = own_cores(), [kind == "cpu" for kind in kinds]
+    own = own_cores()
+    is_cpu = [kind == "cpu" for kind in kinds]
     if not any(is_cpu):
         return [set() for _ in kinds]
     gpus = len(kinds) - sum(is_cpu)
@@ -109,7 +110,8 @@ def available_memory() -> int:
     else:
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     group = Path("/sys/fs/cgroup")
-    most, used = _text(group / "memory.max").strip(), _text(group / "memory.current").strip()
+    most = _text(group / "memory.max").strip()
+    used = _text(group / "memory.current").strip()
     if most.isdecimal() and used.isdecimal():
         cached = re.search(r"^inactive_file (\d+)$", _text(group / "memory.stat"), re.M)
         free = min(free, int(most) - int(used) + (int(cached[1]) if cached else 0))

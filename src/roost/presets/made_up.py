@@ -17,7 +17,8 @@ _MEMORY = (0.7, 3.0)
 _OVERHEAD = (0.5, 1.0)
 _BANDWIDTH, _LATENCY = (0.5, 8.0), (0.5, 2.0)  # of all links together
 # Memory and hosts became faster too, but less than arithmetic.
-_BYTES_POWER, _HOST_POWER = 0.75, 0.5
+_BYTES_POWER = 0.75
+_HOST_POWER = 0.5
 
 
 def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
@@ -26,11 +27,14 @@ def made_up(cluster: Cluster, rng: np.random.Generator) -> Cluster:
     def drawn(bounds: tuple[float, float]) -> float:
         return float(np.exp(rng.uniform(*np.log(bounds))))
 
-    faster, overhead = drawn(_FASTER), drawn(_OVERHEAD)
-    bandwidth, latency = drawn(_BANDWIDTH), drawn(_LATENCY)
+    faster = drawn(_FASTER)
+    overhead = drawn(_OVERHEAD)
+    bandwidth = drawn(_BANDWIDTH)
+    latency = drawn(_LATENCY)
     devices = []
     for device in cluster.devices:
-        speed, memory = faster**_HOST_POWER, 1.0
+        speed = faster**_HOST_POWER
+        memory = 1.0
         if device.kind != "cpu":
             speed = faster * (drawn(_SLOWER) if rng.random() < _UNLIKE else 1.0)
             memory = drawn(_MEMORY)

@@ -31,7 +31,9 @@ from roost.core.timeline import HOME, TRANSFER_KINDS, MemoryTrack, Timeline, Tra
 from roost.errors import InputError
 
 # Processes; a counter belongs to no thread, so it carries its process's number.
-DEVICES, LINKS, MEMORY = 1, 2, 3
+DEVICES = 1
+LINKS = 2
+MEMORY = 3
 _FIRST_DEVICE, _FIRST_LINK = 100, 1000  # threads: 100 + device, 1000 + source * devices + target
 
 
@@ -86,7 +88,8 @@ class _Slices:
     def __init__(self, pid: int, tid: Array, start: Array, finish: Array) -> None:
         self.pid = pid
         self.tid: list[int] = tid.tolist()
-        begins, ends = np.rint(start * 1e9), np.rint(finish * 1e9)
+        begins = np.rint(start * 1e9)
+        ends = np.rint(finish * 1e9)
         self.start, self.finish = start, finish  # [slices] seconds
         self.shown = ends > begins  # [slices]
         self.seconds = list(zip(start.tolist(), finish.tolist(), strict=True))
@@ -108,8 +111,11 @@ def write_trace(timeline: Timeline, path: str | Path, graph: Graph | None = None
 
 def encode(timeline: Timeline, graph: Graph | None = None) -> bytes:
     """The bytes of a trace, an event a line."""
-    device, moves, track = timeline.device, timeline.transfers, timeline.memory
-    start, finish = timeline.start, timeline.finish
+    device = timeline.device
+    moves = timeline.transfers
+    track = timeline.memory
+    start = timeline.start
+    finish = timeline.finish
     if device is None or start is None or finish is None or moves is None or track is None:
         raise InputError("a trace needs the full timeline: simulate(problem, placement, full=True)")
     if graph is not None and graph.op_names != timeline.op_names:
@@ -156,7 +162,8 @@ def _op_slices(names: tuple[str, ...], ops: _Slices, graph: Graph | None) -> Ite
 def _transfer_slices(
     names: tuple[str, ...], moves: Transfers, sent: _Slices, graph: Graph | None
 ) -> Iterator[_Slice]:
-    tensor, kind = moves.tensor.tolist(), moves.kind.tolist()
+    tensor = moves.tensor.tolist()
+    kind = moves.kind.tolist()
     size = None if graph is None else graph.output_bytes[moves.tensor].tolist()
     for row in np.flatnonzero(sent.shown).tolist():
         transfer_kind = TRANSFER_KINDS[kind[row]]
@@ -206,7 +213,9 @@ def _makers(device: Array, moves: Transfers, ops: _Slices, graph: Graph | None) 
 
 def _takers(device: Array, moves: Transfers, ops: _Slices, graph: Graph) -> list[int]:
     """[transfers] the first drawn op that takes the tensor on the target, or -1."""
-    on, start, shown = device.tolist(), ops.start.tolist(), ops.shown.tolist()
+    on = device.tolist()
+    start = ops.start.tolist()
+    shown = ops.shown.tolist()
     consumers = graph.consumer_lists()
     columns = (moves.tensor, moves.target, moves.kind, moves.finish)
     first = []

@@ -69,9 +69,13 @@ class Search:
         on_trial: Callable[[Progress], object] | None = None,
         on_note: Callable[[Mapping[str, float]], object] | None = None,
     ) -> None:
-        self.problem, self.source, self.budget, self.seed = problem, source, budget, seed
+        self.problem = problem
+        self.source = source
+        self.budget = budget
+        self.seed = seed
         self.past = past or Past()
-        self.on_trial, self.on_note = on_trial, on_note
+        self.on_trial = on_trial
+        self.on_note = on_note
         self.best: Trial | None = None
         self.best_of: dict[str, Trial] = {}  # by placer
         self.bound: Bound | None = None
@@ -141,7 +145,8 @@ class Evaluation(Evaluate):
     def __init__(
         self, search: Search, placer: str, trials: float = inf, seconds: float = inf
     ) -> None:
-        self._search, self._placer = search, placer
+        self._search = search
+        self._placer = placer
         self._most_trials = search.budget.num_trials + min(trials, search.budget.trials_left)
         self._until = search.budget.elapsed + min(seconds, search.budget.seconds_left)
         # By the file name: Python and the command line name a placer differently, and draw alike.
@@ -151,7 +156,8 @@ class Evaluation(Evaluate):
         self._saved_at = search.budget.elapsed
 
     def named(self, placer: str, trials: float = inf, seconds: float = inf) -> Evaluation:
-        trials, seconds = min(trials, self.trials_left), min(seconds, self.seconds_left)
+        trials = min(trials, self.trials_left)
+        seconds = min(seconds, self.seconds_left)
         return Evaluation(self._search, placer, trials, seconds)
 
     @property
@@ -185,7 +191,8 @@ class Evaluation(Evaluate):
             self._search.on_note(spent | dict(figures))
 
     def keep(self, state: Callable[[], Mapping[str, Array]]) -> None:
-        past, now = self._search.past, self._search.budget.elapsed
+        past = self._search.past
+        now = self._search.budget.elapsed
         if past.keeps_states and not past.is_replaying and now >= self._saved_at + _SAVE_SECONDS:
             past.save_state(self._placer, self._num_placements, state())
             self._saved_at = now

@@ -91,7 +91,8 @@ def activation_share(problem: Problem, trial: Trial) -> float | None:
 
     Activations grow with the batch; residents do not.
     """
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     resident = np.zeros(cluster.num_devices, dtype=np.int64)
     parameters = graph.is_parameter
     device = problem.check(trial.placement).device

@@ -57,7 +57,10 @@ class Journal(Past):
     """An open journal. It gives the trials of the file once each, and appends new ones."""
 
     def __init__(self, path: Path, problem: Problem, file: BinaryIO, head: HeadLine) -> None:
-        self.path, self.problem, self._file, self._head = path, problem, file, head
+        self.path = path
+        self.problem = problem
+        self._file = file
+        self._head = head
         self._trials: list[TrialLine] = []  # all that the file had, in order
         # The lines that no placer has asked for yet: by digest, and by placer and kind of round.
         self._trials_left: dict[str, deque[TrialLine]] = {}
@@ -86,7 +89,8 @@ class Journal(Past):
             lines += trials
         for rounds in self._rounds_left.values():
             lines += rounds
-        self._trials_left, self._rounds_left = {}, {}
+        self._trials_left = {}
+        self._rounds_left = {}
         rest = []
         for line in sorted(lines, key=lambda line: line.elapsed):
             if isinstance(line, RoundLine):
@@ -162,7 +166,8 @@ class Journal(Past):
         path = self._state_path(placer)
         try:
             state = read_state(path)
-            head, count = str(state.pop("head")), int(state.pop("count"))
+            head = str(state.pop("head"))
+            count = int(state.pop("count"))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as error:
@@ -314,7 +319,8 @@ def _check_head(path: Path, head: object, wanted: HeadLine) -> None:
             f"{path}: line 1: is no head; this is not a journal of trials: name another file"
         )
     for name in (*_SEARCH_FIELDS, *_SOFTWARE):
-        was, now = getattr(head, name), getattr(wanted, name)
+        was = getattr(head, name)
+        now = getattr(wanted, name)
         if was == now:
             continue
         differs = f"{name}: this search has {now!r}, the file {was!r}"

@@ -219,7 +219,8 @@ def named_placer(name: str) -> Placer:
 
 def _settings(placer: Placer) -> str:
     """The settings of a placer as text. A file of weights is named by the digest of its content."""
-    text, weights = repr(placer), weights_of(placer)
+    text = repr(placer)
+    weights = weights_of(placer)
     if weights is None or not Path(weights).is_file():
         return text
     content = digest([files.read_plain(Path(weights))])

@@ -159,11 +159,14 @@ class Simulator:
         """
         placement = self.problem.check(placement)
         moves = self._checked_moves(placement, move_start, move_op, move_device)
-        layout, cluster = self.layout(placement), self.problem.cluster
+        layout = self.layout(placement)
+        cluster = self.problem.cluster
         count = len(moves[0]) - 1
         placed = placement.device.astype(np.uint32)
-        device, home = placed[layout.op], placed[layout.parameter_op]
-        step_time, num_transfers = np.zeros(count), np.zeros(count, np.int64)
+        device = placed[layout.op]
+        home = placed[layout.parameter_op]
+        step_time = np.zeros(count)
+        num_transfers = np.zeros(count, np.int64)
         peak = np.zeros((count, cluster.num_devices), np.int64)
         alone = np.ones(count, bool)
         by_lanes = placement.order != "fifo" and not cluster.has_shared_buses
@@ -188,7 +191,8 @@ class Simulator:
                 picked = slice(moves[0][number], moves[0][number + 1])
                 devices[row, moves[1][picked]] = moves[2][picked]
             outcome = self._run(devices, placement, memory=True)
-            step_time[rows], peak[rows] = outcome.step_time, outcome.peak_memory
+            step_time[rows] = outcome.step_time
+            peak[rows] = outcome.peak_memory
             num_transfers[rows] = outcome.num_transfers
         return Outcomes(step_time, peak, num_transfers, cluster.memory)
 
@@ -284,9 +288,12 @@ class Simulator:
         )
 
     def _run(self, devices: Array, example: Placement, memory: bool, threads: int = 1) -> Outcomes:
-        count, cluster = len(devices), self.problem.cluster
-        layout, window = self.layout(example), self._window(example)
-        step_time, num_transfers = np.zeros(count), np.zeros(count, np.int64)
+        count = len(devices)
+        cluster = self.problem.cluster
+        layout = self.layout(example)
+        window = self._window(example)
+        step_time = np.zeros(count)
+        num_transfers = np.zeros(count, np.int64)
         peak = np.zeros((count, cluster.num_devices), np.int64)
 
         def run(rows: slice) -> None:
@@ -314,13 +321,18 @@ class Simulator:
     def _every_event(self, placement: Placement) -> tuple[Array, Array, int, Any, Array]:
         """Start and finish of ops [ops], the number of transfers, the transfers, and the windows
         that were used."""
-        layout, num_ops = self.layout(placement), self.problem.graph.num_ops
+        layout = self.layout(placement)
+        num_ops = self.problem.graph.num_ops
         placed = placement.device.astype(np.uint32)
-        device, home = placed[layout.op], placed[layout.parameter_op]
-        window, fifo = self._window(placement), placement.order == "fifo"
+        device = placed[layout.op]
+        home = placed[layout.parameter_op]
+        window = self._window(placement)
+        fifo = placement.order == "fifo"
         _, count, begins, ends, moves, window = batch.run_full(layout, device, home, window, fifo)
-        start, finish = np.zeros(num_ops), np.zeros(num_ops)
-        start[layout.op], finish[layout.op] = begins, ends
+        start = np.zeros(num_ops)
+        finish = np.zeros(num_ops)
+        start[layout.op] = begins
+        finish[layout.op] = ends
         return start, finish, count, moves, window
 
     def _full(self, placement: Placement) -> dict[str, Any]:
@@ -360,19 +372,22 @@ def simulate(problem: Problem, placement: Placement, full: bool = False) -> Time
 
 
 def _layout(problem: Problem, placement: Placement) -> Layout:
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     order = dispatch_order(problem, placement)
     parameters = np.flatnonzero(graph.is_parameter)
     number = np.zeros(graph.num_ops, dtype=np.int64)  # position of an op, or number of a parameter
     number[order] = np.arange(len(order))
     number[parameters] = np.arange(len(parameters))
-    source, target = graph.input_op, graph.edge_target
+    source = graph.input_op
+    target = graph.edge_target
     read = graph.is_parameter[source]
     use_start, use = _grouped(
         number[target[read]], number[source[read]], len(order), keep_order=True
     )
     user_start, user = _grouped(number[source[read]], number[target[read]], len(parameters))
-    source, target = number[source[~read]], number[target[~read]]
+    source = number[source[~read]]
+    target = number[target[~read]]
     next_start, following = _grouped(source, target, len(order))
     ends = (
         Busy(cluster.sender_busy.ravel(), cluster.receiver_busy.ravel())

@@ -41,13 +41,13 @@ def in_dispatch_order(
     transfers: Transfers,
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step with a fixed order, and its peak on each device."""
-    graph, device = problem.graph, placement.device.tolist()
-    output, workspace, consumers = (
-        graph.output_bytes.tolist(),
-        graph.workspace_bytes.tolist(),
-        graph.consumer_lists(),
-    )
-    starts, finishes = start.tolist(), finish.tolist()
+    graph = problem.graph
+    device = placement.device.tolist()
+    output = graph.output_bytes.tolist()
+    workspace = graph.workspace_bytes.tolist()
+    consumers = graph.consumer_lists()
+    starts = start.tolist()
+    finishes = finish.tolist()
     copies_count = problem.cluster.copies_in_memory
     position = {op: number for number, op in enumerate(order)}
     held = always_held(problem, placement, window)
@@ -85,13 +85,13 @@ def in_time_order(
     transfers: Transfers,
 ) -> tuple[MemoryTrack, Array]:
     """The memory of a step whose order is found as it runs, and its peak on each device."""
-    graph, device = problem.graph, placement.device.tolist()
-    output, workspace, consumers = (
-        graph.output_bytes.tolist(),
-        graph.workspace_bytes.tolist(),
-        graph.consumer_lists(),
-    )
-    starts, finishes = start.tolist(), finish.tolist()
+    graph = problem.graph
+    device = placement.device.tolist()
+    output = graph.output_bytes.tolist()
+    workspace = graph.workspace_bytes.tolist()
+    consumers = graph.consumer_lists()
+    starts = start.tolist()
+    finishes = finish.tolist()
     held = always_held(problem, placement, window)
     until = {(op, device[op]): finishes[op] for op in order}
     for op in order:

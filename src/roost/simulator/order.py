@@ -52,7 +52,8 @@ def upward_rank(problem: Problem) -> Array:  # [ops] seconds
 
     The rank of HEFT (Topcuoglu, Hariri, Wu 2002). Parameters wait for nothing and have rank 0.
     """
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     time = np.where(problem.allowed, problem.op_time, 0).sum(axis=1) / problem.allowed.sum(axis=1)
     apart = ~np.eye(cluster.num_devices, dtype=bool)
     transfer = np.zeros(graph.num_ops)
@@ -68,7 +69,8 @@ def upward_rank(problem: Problem) -> Array:  # [ops] seconds
 
 def placed_rank(problem: Problem, device: Array) -> Array:  # [ops] seconds
     """The longest path from each op to the end of the step, under a placement."""
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     own = problem.op_time[np.arange(graph.num_ops), device]
     rank = np.zeros(graph.num_ops)
     ranks.longest_placed(

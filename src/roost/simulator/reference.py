@@ -61,9 +61,12 @@ def plan_fetches(
 ) -> tuple[list[list[Copy]], list[int]]:
     """The copies each device fetches, in the order it asks for them, and the bytes of its
     window."""
-    graph, device = problem.graph, placement.device.tolist()
-    size, num_devices = graph.output_bytes.tolist(), problem.cluster.num_devices
-    inputs, is_parameter = graph.input_lists(), graph.is_parameter.tolist()
+    graph = problem.graph
+    device = placement.device.tolist()
+    size = graph.output_bytes.tolist()
+    num_devices = problem.cluster.num_devices
+    inputs = graph.input_lists()
+    is_parameter = graph.is_parameter.tolist()
     needs = [
         (op, [p for p in inputs[op] if is_parameter[p] and device[p] != device[op]]) for op in order
     ]
@@ -100,15 +103,17 @@ def crossings(
 ) -> tuple[list[float], list[float]]:
     """[ops] seconds that each op takes longer for what it receives, and that its device is busy
     after it."""
-    graph, device = problem.graph, placement.device.tolist()
-    inputs, consumers = graph.input_lists(), graph.consumer_lists()
-    is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
-    sender_busy, receiver_busy = (
-        problem.cluster.sender_busy.tolist(),
-        problem.cluster.receiver_busy.tolist(),
-    )
+    graph = problem.graph
+    device = placement.device.tolist()
+    inputs = graph.input_lists()
+    consumers = graph.consumer_lists()
+    is_parameter = graph.is_parameter.tolist()
+    is_update = (graph.phase == UPDATE).tolist()
+    sender_busy = problem.cluster.sender_busy.tolist()
+    receiver_busy = problem.cluster.receiver_busy.tolist()
     position = {op: number for number, op in enumerate(order)}
-    longer, after = [0.0] * graph.num_ops, [0.0] * graph.num_ops
+    longer = [0.0] * graph.num_ops
+    after = [0.0] * graph.num_ops
     for op in order:
         d = device[op]
         for target in sorted({device[consumer] for consumer in consumers[op]} - {d}):
@@ -130,22 +135,23 @@ def crossings(
 def simulate(problem: Problem, placement: Placement) -> Timeline:
     """The full timeline of one step."""
     placement = problem.check(placement)
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     num_devices = cluster.num_devices
     device = placement.device.tolist()
-    inputs, consumers = graph.input_lists(), graph.consumer_lists()
-    is_parameter, is_update = graph.is_parameter.tolist(), (graph.phase == UPDATE).tolist()
-    output_bytes, op_time = graph.output_bytes.tolist(), problem.op_time.tolist()
-    latency, seconds_per_byte = cluster.latency.tolist(), cluster.seconds_per_byte.tolist()
-    sent_latency, sent_seconds_per_byte = (
-        cluster.sent_latency.tolist(),
-        cluster.sent_seconds_per_byte.tolist(),
-    )
-    bus, bus_gap, device_gap = (
-        cluster.bus.tolist(),
-        cluster.bus_gap.tolist(),
-        cluster.device_gap.tolist(),
-    )
+    inputs = graph.input_lists()
+    consumers = graph.consumer_lists()
+    is_parameter = graph.is_parameter.tolist()
+    is_update = (graph.phase == UPDATE).tolist()
+    output_bytes = graph.output_bytes.tolist()
+    op_time = problem.op_time.tolist()
+    latency = cluster.latency.tolist()
+    seconds_per_byte = cluster.seconds_per_byte.tolist()
+    sent_latency = cluster.sent_latency.tolist()
+    sent_seconds_per_byte = cluster.sent_seconds_per_byte.tolist()
+    bus = cluster.bus.tolist()
+    bus_gap = cluster.bus_gap.tolist()
+    device_gap = cluster.device_gap.tolist()
 
     order = dispatch_order(problem, placement).tolist()
     position = {op: number for number, op in enumerate(order)}
@@ -164,7 +170,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     for copy in (copy for row in copies for copy in row):
         for op in copy.users:
             waiting[op] += 1
-    start, finish = [0.0] * graph.num_ops, [0.0] * graph.num_ops
+    start = [0.0] * graph.num_ops
+    finish = [0.0] * graph.num_ops
     finished = [False] * graph.num_ops
     device_free = [0.0] * num_devices
     bus_free = [0.0] * len(bus_gap)
@@ -259,7 +266,8 @@ def simulate(problem: Problem, placement: Placement) -> Timeline:
     found = Transfers(
         *(column.astype(np.int32) for column in moves[:4]), *(c.astype(float) for c in moves[4:])
     )
-    starts, finishes = np.array(start), np.array(finish)
+    starts = np.array(start)
+    finishes = np.array(finish)
     account = memory.in_time_order if fifo else memory.in_dispatch_order
     track, peak = account(problem, placement, order, window, starts, finishes, found)
     return Timeline(

@@ -117,12 +117,11 @@ def _in_time(run: Callable[[], _Any], seconds: float, where: str) -> _Any:
 @contextmanager
 def _simulations() -> Iterator[list[int]]:
     """Count the placements that are simulated by anyone but `evaluate`."""
-    counted, inside = [0], threading.local()
-    simulate_one, simulate_batch, evaluate = (
-        Simulator.simulate,
-        Simulator.evaluate,
-        Simulating.trials,
-    )
+    counted = [0]
+    inside = threading.local()
+    simulate_one = Simulator.simulate
+    simulate_batch = Simulator.evaluate
+    evaluate = Simulating.trials
 
     def count(number: int) -> None:
         if not getattr(inside, "evaluate", False):
@@ -153,7 +152,8 @@ def _simulations() -> Iterator[list[int]]:
 
 def _check_placement(problem: Problem, placement: Placement, where: str) -> None:
     """Raise where a placement breaks a rule: `Problem.check` once more, written in another way."""
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     problem.check(placement)
     assert placement.graph == graph.digest, (
         f"{where}: the placement does not say which graph it is for"
@@ -165,7 +165,8 @@ def _check_placement(problem: Problem, placement: Placement, where: str) -> None
     for op, (device, group) in enumerate(
         zip(placement.device.tolist(), graph.group.tolist(), strict=True)
     ):
-        kind, allowed = cluster.devices[device].kind, graph.allowed[op]
+        kind = cluster.devices[device].kind
+        allowed = graph.allowed[op]
         assert not allowed or kind in allowed, (
             f"{where}: op {graph.op_names[op]!r} may not run on a {kind}"
         )

@@ -96,7 +96,8 @@ def check_exporter(
     kind = catalog.find("report/exports", exporter) if isinstance(exporter, str) else exporter
     assert issubclass(kind, Export), f"{kind.__name__} is no roost.report.exports.Export"
     problem = problem or _offloading()
-    exported, reasons = 0, []
+    exported = 0
+    reasons = []
     for placement in placements or _layer_by_layer(problem):
         try:
             export = kind.of(None, problem, placement)

@@ -32,7 +32,8 @@ def _tiny(fits: bool) -> Callable[[Callable[[], Problem]], Callable[[], Problem]
 
     def keep(build: Callable[[], Problem]) -> Callable[[], Problem]:
         name = build.__name__.removeprefix("_")
-        _PROBLEMS[name], FITTING[name] = build, fits
+        _PROBLEMS[name] = build
+        FITTING[name] = fits
         return build
 
     return keep

@@ -73,9 +73,11 @@ class Transformed:
             raise InputError(
                 f"the placement was made for graph {placement.graph}, not for {self.graph.digest}"
             )
-        order, priority = placement.order, placement.priority
+        order = placement.order
+        priority = placement.priority
         if order == "program" and keep_order and not self._keeps_order:
-            order, priority = "priority", -np.arange(self.graph.num_ops, dtype=np.float64)
+            order = "priority"
+            priority = -np.arange(self.graph.num_ops, dtype=np.float64)
         return replace(
             placement,
             device=placement.device[self.new_op],
@@ -92,7 +94,8 @@ class Transformed:
 
     def _window(self, placement: Placement) -> Array | int:
         """The window of each device: as given, or the most bytes that a new op fetches there."""
-        graph, device = self.graph, placement.device
+        graph = self.graph
+        device = placement.device
         given = placement.prefetch_bytes
         if graph.num_ops == self.original.num_ops:
             return given

@@ -95,7 +95,8 @@ class ByModule:
         names = [head.get(plain(module), "") for module in graph.modules]
         numbers = [module.partition("@")[2].partition(".")[0] for module in graph.modules]
         calls = list(zip(names, numbers, strict=True))
-        inputs, consumers = graph.input_lists(), graph.consumer_lists()
+        inputs = graph.input_lists()
+        consumers = graph.consumer_lists()
         is_parameter: list[bool] = graph.is_parameter.tolist()
         weights: defaultdict[str, set[int]] = defaultdict(set)  # parameters of each module
         taken: defaultdict[tuple[str, str], set[int]] = defaultdict(set)  # inputs of each call

@@ -102,7 +102,8 @@ class _GrowingGroups:
         self.graph = graph
         self.unit_names = unit_names
         self.phase: list[int] = graph.phase.tolist()
-        self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
+        self.inputs = graph.input_lists()
+        self.consumers = graph.consumer_lists()
         kinds = Kinds(graph)
         self.sets = Unions(kinds.masks(graph).tolist())
         leader: dict[int, int] = {}
@@ -139,7 +140,8 @@ class _GrowingGroups:
 
     def _join_all(self, ops: list[int]) -> int:
         """Join each op to the first earlier op that it may share a device with."""
-        joined, heads = 0, ops[:1]
+        joined = 0
+        heads = ops[:1]
         for op in ops[1:]:
             head = next((head for head in heads if self.sets.may_join(head, op)), None)
             if head is None:
@@ -181,7 +183,8 @@ class _GrowingGroups:
 
     def join_single_consumers(self) -> int:
         """Join groups with their only consumer, again and again."""
-        sets, graph = self.sets, self.graph
+        sets = self.sets
+        graph = self.graph
         root = sets.roots()
         consumers: dict[int, set[int]] = {int(item): set() for item in np.unique(root)}
         producers: dict[int, set[int]] = {item: set() for item in consumers}
@@ -247,7 +250,9 @@ def _merge_neighbours(
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    unique, number = name, 2
+    unique = name
+    number = 2
     while unique in taken:
-        unique, number = f"{name}#{number}", number + 1
+        unique = f"{name}#{number}"
+        number = number + 1
     return unique

@@ -61,7 +61,8 @@ class _Pruning:
         sizes = (graph.flop, graph.bytes_read, graph.bytes_written, graph.workspace_bytes)
         works = np.logical_or.reduce([size > 0 for size in sizes])
         self.is_free: list[bool] = (~works & np.isin(graph.phase, (FORWARD, BACKWARD))).tolist()
-        self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
+        self.inputs = graph.input_lists()
+        self.consumers = graph.consumer_lists()
         self.is_parameter: list[bool] = graph.is_parameter.tolist()
         self.is_update: list[bool] = (graph.phase == UPDATE).tolist()
         self.output: list[int] = graph.output_bytes.tolist()
@@ -158,7 +159,9 @@ class _Pruning:
 def _subset(graph: Graph, kept: Array, number: Array, value: Array) -> Graph:
     """The graph of the kept ops, which read the values left after folding."""
     ops = kept.tolist()
-    numbers, values, inputs = number.tolist(), value.tolist(), graph.input_lists()
+    numbers = number.tolist()
+    values = value.tolist()
+    inputs = graph.input_lists()
     rows = [list(dict.fromkeys(numbers[values[source]] for source in inputs[op])) for op in ops]
     texts = ("op_names", "kinds", "dtypes", "modules", "allowed")
     arrays = ("phase", "flop", "bytes_read", "bytes_written", "output_bytes", "workspace_bytes")

@@ -121,7 +121,8 @@ def _capture(chosen: ModelSettings, name: str, train: bool, optimizer: str) -> G
 
     try:
         with torch.device("meta"):
-            built, inputs = chosen.model(), chosen.inputs(train)
+            built = chosen.model()
+            inputs = chosen.inputs(train)
     except (RuntimeError, TypeError, OverflowError) as error:
         raise InputError(
             f"{name} cannot be built with {chosen}: {str(error).splitlines()[0]}"

@@ -70,7 +70,8 @@ class LstmStack(nn.Module):
             nn.LSTMCell(hidden if layer else inputs, hidden) for layer in range(layers)
         )
         self.dropout = dropout(dropout_probability)
-        self.hidden, self.residual = hidden, residual
+        self.hidden = hidden
+        self.residual = residual
 
     def forward(
         self, steps: Sequence[Tensor], states: list[State] | None = None
@@ -110,7 +111,9 @@ class MultiHeadAttention(nn.Module):
     ) -> None:
         super().__init__()
         inner = heads * head_width if head_width else hidden
-        self.heads, self.causal, self.scale = heads, causal, scale
+        self.heads = heads
+        self.causal = causal
+        self.scale = scale
         self.dropout_probability = dropout_probability
         self.query = nn.Linear(hidden, inner, bias=bias)
         self.key = nn.Linear(hidden, inner, bias=bias)
@@ -246,7 +249,9 @@ class RotaryAttention(nn.Module):
     ) -> None:
         super().__init__()
         width = hidden // heads
-        self.heads, self.kv_heads, self.dropout_probability = heads, kv_heads, dropout_probability
+        self.heads = heads
+        self.kv_heads = kv_heads
+        self.dropout_probability = dropout_probability
         self.query = nn.Linear(hidden, heads * width, bias=False)
         self.key = nn.Linear(hidden, kv_heads * width, bias=False)
         self.value = nn.Linear(hidden, kv_heads * width, bias=False)

@@ -55,13 +55,15 @@ class ModelSettings(ABC):
 
     def must_divide(self, part: str, whole: str) -> None:
         """Raise InputError unless one setting divides another."""
-        small, large = getattr(self, part), getattr(self, whole)
+        small = getattr(self, part)
+        large = getattr(self, whole)
         if large % small:
             raise InputError(f"{whole} is {large}; it must be a multiple of {part}, {small}")
 
     def must_not_exceed(self, less: str, more: str) -> None:
         """Raise InputError if one setting is larger than another."""
-        small, large = getattr(self, less), getattr(self, more)
+        small = getattr(self, less)
+        large = getattr(self, more)
         if small > large:
             raise InputError(f"{less} is {small}; it must be at most {more}, {large}")
 

@@ -55,7 +55,8 @@ class Bert(ModelSettings):
 
     def inputs(self, train: bool) -> tuple[Tensor, ...]:
         shape = (self.batch, self.length)
-        tokens, segments = torch.randint(self.vocab, shape), torch.randint(2, shape)
+        tokens = torch.randint(self.vocab, shape)
+        segments = torch.randint(2, shape)
         return (tokens, segments, torch.randint(self.vocab, shape)) if train else (tokens, segments)
 
 
@@ -95,7 +96,8 @@ class BertEmbedding(nn.Module):
 
 
 def _layer(settings: Bert) -> nn.Module:
-    hidden, dropout = settings.hidden, settings.dropout
+    hidden = settings.hidden
+    dropout = settings.dropout
     return _layers.PostNormLayer(
         lambda: nn.LayerNorm(hidden, eps=EPSILON),
         _layers.MultiHeadAttention(hidden, settings.heads, dropout_probability=dropout),

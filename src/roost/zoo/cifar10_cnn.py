@@ -44,7 +44,8 @@ class Cifar10Cnn(ImageSettings):
 class Cifar10CnnNetwork(ImageClassifier):
     def __init__(self, settings: Cifar10Cnn) -> None:
         super().__init__()
-        channels, hidden = settings.channels, settings.hidden
+        channels = settings.channels
+        hidden = settings.hidden
         side = (settings.image + 3) // 4  # halved twice, rounding up each time
         self.conv1 = nn.Conv2d(3, channels, 5, padding=2)
         self.pool1 = max_pool(stride=2)

@@ -72,7 +72,9 @@ class Gpt2Network(LanguageModel):
 
 
 def _layer(settings: Gpt2) -> nn.Module:
-    hidden, heads, dropout = settings.hidden, settings.heads, settings.dropout
+    hidden = settings.hidden
+    heads = settings.heads
+    dropout = settings.dropout
     return _layers.PreNormLayer(
         lambda: nn.LayerNorm(hidden),
         Gpt2Attention(hidden, heads, dropout),
@@ -86,7 +88,8 @@ class Gpt2Attention(nn.Module):
 
     def __init__(self, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self.query_key_value = nn.Linear(hidden, 3 * hidden)
         self.output = nn.Linear(hidden, hidden)
 

@@ -193,7 +193,8 @@ class AuxiliaryHead(nn.Module):
 
     def __init__(self, inputs: int, classes: int, width: float) -> None:
         super().__init__()
-        first, second = _channels(128, width), _channels(768, width)
+        first = _channels(128, width)
+        second = _channels(768, width)
         self.conv0 = _conv(inputs, first, (1, 1))
         self.conv1 = _conv(first, second, (5, 5), padded=False)
         self.fc = nn.Linear(second, classes)

@@ -56,7 +56,9 @@ class Llama(RotarySettings):
 
 
 def _layer(settings: Llama) -> nn.Module:
-    hidden, heads, dropout = settings.hidden, settings.heads, settings.dropout
+    hidden = settings.hidden
+    heads = settings.heads
+    dropout = settings.dropout
     return _layers.PreNormLayer(
         lambda: nn.RMSNorm(hidden, eps=1e-5),
         _layers.RotaryAttention(hidden, heads, settings.kv_heads, dropout),

@@ -104,7 +104,8 @@ class NasnetNetwork(ImageClassifier):
         self.loss = _layers.CrossEntropy()
 
     def _add(self, name: str, filters: int, reduces: bool = False, back: int = 2) -> None:
-        (channels, halved), (before, halved_before) = self.shapes[-1], self.shapes[-back]
+        (channels, halved) = self.shapes[-1]
+        (before, halved_before) = self.shapes[-back]
         # The first cell has one input only, and takes it twice.
         adjust = None if back == 1 else _adjust(before, filters, halved - halved_before)
         self.add_module(name, NasnetCell(channels, before, filters, adjust, reduces))

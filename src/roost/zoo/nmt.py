@@ -75,7 +75,8 @@ class NmtEncoder(nn.Module):
 
     def forward(self, source: Tensor) -> tuple[Tensor, list[State]]:
         """Outputs of the last layer [batch, length, hidden], and the last state of each layer."""
-        steps, first = list(self.embed(source).unbind(1)), []
+        steps = list(self.embed(source).unbind(1))
+        first = []
         if self.first is not None:
             steps, state = self.first(steps)
             first.append(state)
@@ -113,7 +114,8 @@ class NmtDecoder(nn.Module):
         """The attention's result at each step, [batch, target length, hidden]."""
         embedded = self.embed(previous)
         keys = self.attention.keys(memory)
-        attended, outputs = embedded.new_zeros(embedded.shape[0], embedded.shape[2]), []
+        attended = embedded.new_zeros(embedded.shape[0], embedded.shape[2])
+        outputs = []
         for step in embedded.unbind(1):
             (query,), states = self.stack([torch.cat([step, attended], dim=-1)], states)
             attended = self.attention(query, keys, memory)

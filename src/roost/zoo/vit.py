@@ -78,7 +78,8 @@ class VitNetwork(ImageClassifier):
 
 
 def _layer(settings: Vit) -> nn.Module:
-    hidden, dropout = settings.hidden, settings.dropout
+    hidden = settings.hidden
+    dropout = settings.dropout
     return _layers.PreNormLayer(
         lambda: nn.LayerNorm(hidden, eps=1e-6),
         _layers.MultiHeadAttention(hidden, settings.heads),

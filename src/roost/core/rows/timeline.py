@@ -59,7 +59,8 @@ class TimelineFile(File, tag_field="format", tag="roost.timeline"):
 
 
 def timeline_file(timeline: Timeline) -> TimelineFile:
-    ops, devices = timeline.op_names, timeline.device_names
+    ops = timeline.op_names
+    devices = timeline.device_names
     file = file_of(
         TimelineFile,
         timeline,

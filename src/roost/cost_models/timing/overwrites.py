@@ -76,7 +76,8 @@ def makes_new(target: Any) -> bool:
     """Tell if an op surely returns new memory: its schema says so, and it runs no other op."""
     if not _is_aten(target) or target in (aten.reshape.default, aten.native_dropout.default):
         return False
-    schema, overload = target._schema, target._overloadname
+    schema = target._schema
+    overload = target._overloadname
     if target.is_view or schema.is_mutable:
         return False
     name = schema.name if overload == "default" else f"{schema.name}.{overload}"
@@ -87,7 +88,8 @@ def makes_new(target: Any) -> bool:
 
 def same_layout(one: fx.Node, other: fx.Node) -> bool:
     """Tell if the outputs of two nodes have the same shape, type, strides and bytes."""
-    first, second = one.meta.get("val"), other.meta.get("val")
+    first = one.meta.get("val")
+    second = other.meta.get("val")
     if not isinstance(first, Tensor) or not isinstance(second, Tensor):
         return False
     return (

@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _METHOD = 5  # another number for another way of timing, which makes the kept times useless
-_BESIDE, _BOTH_WAYS = "beside copies: ", "beside copies both ways: "
+_BESIDE = "beside copies: "
+_BOTH_WAYS = "beside copies both ways: "
 _BIG_WEIGHT = 2**20  # bytes
 # A whole step of a tenth of a second gets the time of so many ops; a longer step gets more.
 _REPLAYS = 30
 _LONG_STEP, _LONGEST_STEP = 2.0, 20.0  # seconds: replayed twice, and not at all
 # The cost of a call among others is measured on so many ops of at most so many bytes.
-_SMALL, _FEW, _MANY = 2**16, 20, 200
+_SMALL = 2**16
+_FEW = 20
+_MANY = 200
 
 
 class _Times(NamedTuple):
@@ -63,7 +66,10 @@ class Profiler:
     """Times the ops whose times are not kept, and puts all times together."""
 
     def __init__(self, settings: Profiled, step: CapturedStep, cluster: Cluster) -> None:
-        self.settings, self.step, self.graph, self.cluster = settings, step, step.graph, cluster
+        self.settings = settings
+        self.step = step
+        self.graph = step.graph
+        self.cluster = cluster
         self.devices = timers.timed_devices(cluster)
         # Devices of the same hardware are timed once.
         self.unique_devices = list({each.hardware: each for each in self.devices}.values())
@@ -82,7 +88,8 @@ class Profiler:
 
     def profile(self) -> Profile:
         self.times = {} if self.settings.refresh else self._kept()
-        before, wanted = dict(self.times), list(self._wanted())
+        before = dict(self.times)
+        wanted = list(self._wanted())
         missing = [each for each in wanted if self._key(*each) not in self.times]
         try:
             self._time(missing)
@@ -91,7 +98,8 @@ class Profiler:
             if self.settings.cache and self.times != before:
                 measurement_cache.write("profile", self.key, {**self._kept(), **self.times})
         replays = self._replays()
-        alone, beside = self._op_times(False, replays), self._op_times(True, replays)
+        alone = self._op_times(False, replays)
+        beside = self._op_times(True, replays)
         fallen = self._fallen_back()
         op_time = beside if self.settings.beside_copies else alone
         count = sum(each.num_ops for each in fallen)
@@ -207,9 +215,11 @@ class Profiler:
         too_large = self.graph.output_bytes.sum(dtype=float) > room // 2
         if None in times or guess > _LONGEST_STEP or too_large:
             return None
-        least, seconds = 1, 0.0
+        least = 1
+        seconds = 0.0
         if guess < _LONG_STEP:
-            least, seconds = 3, _REPLAYS * self.settings.seconds_each * max(1.0, guess / 0.1)
+            least = 3
+            seconds = _REPLAYS * self.settings.seconds_each * max(1.0, guess / 0.1)
         with timers.Timer(device, self.settings.seconds_each) as timer:
             try:
                 op_seconds: list[float] = timer.alone(
@@ -279,7 +289,8 @@ def launched(device_time: Array, host_time: Array) -> Array:
     for op, (device, host) in enumerate(zip(device_time.tolist(), host_time.tolist(), strict=True)):
         launch_end += host
         end = max(done, launch_end) + device if device or host else done
-        added[op], done = end - done, end
+        added[op] = end - done
+        done = end
     return added
 
 

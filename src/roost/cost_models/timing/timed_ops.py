@@ -174,7 +174,8 @@ def _op_call(
     if in_place is not None:
         given = list(args[0])
         given[0], given[operand] = given[operand], given[0]
-        target, args = in_place, (tuple(given), args[1])
+        target = in_place
+        args = (tuple(given), args[1])
     weights = [source for source in node.all_input_nodes if _is_parameter(step, source)]
     if step.maker[step.op_of[node]] is not node:
         weights = []  # a view reads nothing
@@ -261,7 +262,8 @@ def index_limits(step: CapturedStep) -> dict[str, int]:
             continue
         below = _limits(node.target, fx.map_arg(node.args, lambda other: _value(step, other)))
         for source in node.all_input_nodes:
-            limit, owner = below.get(id(_value(step, source))), step.op_of.get(source)
+            limit = below.get(id(_value(step, source)))
+            owner = step.op_of.get(source)
             if limit is not None and owner is not None:
                 limits[owner] = min(limit, limits.get(owner, limit))
     return limits

@@ -73,7 +73,9 @@ class Timer:
 
     def __init__(self, timed: TimedDevice, seconds: float, share: float = 0.25) -> None:
         """On a CPU the time that counts is the one that `share` of the calls do not exceed."""
-        self.timed, self.seconds, self.share = timed, seconds, share
+        self.timed = timed
+        self.seconds = seconds
+        self.share = share
         self._thread: machine.OwnThread | None = None
         self._host: machine.OwnThread | None = None  # launches, if it has a core of its own
 
@@ -161,8 +163,10 @@ class CopiesBeside:
     """
 
     def __init__(self, device: torch.device, both_ways: bool = False) -> None:
-        self.device, self.both_ways = device, both_ways
-        self._started, self._stop = threading.Event(), threading.Event()
+        self.device = device
+        self.both_ways = both_ways
+        self._started = threading.Event()
+        self._stop = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 

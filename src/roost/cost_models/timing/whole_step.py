@@ -39,7 +39,8 @@ def replayed(
     are no part of it.
     """
     writer = _Writer(step, device)
-    compiled, given = writer.compiled(), writer.given
+    compiled = writer.compiled()
+    given = writer.given
     stamps = [0.0] * (1 + len(step.graph.op_names))
 
     def run(*args: Any) -> None:
@@ -70,7 +71,8 @@ class _Writer:
     def __init__(self, step: CapturedStep, device: torch.device = _CPU) -> None:
         self.device = device
         # Text, and the names that it reads.
-        self.step, self.lines = step, list[tuple[str, set[str]]]()
+        self.step = step
+        self.lines = list[tuple[str, set[str]]]()
         self.named: dict[str, Any] = {}
         self.takes: list[str] = []
         self.given: list[Tensor] = []

@@ -76,7 +76,8 @@ def attention_backward(
     devices keep different values. Autograd is off inside an op, so this calls kernels by name.
     """
     if grouped:
-        key_heads, value_heads = key.shape[-3], value.shape[-3]
+        key_heads = key.shape[-3]
+        value_heads = value.shape[-3]
         key, value = (
             tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], -3)
             for tensor in (key, value)
@@ -104,7 +105,8 @@ def attention_backward(
         gradients = _backward_by_products(gradient, query, key, value, mask, causal, scale)
     of_query, of_key, of_value = gradients[:3]
     if grouped:
-        of_key, of_value = _summed(of_key, key_heads), _summed(of_value, value_heads)
+        of_key = _summed(of_key, key_heads)
+        of_value = _summed(of_value, value_heads)
     return of_query.contiguous(), of_key.contiguous(), of_value.contiguous()
 
 

@@ -92,7 +92,8 @@ class _StepWriter:
         for node, name in zip(self.program.placeholders, names, strict=True):
             value = node.meta.get("val")
             op = self.names.unused(name)
-            size, dtype = _storage_bytes(value), _dtype(value)
+            size = _storage_bytes(value)
+            dtype = _dtype(value)
             if self.holders.get(name) is node:
                 self.builder.parameter(op, size, dtype=dtype, module=_owner(name))
             else:

@@ -66,7 +66,8 @@ def _without_graphs() -> Iterator[None]:
 
     It is hundreds of lines long, and our error names the line. Other text goes through.
     """
-    written, graph = io.StringIO(), ""
+    written = io.StringIO()
+    graph = ""
     try:
         with redirect_stderr(written):
             yield
@@ -91,7 +92,8 @@ class _GradientGuard(TorchFunctionMode):
 
     def __init__(self, train: bool) -> None:
         super().__init__()
-        self.train, self.apply = train, vars(torch.autograd.Function)["apply"]
+        self.train = train
+        self.apply = vars(torch.autograd.Function)["apply"]
 
     def __enter__(self) -> Any:
         if self.train:

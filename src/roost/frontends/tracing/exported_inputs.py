@@ -81,7 +81,8 @@ def drop_flags(
     Tracing has read a flag once and for all, so the program holds for its value only.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-    names, flags = [], {}
+    names = []
+    flags = {}
     for node, given in zip(placeholders[num_residents:], user_inputs(exported), strict=True):
         if isinstance(given.meta.get("val"), Tensor):
             names.append(given.name)

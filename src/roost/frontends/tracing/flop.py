@@ -47,7 +47,8 @@ def convolution_backward_flop(
 
     PyTorch's own formula forgets the groups of a grouped convolution.
     """
-    transposed, wanted = rest[4], rest[-1]
+    transposed = rest[4]
+    wanted = rest[-1]
     forward = conv_flop_count(
         list(x.shape), list(weight.shape), list(gradient.shape), transposed=transposed
     )

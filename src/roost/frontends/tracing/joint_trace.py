@@ -86,7 +86,8 @@ class _StepInterpreter(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, mark: bool) -> None:
         super().__init__(module)
-        self.mark, self.marked = mark, set[Any]()
+        self.mark = mark
+        self.marked = set[Any]()
         self.line = ""  # of the model, for the op that runs now
 
     def run_node(self, node: fx.Node) -> Any:

@@ -56,7 +56,9 @@ class Annealer:
         space: Space | None = None,
         alone: bool = False,
     ) -> None:
-        self.problem, self.units, self.example = problem, units, example
+        self.problem = problem
+        self.units = units
+        self.example = example
         self.space = space or space_of(units)
         simulator = Simulator.of(problem)
         self.layout = simulator.layout(example)
@@ -67,13 +69,15 @@ class Annealer:
             capacity=problem.cluster.memory,
         )
         self._is_shared = problem.cluster.has_shared_buses
-        self._alone, self._by_critical = alone or self._may_fetch(), alone
+        self._alone = alone or self._may_fetch()
+        self._by_critical = alone
         self._scratch: Scratch | None = None  # large, and fresh memory is slow
         self.measured = 0.0  # seconds a batch took lately: to end in time, and for nothing else
 
     def _may_fetch(self) -> bool:
         """True if an op and a parameter that it reads can be on different devices."""
-        graph, unit = self.problem.graph, self.units.unit
+        graph = self.problem.graph
+        unit = self.units.unit
         reads = graph.is_parameter[graph.input_op]
         return bool((unit[graph.input_op[reads]] != unit[graph.edge_target[reads]]).any())
 

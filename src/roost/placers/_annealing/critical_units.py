@@ -48,17 +48,27 @@ def _causes(layout, device):
 
     The second array is of ops that send: the op whose transfers kept the link busy before them.
     """
-    num_ops, num_devices = len(device), np.uintp(layout.num_devices)
-    time, next_start, next_op, output = layout.time, layout.next_start, layout.next, layout.output
-    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
-    ready, free, bus_free = np.zeros(num_ops), np.zeros(64), np.zeros(len(layout.bus_gap))
-    busy, arrives = layout.busy, np.zeros(64)
+    num_ops = len(device)
+    num_devices = np.uintp(layout.num_devices)
+    time = layout.time
+    next_start = layout.next_start
+    next_op = layout.next
+    output = layout.output
+    latency = layout.sent_latency
+    seconds_per_byte = layout.sent_seconds_per_byte
+    ready = np.zeros(num_ops)
+    free = np.zeros(64)
+    bus_free = np.zeros(len(layout.bus_gap))
+    busy = layout.busy
+    arrives = np.zeros(64)
     extra = nothing_yet(busy, num_ops)
     after = np.full(num_ops, -1, np.int32)  # the op whose output came last
     cause = np.full(num_ops, -1, np.int32)
     late = np.full(num_ops, -1, np.int32)  # of a producer: the op whose sends kept the link busy
-    on_device, on_bus = np.full(64, -1, np.int32), np.full(len(layout.bus_gap), -1, np.int32)
-    last, latest = -1, -1.0
+    on_device = np.full(64, -1, np.int32)
+    on_bus = np.full(len(layout.bus_gap), -1, np.int32)
+    last = -1
+    latest = -1.0
     for op in range(np.uintp(num_ops)):
         here = np.uintp(device[op])
         begin = ready[op]
@@ -70,7 +80,8 @@ def _causes(layout, device):
         free[here] = end
         on_device[here] = op
         if end > latest:
-            last, latest = np.int64(op), end
+            last = np.int64(op)
+            latest = end
         targets = ZERO
         for edge in range(next_start[op], next_start[op + np.uintp(1)]):
             targets |= ONE << np.uint64(device[next_op[edge]])

@@ -27,7 +27,9 @@ def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> Place
     """Improve a placement in its order by up to 5,000 moves, or until the budget is spent."""
     units = _whole_units(problem, start)
     annealer = Annealer(problem, units, start, alone=True)
-    placed, seed, moves = units.unit_devices(start.device), int(evaluate.rng.integers(2**31)), 0
+    placed = units.unit_devices(start.device)
+    seed = int(evaluate.rng.integers(2**31))
+    moves = 0
     longest = min(_ROUND, max(8, int(_MOST_SECONDS / annealer.seconds_per_batch)))
     while moves < _MOST_MOVES and evaluate.simulations_left >= _FEW and evaluate.seconds_left > 0:
         # Where it begins is simulated too.

@@ -30,7 +30,9 @@ def _space_of(units: Units) -> Space:
     near_start, near = _near(units)
     paths = _module_of_units(units)
     singles = [np.array([unit], dtype=np.int64) for unit in range(units.num_units)]
-    parts, leaves, modules = _part_blocks(units, paths), _leaf_blocks(paths), _module_blocks(paths)
+    parts = _part_blocks(units, paths)
+    leaves = _leaf_blocks(paths)
+    modules = _module_blocks(paths)
     blocks = [*singles, *parts, *leaves, *modules]
     level = np.cumsum([0, len(singles), len(parts), len(leaves), len(modules)]).astype(np.int64)
     forward = _first_forward(units)
@@ -61,9 +63,11 @@ def _space_of(units: Units) -> Space:
 
 def _homes(units: Units) -> Array:
     """The units with parameters that an op outside them reads."""
-    graph, unit = units.problem.graph, units.unit
+    graph = units.problem.graph
+    unit = units.unit
     reads = graph.is_parameter[graph.input_op]
-    source, target = graph.input_op[reads], graph.edge_target[reads]
+    source = graph.input_op[reads]
+    target = graph.edge_target[reads]
     return np.unique(unit[source[unit[source] != unit[target]]]).astype(np.int32)
 
 

@@ -64,7 +64,9 @@ class Population:
     def __init__(
         self, problem: Problem, evaluate: Evaluate, heat: Heat, threads: int | None = None
     ) -> None:
-        self.problem, self.evaluate, self.heat = problem, evaluate, heat
+        self.problem = problem
+        self.evaluate = evaluate
+        self.heat = heat
         self.threads = threads or len(os.sched_getaffinity(0))
         self._cost = partial(cost_of, problem)
         self._annealers: dict[int, tuple[str, Annealer]] = {}  # by slot, with what it is for
@@ -73,7 +75,8 @@ class Population:
     def run(self, starts: Sequence[Placement]) -> None:
         """Anneal until the budget is spent, from these starts, the most promising first."""
         chains = self._begun(self._alternating(starts))
-        number, left = 0, self.evaluate
+        number = 0
+        left = self.evaluate
         while True:
             chains = self._round(chains, number)
             chains.sort(key=lambda chain: chain.cost)
@@ -133,7 +136,8 @@ class Population:
 
     def _affordable(self, chains: int) -> int:
         """The most chains for which the budget lasts a few rounds."""
-        batches, trials = self.heat.batches, self.evaluate.simulations_left
+        batches = self.heat.batches
+        trials = self.evaluate.simulations_left
         if not isinf(trials):
             chains = min(chains, int(trials / (16 * 2 * batches)))
         if not isinf(self.evaluate.seconds_left):
@@ -163,7 +167,8 @@ class Population:
         key = f"{tie} {replace(example, device=np.zeros_like(example.device)).digest}"
         kept = self._annealers.get(slot)
         if kept is None or kept[0] != key:
-            names, graph = self.problem.cluster.device_names, self.problem.graph.digest
+            names = self.problem.cluster.device_names
+            graph = self.problem.graph.digest
             example = replace(example, devices=names, graph=graph)
             annealer = Annealer(self.problem, units_of(self.problem, tie), example)
             kept = self._annealers[slot] = (key, annealer)
@@ -211,10 +216,12 @@ class Population:
 
     def _near(self, chain: OrderedChain, number: int) -> Iterator[Placement]:
         """The best of a chain with some units in a row moved; other draws in every round."""
-        units, rng = chain.units, np.random.default_rng([self._seed, number])
+        units = chain.units
+        rng = np.random.default_rng([self._seed, number])
         best = np.array(chain.state.best)
         for _ in range(_NEAR):
-            moved, first = best.copy(), int(rng.integers(len(best)))
+            moved = best.copy()
+            first = int(rng.integers(len(best)))
             device = int(rng.choice(np.flatnonzero(units.allowed[first])))
             row = np.arange(first, min(len(best), first + 2 ** int(rng.integers(6))))
             row = row[units.allowed[row, device]]

@@ -12,7 +12,13 @@ from roost.simulator.kernels.base import ONE, ZERO, bare
 
 # Kinds of moves. Each level of blocks has a kind of its own, from BLOCK on; each row has one for
 # its windows, from WINDOW on.
-UNIT, NEAR, SWAP, BLOCK, WINDOW, HOME, TRADE = 0, 1, 2, 3, 7, 10, 11
+UNIT = 0
+NEAR = 1
+SWAP = 2
+BLOCK = 3
+WINDOW = 7
+HOME = 10
+TRADE = 11
 KINDS = 12
 
 _TRIES = 8  # draws for one neighbour, until one of them moves something
@@ -26,8 +32,10 @@ def put(space, draft, placed, lane, unit, there):
     """Add the move of one unit to a neighbour, where it is a move, is allowed, and has room."""
     if placed[unit] == there or (space.allowed[unit] >> np.uint64(there)) & ONE == ZERO:
         return
-    num_units, num_ops = draft.unit_start[lane + 1], draft.start[lane + 1]
-    first, beyond = space.unit_start[unit], space.unit_start[unit + 1]
+    num_units = draft.unit_start[lane + 1]
+    num_ops = draft.start[lane + 1]
+    first = space.unit_start[unit]
+    beyond = space.unit_start[unit + 1]
     if num_ops + beyond - first > len(draft.op) or num_units >= len(draft.unit):
         return
     draft.unit[num_units] = unit
@@ -77,7 +85,8 @@ def propose(space, draft, placed, critical, num_critical, lane, rng):
 @bare
 def _target(space, placed, unit, rng):
     """A device for a unit: mostly that of a neighbour, else any."""
-    first, beyond = space.near_start[unit], space.near_start[unit + 1]
+    first = space.near_start[unit]
+    beyond = space.near_start[unit + 1]
     if beyond > first and uniform(rng) < _NEIGHBOUR_SHARE:
         for _ in range(3):
             there = placed[space.near[first + below(rng, beyond - first)]]
@@ -125,7 +134,8 @@ def _put_swapped(space, draft, placed, lane, unit, kind, rng):
     if kind == TRADE:  # where memory is full, one parameter must make room for another
         unit = _home(space, rng)
         other = _home(space, rng)
-    here, there = np.int64(placed[unit]), np.int64(placed[other])
+    here = np.int64(placed[unit])
+    there = np.int64(placed[other])
     if here != there:
         put(space, draft, placed, lane, unit, there)
         put(space, draft, placed, lane, other, here)
@@ -135,7 +145,8 @@ def _put_swapped(space, draft, placed, lane, unit, kind, rng):
 def _put_block(space, draft, placed, lane, level, rng):
     """All units of a block of this level go to one device."""
     block = space.level[level] + below(rng, space.level[level + 1] - space.level[level])
-    first, beyond = space.block_start[block], space.block_start[block + 1]
+    first = space.block_start[block]
+    beyond = space.block_start[block + 1]
     unit = np.int64(space.block_unit[first + below(rng, beyond - first)])
     there = _target(space, placed, unit, rng)
     for member in range(first, beyond):
@@ -145,7 +156,8 @@ def _put_block(space, draft, placed, lane, level, rng):
 @bare
 def _put_window(space, draft, placed, lane, row, rng):
     """A window of blocks of a row goes mostly to the device of the block before or after it."""
-    begin, end = space.row_start[row], space.row_start[row + 1]
+    begin = space.row_start[row]
+    end = space.row_start[row + 1]
     length = 1 + np.int64(np.float64(space.longest_window) ** uniform(rng))
     first = begin + below(rng, end - begin)
     beyond = min(end, first + length)

@@ -21,7 +21,8 @@ from roost.placers._shared.compiled_random import uniform
 from roost.simulator.kernels.base import compiled
 
 # Moves beyond the memory, or within it, after which the penalty is changed.
-_OVER, _WITHIN = 32, 512
+_OVER = 32
+_WITHIN = 512
 _CRITICAL_EVERY = 16  # moves between two looks at what the step waits for
 _LEARN_EVERY = 256  # moves between two looks at what kinds of moves gain
 _TINY = 1e-300  # added where a number may be 0
@@ -33,13 +34,19 @@ def anneal_singly(layout, space, tables, chain, scratch, cooling, by_critical):
 
     `by_critical` says whether what the step waits for is moved more often.
     """
-    draft, placed, capacity = scratch.draft, chain.placed, tables.capacity
+    draft = scratch.draft
+    placed = chain.placed
+    capacity = tables.capacity
     settle(layout, space, tables, chain, scratch)
     simulate_alone(layout, scratch)
-    step, excess = scratch.one_step[0], _excess(scratch, capacity)
+    step = scratch.one_step[0]
+    excess = _excess(scratch, capacity)
     decay = (cooling.cold / cooling.hot) ** (1.0 / max(1, cooling.steps - 1))
     temperature = cooling.hot
-    beyond_for, lane, num_critical, moved = 0, np.int64(0), np.int64(0), True
+    beyond_for = 0
+    lane = np.int64(0)
+    num_critical = np.int64(0)
+    moved = True
     even_odds(draft)
     for number_of_move in range(cooling.steps):
         if by_critical and moved and number_of_move % _CRITICAL_EVERY == 0:
@@ -57,7 +64,8 @@ def anneal_singly(layout, space, tables, chain, scratch, cooling, by_critical):
         for number in range(draft.start[1]):
             scratch.devices[0, draft.op[number]] = draft.device[number]
         simulate_alone(layout, scratch)
-        new_step, new_excess = scratch.one_step[0], _excess(scratch, capacity)
+        new_step = scratch.one_step[0]
+        new_excess = _excess(scratch, capacity)
         penalty = chain.penalty[0]
         worse = new_step * (1.0 + penalty * new_excess) - step * (1.0 + penalty * excess)
         kind = draft.kind[0]
@@ -67,7 +75,9 @@ def anneal_singly(layout, space, tables, chain, scratch, cooling, by_critical):
         if number_of_move % _LEARN_EVERY == _LEARN_EVERY - 1:
             learn_odds(draft, 0.9)
         if worse <= 0.0 or uniform(chain.rng) < np.exp(-worse / max(temperature * step, _TINY)):
-            step, excess, moved = new_step, new_excess, True
+            step = new_step
+            excess = new_excess
+            moved = True
             for number in range(draft.unit_start[1]):
                 placed[draft.unit[number]] = draft.unit_device[number]
             keep_best(chain, step, excess)

@@ -23,8 +23,10 @@ _RETRIES = 4
 _CRITICAL_EVERY = 8  # batches between two looks at what the step waits for
 _LEARN_EVERY = 16  # batches between two looks at what kinds of moves gain
 # Batches beyond the memory, or within it, after which the penalty is changed.
-_OVER, _WITHIN = 8, 256
-_LEAST_PENALTY, _MOST_PENALTY = 10.0, 1e9
+_OVER = 8
+_WITHIN = 256
+_LEAST_PENALTY = 10.0
+_MOST_PENALTY = 1e9
 _TINY = 1e-300  # added where a number may be 0
 
 
@@ -35,12 +37,17 @@ def anneal(layout, space, tables, chain, scratch, cooling, exact):
     `exact` says whether lanes give true step times; otherwise the lane that is drawn is simulated
     by itself.
     """
-    lanes, draft = scratch.lanes, scratch.draft
-    number_of, is_parameter = tables.number_of, tables.is_parameter
+    lanes = scratch.lanes
+    draft = scratch.draft
+    number_of = tables.number_of
+    is_parameter = tables.is_parameter
     settle(layout, space, tables, chain, scratch)
     even_odds(draft)
     moves = (draft.start, draft.op, draft.device)
-    simulations, num_retries, num_critical, beyond_for = 0, 0, 0, 0
+    simulations = 0
+    num_retries = 0
+    num_critical = 0
+    beyond_for = 0
     decay = (cooling.cold / cooling.hot) ** (1.0 / max(1, cooling.steps - 1))
     temperature = cooling.hot
     for batch in range(cooling.steps):
@@ -96,7 +103,8 @@ def settle(layout, space, tables, chain, scratch):
 @bare
 def draw_moves(space, chain, scratch, num_retries, num_critical):
     """Draw a move for each lane but the last, those to be tried again first."""
-    draft, placed = scratch.draft, chain.placed
+    draft = scratch.draft
+    placed = chain.placed
     draft.start[0] = 0
     draft.unit_start[0] = 0
     for lane in range(STAY):
@@ -131,7 +139,8 @@ def _score(capacity, chain, scratch):
 @bare
 def _note_gains(scratch):
     """Note which kinds of moves gained something: one for a thousandth of the step or more."""
-    draft, base = scratch.draft, scratch.score[STAY]
+    draft = scratch.draft
+    base = scratch.score[STAY]
     for lane in range(STAY):
         kind = draft.kind[lane]
         if kind >= 0:
@@ -144,12 +153,15 @@ def _note_gains(scratch):
 @bare
 def _draw(scratch, scale, rng):
     """A lane, the better the likelier: the least score after noise (the Gumbel trick)."""
-    start, chosen, least = scratch.draft.start, STAY, np.inf
+    start = scratch.draft.start
+    chosen = STAY
+    least = np.inf
     for lane in range(LANES):
         if lane == STAY or start[lane + 1] > start[lane]:
             noise = -np.log(-np.log(uniform(rng) + _TINY) + _TINY)
             if scratch.score[lane] - scale * noise < least:
-                chosen, least = lane, scratch.score[lane] - scale * noise
+                chosen = lane
+                least = scratch.score[lane] - scale * noise
     return chosen
 
 
@@ -191,7 +203,8 @@ def put_back(space, chain, scratch, first, beyond):
 @bare
 def _keep_retries(scratch, chosen):
     """Note the moves of other lanes that are better than staying; returns how many."""
-    draft, score = scratch.draft, scratch.score
+    draft = scratch.draft
+    score = scratch.score
     count = 0
     scratch.retry_start[0] = 0
     for lane in range(STAY):
@@ -215,11 +228,14 @@ def _keep_retries(scratch, chosen):
 @bare
 def _apply(layout, tables, chain, scratch, chosen):
     """Make the moves of a lane."""
-    draft, home, held = scratch.draft, scratch.home, scratch.held
+    draft = scratch.draft
+    home = scratch.home
+    held = scratch.held
     for number in range(draft.unit_start[chosen], draft.unit_start[chosen + 1]):
         chain.placed[draft.unit[number]] = draft.unit_device[number]
     for number in range(draft.start[chosen], draft.start[chosen + 1]):
-        op, there = draft.op[number], draft.device[number]
+        op = draft.op[number]
+        there = draft.device[number]
         position = tables.number_of[op]
         scratch.devices[0, op] = there
         if tables.is_parameter[op]:

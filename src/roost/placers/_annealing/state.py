@@ -129,7 +129,8 @@ def new_scratch(
     layout: Any, tables: Tables, num_units: int, num_kinds: int, window: Array, is_shared: bool
 ) -> Scratch:
     """Scratch for one layout; it is large, so it is kept from run to run."""
-    num_ops, num_devices = len(tables.number_of), len(tables.capacity)
+    num_ops = len(tables.number_of)
+    num_devices = len(tables.capacity)
     room = 4 * num_ops + 64
     return Scratch(
         lanes=new_lanes(layout, num_ops),

@@ -42,12 +42,21 @@ def push_in_order(layout, order, turn_of, device, ready, dying, held, peak):
     `ready` and `dying` [positions] must be zero, and are left so. `held` [devices] is what is
     always held, and is overwritten.
     """
-    time, next_start, next_op = layout.time, layout.next_start, layout.next
-    output, workspace, device_gap = layout.output, layout.workspace, layout.device_gap
-    copies_count, num_devices = layout.copies_in_memory, np.uintp(layout.num_devices)
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
-    last, last_turn = np.zeros(64, np.uint32), np.zeros(64, np.int64)
-    busy, moves = layout.busy, new_moves(0)
+    time = layout.time
+    next_start = layout.next_start
+    next_op = layout.next
+    output = layout.output
+    workspace = layout.workspace
+    device_gap = layout.device_gap
+    copies_count = layout.copies_in_memory
+    num_devices = np.uintp(layout.num_devices)
+    free = np.zeros(64)
+    bus_free = np.zeros(len(layout.bus_gap))
+    arrives = np.zeros(64)
+    last = np.zeros(64, np.uint32)
+    last_turn = np.zeros(64, np.int64)
+    busy = layout.busy
+    moves = new_moves(0)
     extra = nothing_yet(busy, len(order))
     step_time = 0.0
     for d in range(num_devices):

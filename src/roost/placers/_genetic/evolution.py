@@ -77,7 +77,8 @@ def new_individual(num_units: int, num_positions: int) -> Individual:
 @compiled
 def evolve(layout, space, decoding, individual, brood, breeding, generations):
     """Let a brood evolve for so many generations; returns the number of simulations."""
-    keys, state = brood.keys, brood.state
+    keys = brood.keys
+    state = brood.state
     count = len(keys)
     children = np.empty_like(keys)
     simulations = 0
@@ -88,7 +89,8 @@ def evolve(layout, space, decoding, individual, brood, breeding, generations):
                 child[:] = keys[below(state, breeding.num_elite)]
                 _scramble(space, child, state)
             else:
-                better, worse = below(state, breeding.num_elite), below(state, count)
+                better = below(state, breeding.num_elite)
+                worse = below(state, count)
                 _cross(space, keys[better], keys[worse], child, breeding, state)
         for number in range(breeding.num_elite, count):
             keys[number] = children[number]
@@ -122,7 +124,8 @@ def judge(layout, space, decoding, individual, keys):
 @compiled
 def decode(layout, space, decoding, individual, keys):
     """Write the devices, urgencies and resident bytes of one individual."""
-    num_units, placed = space.num_units, individual.placed
+    num_units = space.num_units
+    placed = individual.placed
     for unit in range(num_units):
         placed[unit] = device_of(space.allowed[unit], keys[unit], space.num_devices)
     for op in range(len(individual.device)):

@@ -85,8 +85,12 @@ def add_row(sums, factor, row):
 @inlined
 def score_devices(network, unit, mask, tilt, scratch):
     """Write the score of each device of the mask."""
-    seen, first, middle, context = scratch.seen, scratch.first, scratch.middle, scratch.context
-    num_devices, hidden = np.uintp(len(scratch.scores)), np.uintp(len(network.out))
+    seen = scratch.seen
+    first = scratch.first
+    middle = scratch.middle
+    context = scratch.context
+    num_devices = np.uintp(len(scratch.scores))
+    hidden = np.uintp(len(network.out))
     count = np.float32(0.0)
     middle[:] = np.float32(0.0)
     for d in range(num_devices):
@@ -123,10 +127,12 @@ def score_devices(network, unit, mask, tilt, scratch):
 def draw_device(mask, scores, heat, state):
     """A device of the mask, drawn by its score."""
     num_devices = np.uintp(len(scores))
-    best, highest = np.uintp(0), -np.inf
+    best = np.uintp(0)
+    highest = -np.inf
     for d in range(num_devices):
         if is_in(mask, d) and scores[d] > highest:
-            best, highest = d, scores[d]
+            best = d
+            highest = scores[d]
     if heat <= 0.0:
         return best
     total = sum_of_odds(mask, scores, heat, highest)
@@ -186,9 +192,13 @@ def schedule_by_network(
 ):
     """Write one schedule."""
     clear_schedule(schedule)
-    seen, scores, placed, heat = scratch.seen, scratch.scores, scratch.placed, settings.heat[row]
+    seen = scratch.seen
+    scores = scratch.scores
+    placed = scratch.placed
+    heat = settings.heat[row]
     placed[:] = 0
-    previous, number = np.int64(-1), np.uintp(0)
+    previous = np.int64(-1)
+    number = np.uintp(0)
     recording = len(record.unit) > 0
     for op in range(np.uintp(len(layout.op))):
         unit = np.uintp(listing.unit[op])
@@ -253,9 +263,11 @@ def write_windows(constants, device, window):
     last = np.int64(-1)
     fetched = ZERO
     for number in range(len(constants.reads)):
-        parameter, reader = constants.reads[number, 0], constants.reads[number, 1]
+        parameter = constants.reads[number, 0]
+        reader = constants.reads[number, 1]
         if parameter != last:
-            fetched, last = ZERO, parameter
+            fetched = ZERO
+            last = parameter
         d = device[reader]
         if d != device[parameter] and not is_in(fetched, d):
             fetched |= ONE << np.uint64(d)
@@ -283,7 +295,9 @@ def run_network(
     unit_device [schedules, units], the step time [schedules] and the bytes over memory [schedules].
     Returns the number of placements simulated. The last attempt is recorded.
     """
-    num_devices, hidden, simulations = layout.num_devices, len(network.out), 0
+    num_devices = layout.num_devices
+    hidden = len(network.out)
+    simulations = 0
     schedule = new_schedule(layout, listing)
     scratch = _Scratch(
         np.zeros((num_devices, len(DEVICE_FEATURES)), np.float32),
@@ -293,9 +307,12 @@ def run_network(
         np.zeros(num_devices),
         np.zeros(num_devices, np.int64),
     )
-    capacity, window = np.zeros(num_devices), np.zeros(num_devices, np.int64)
+    capacity = np.zeros(num_devices)
+    window = np.zeros(num_devices, np.int64)
     device = np.zeros((1, len(constants.op_unit)), np.int32)
-    step, peak, moved = np.zeros(1), np.zeros((1, num_devices), np.int64), np.zeros(1, np.int64)
+    step = np.zeros(1)
+    peak = np.zeros((1, num_devices), np.int64)
+    moved = np.zeros(1, np.int64)
     for row in range(len(settings.heat)):
         for number in range(len(scales)):
             for d in range(num_devices):
@@ -323,7 +340,8 @@ def run_network(
                 over += max(0.0, np.float64(peak[0, d] - memory[d]))
             if number == 0 or over < excess[row]:
                 unit_device[row] = schedule.unit_device
-                step_time[row], excess[row] = step[0], over
+                step_time[row] = step[0]
+                excess[row] = over
             if over == 0.0:
                 break
     return simulations

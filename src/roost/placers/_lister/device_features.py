@@ -88,7 +88,9 @@ def possible_devices(
     Those with room for it, or else the least overfull. Of empty devices that are alike only the
     first is possible.
     """
-    mask, least_over, nearest = ZERO, np.inf, np.uintp(0)
+    mask = ZERO
+    least_over = np.inf
+    nearest = np.uintp(0)
     taken = ZERO  # devices of which an empty twin is possible
     for d in range(np.uintp(layout.num_devices)):
         if not is_in(listing.allowed[unit], d):
@@ -100,7 +102,8 @@ def possible_devices(
         if count_memory and np.float64(most) > capacity[d]:
             over = np.float64(most) - capacity[d]
             if over < least_over:
-                least_over, nearest = over, d
+                least_over = over
+                nearest = d
         else:
             twin = ONE << np.uint64(constants.alike[d])
             if placed[d] > 0 or (taken & twin) == ZERO:
@@ -124,7 +127,11 @@ def write_features(
     home = measure_transfers(layout, listing, schedule, op)
     module, parent, role, partner = related_devices(listing, schedule, op)
     rival = rival_device(listing, schedule, op)
-    start_min, finish_min, free_min, load_min, time_min = np.inf, np.inf, np.inf, np.inf, np.inf
+    start_min = np.inf
+    finish_min = np.inf
+    free_min = np.inf
+    load_min = np.inf
+    time_min = np.inf
     decided = 0
     for d in range(num_devices):
         decided += placed[d]
@@ -137,7 +144,8 @@ def write_features(
         free_min = min(free_min, schedule.free[d])
         load_min = min(load_min, schedule.load[d] + unit_time)
         time_min = min(time_min, unit_time)
-    long, tick = 20.0 / constants.balance, 1.0 / constants.tick
+    long = 20.0 / constants.balance
+    tick = 1.0 / constants.tick
     for d in range(num_devices):
         row = seen[d]
         if not is_in(mask, d):

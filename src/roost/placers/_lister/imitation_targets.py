@@ -27,7 +27,9 @@ def targets_of(
     scheduler: NetworkScheduler, rng: np.random.Generator, starts: int, batches: int
 ) -> Targets:
     """The best of so many starts, each annealed for so many batches: a fixed amount of work."""
-    problem, units, rule_scheduler = scheduler.problem, scheduler.units, scheduler.scheduler
+    problem = scheduler.problem
+    units = scheduler.units
+    rule_scheduler = scheduler.scheduler
     schedules = rule_scheduler.schedule(random_rules(rule_scheduler, rng, _RULES))
     annealed: list[tuple[float, Array]] = []
     for number, row in enumerate(schedules.ranked()[:starts]):

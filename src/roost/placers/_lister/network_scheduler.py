@@ -44,7 +44,8 @@ class NetworkScheduler:
     @staticmethod
     def of(scheduler: ListScheduler) -> NetworkScheduler:
         """The network's scheduler under the order of a list scheduler."""
-        units, problem = scheduler.units, scheduler.units.problem
+        units = scheduler.units
+        problem = scheduler.units.problem
         total = total_time(units)
         constants = ProblemConstants(
             total=total,
@@ -81,7 +82,8 @@ class NetworkScheduler:
         record: bool = False,
     ) -> NetworkSchedules:
         """One schedule for each row of the settings."""
-        count, num_units = len(settings.heat), self.units.num_units
+        count = len(settings.heat)
+        num_units = self.units.num_units
         rows = count if record else 0
         num_devices = self.problem.cluster.num_devices
         decisions = DecisionRecord(
@@ -92,7 +94,8 @@ class NetworkScheduler:
             log_prob=np.zeros((rows, num_units)),
         )
         unit_device = np.zeros((count, num_units), np.int32)
-        step_time, excess = np.zeros(count), np.zeros(count)
+        step_time = np.zeros(count)
+        excess = np.zeros(count)
         simulations = run_network(
             self.scheduler.layout,
             self.scheduler.listing,
@@ -111,7 +114,8 @@ class NetworkScheduler:
 
     def canonical(self, unit_device: Array) -> Array:
         """The same placement, with devices that are alike renamed in the order of first use."""
-        first, alike = self.constants.first_op, self.constants.alike
+        first = self.constants.first_op
+        alike = self.constants.alike
         order = np.argsort(np.where(first < 0, np.iinfo(np.int64).max, first), kind="stable")
         name = np.full(len(alike), -1)
         free = {kind: np.flatnonzero(alike == kind).tolist() for kind in set(alike.tolist())}

@@ -45,8 +45,11 @@ _FIRST_CHOICE = COLUMN["cautious"]  # this and later settings are choices, not a
 
 # Differences of a child from its parent: the chance to take numbers from another rule and their
 # share, the chance and the size of a change, and the chance to draw a number anew.
-_CROSSED, _FROM_OTHER = 0.5, 0.4
-_CHANGED, _STEP, _NEW = 0.35, 0.5, 0.06
+_CROSSED = 0.5
+_FROM_OTHER = 0.4
+_CHANGED = 0.35
+_STEP = 0.5
+_NEW = 0.06
 
 
 def drawn_rules(

@@ -44,7 +44,8 @@ class RuleScheduler:
     """Schedules by portable rules, for the units of a problem or for larger ones."""
 
     def __init__(self, problem: Problem, units: Units | None = None) -> None:
-        self.problem, self.units = problem, units or Units.of(problem)
+        self.problem = problem
+        self.units = units or Units.of(problem)
         self._schedulers: dict[tuple[int, bool], ListScheduler] = {}
 
     def under(self, order: int, eager: bool = False) -> ListScheduler:
@@ -67,9 +68,11 @@ class RuleScheduler:
         self, rows: Array, scales: Array = SCALES, anchors: Anchors | None = None
     ) -> PortableSchedules:
         """The schedule of each rule, near its anchor where there are anchors."""
-        count, simulations = len(rows), 0
+        count = len(rows)
+        simulations = 0
         unit_device = np.zeros((count, self.units.num_units), np.int32)
-        step_time, excess = np.zeros(count), np.zeros(count)
+        step_time = np.zeros(count)
+        excess = np.zeros(count)
         schedulers: list[ListScheduler | None] = [None] * count
         order = rows[:, COLUMN["order"]].astype(int)
         eager = (rows[:, COLUMN["eager"]] > 0.5) & self.is_tight
@@ -81,11 +84,9 @@ class RuleScheduler:
                 near = anchors.rows(mine)
                 rules = rules._replace(kept=near.unit_device, hold=near.hold * self.mean_time)
             made = scheduler.schedule(rules, scales)
-            unit_device[mine], step_time[mine], excess[mine] = (
-                made.unit_device,
-                made.step_time,
-                made.excess,
-            )
+            unit_device[mine] = made.unit_device
+            step_time[mine] = made.step_time
+            excess[mine] = made.excess
             simulations += made.simulations
             for row in mine.tolist():
                 schedulers[row] = scheduler
@@ -94,7 +95,9 @@ class RuleScheduler:
             # Where memory is tight both orders are simulated, and the better one is taken.
             simulations += self.is_tight
             if not self.is_tight or (over, seconds) < (excess[row], step_time[row]):
-                schedulers[row], step_time[row], excess[row] = None, seconds, over
+                schedulers[row] = None
+                step_time[row] = seconds
+                excess[row] = over
         return PortableSchedules(unit_device, step_time, excess, simulations, self, schedulers)
 
     def _in_own_order(self, unit_device: Array) -> tuple[float, float]:
@@ -123,7 +126,8 @@ class RuleScheduler:
 def usable_by(rows: Array, choices: Array, total: Array) -> Array:  # [rules, devices] bool
     """The devices that each rule takes where it can."""
     faster = several_fast(choices)
-    fast, part = rows[:, COLUMN["fast"]], rows[:, [COLUMN["part"]]]
+    fast = rows[:, COLUMN["fast"]]
+    part = rows[:, [COLUMN["part"]]]
     number = np.round(fast * (len(faster) - 1)).astype(int)
     usable = np.where((fast > 0)[:, None], faster[number], choices[0])
     line = np.argsort(total, kind="stable")

@@ -21,9 +21,12 @@ MOST_KEPT = 4  # of the best schedules of a round become trials
 _DRAWN_SEED = 12345
 _UNLIKE = 1.5  # times as long for everything as another accelerator
 # Rules varied at a time among the samples, and after; from how many of the best.
-_SOON, _FAMILY, _PARENTS = 4, 32, 6
+_SOON = 4
+_FAMILY = 32
+_PARENTS = 6
 # Share of the varied rules that keep near the best placement; how firmly, in ops of mean length.
-_NEAR, _HOLD = 0.5, (1.0, 30.0)
+_NEAR = 0.5
+_HOLD = (1.0, 30.0)
 
 
 class _Shares(NamedTuple):
@@ -60,7 +63,8 @@ def first_rules(
     shares = _UNLIKE_SHARES if are_unlike else _ALIKE_SHARES
     num_learned = max(1, round(shares.learned * samples))
     num_drawn = round(shares.drawn * samples)
-    first, later = learned[:num_learned], learned[num_learned:][:most_later]
+    first = learned[:num_learned]
+    later = learned[num_learned:][:most_later]
     orders = sorted(set(first[:, COLUMN["order"]].astype(int).tolist()))
     drawn_orders = range(len(ORDERS)) if are_unlike else orders
     drawn = drawn_rules(np.random.default_rng(_DRAWN_SEED), num_drawn, drawn_orders)
@@ -86,7 +90,8 @@ class RuleSearch:
     """Rules tried so far on a problem, and their costs."""
 
     def __init__(self, problem: Problem, evaluate: Evaluate) -> None:
-        self.evaluate, self.schedulers = evaluate, rule_schedulers(problem)
+        self.evaluate = evaluate
+        self.schedulers = rule_schedulers(problem)
         self.rows = np.zeros((0, len(COLUMNS)))  # [rules, columns]
         self.scheduler = np.zeros(0, np.int64)  # [rules] the number of the scheduler of each
         self.cost = np.zeros(0)  # [rules] infinite where it was not tried
@@ -125,7 +130,8 @@ class RuleSearch:
 
     def _anchors(self, scheduler: RuleScheduler, count: int) -> Anchors:
         """Anchors at the best placement for some of so many rules, each held as firmly as drawn."""
-        rng, best = self.evaluate.rng, self.evaluate.best
+        rng = self.evaluate.rng
+        best = self.evaluate.best
         assert best is not None
         device = scheduler.problem.check(best.placement).device
         is_held = rng.random(count) < _NEAR
@@ -136,7 +142,8 @@ class RuleSearch:
 
     def _round(self, scheduler: RuleScheduler, rows: Array, anchors: Anchors | None) -> Array:
         """One round of rules, as many as there are simulations for; the costs of all rows."""
-        left, is_tight = self.evaluate.simulations_left, scheduler.is_tight
+        left = self.evaluate.simulations_left
+        is_tight = scheduler.is_tight
         count, scales = affordable(len(rows), left, is_tight, own_orders=True)
         if is_tight and left <= 1:
             rows = rows.copy()

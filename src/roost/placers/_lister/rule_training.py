@@ -36,7 +36,8 @@ _FAVOUR = 1.5  # how much more often the first of those kept have children
 _LEVELS = 6
 # A generation is tried on a share of the problems first, drawn anew each time, and a share of it
 # then on all of them.
-_FIRST_SHARE, _GO_ON = 0.25, 0.33
+_FIRST_SHARE = 0.25
+_GO_ON = 0.33
 TRIED = _FIRST_SHARE + _GO_ON  # cost of a generation, over that of all its rules on all problems
 
 
@@ -95,7 +96,8 @@ class RuleTraining:
         self.rows, self.cost = np.concatenate([self.rows, rows]), np.concatenate([self.cost, cost])
 
     def _keep(self, chosen: Array) -> None:
-        self.rows, self.cost = self.rows[chosen], self.cost[chosen]
+        self.rows = self.rows[chosen]
+        self.cost = self.cost[chosen]
 
     def _best_orders(self) -> Array:
         """The orders whose rules are best together."""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 # Beyond memory: the penalty as the logarithm of a factor on the step time, for any excess and for
 # all memory once more.
-_OVER, _OVER_SHARE, _MOST_OVER = 0.5, 20.0, 3.0
+_OVER = 0.5
+_OVER_SHARE = 20.0
+_MOST_OVER = 3.0
 _FAILED = 5.0  # of a schedule that has no step time
 
 
@@ -75,7 +77,8 @@ def decisions_of(
 
     from roost.policies.lister_network import Decisions
 
-    record, row = schedules.record, np.nonzero(picked)[0]
+    record = schedules.record
+    row = np.nonzero(picked)[0]
     heat = np.where(settings.heat > 0, settings.heat, 1.0).astype(np.float32)
     mask = masks_of(record.mask[picked], scheduler.problem.cluster.num_devices)
     return Decisions(

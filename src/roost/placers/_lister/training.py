@@ -65,14 +65,17 @@ class ListerTraining:
         settings: TrainingSettings,
         on_note: OnNote,
     ) -> None:
-        self.rng, self.settings, self.on_note = np.random.default_rng([seed, 17]), settings, on_note
+        self.rng = np.random.default_rng([seed, 17])
+        self.settings = settings
+        self.on_note = on_note
         self.schedulers = [
             scheduler
             for problem in problems
             for scheduler in network_schedulers(problem, most_units)
         ]
         tensors = new_tensors(self.rng)
-        self.tensors, self.samplers = network_only(tensors), tensors["ways"]
+        self.tensors = network_only(tensors)
+        self.samplers = tensors["ways"]
         self.rules = RuleTraining(problems, self.rng)
         self.policy = ListerPolicy(self.tensors)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=settings.imitation_rate)
@@ -97,7 +100,8 @@ class ListerTraining:
                 self.done += 1
                 save(self.state())
             else:
-                self.stage, self.done = self.stage + 1, 0
+                self.stage = self.stage + 1
+                self.done = 0
 
     def _evolve_rules(self) -> None:
         """The first rules under one order, or a generation of rules."""
@@ -105,7 +109,8 @@ class ListerTraining:
 
     def _find_targets(self) -> None:
         """Targets of one problem under one order."""
-        scheduler, batches = self.schedulers[self.done], self.plan["targets"]
+        scheduler = self.schedulers[self.done]
+        batches = self.plan["targets"]
         targets = targets_of(scheduler, self.rng, self.settings.starts, batches)
         self.targets.append(targets)
         self._note(targets=float(len(targets.unit_device)))
@@ -123,7 +128,8 @@ class ListerTraining:
         self._note(loss=float(np.mean(losses)))
 
     def _imitate_one(self, scheduler: NetworkScheduler, targets: Targets) -> float:
-        rng, count = self.rng, self.settings.schedules
+        rng = self.rng
+        count = self.settings.schedules
         target = targets.unit_device[rng.integers(0, len(targets.unit_device), count)]
         settings = sampling_settings(
             rng, scheduler, np.zeros((count, NUM_FEATURES)), np.ones(count)
@@ -149,7 +155,8 @@ class ListerTraining:
         self._set_rate(settings.trial_rate, self.plan["trial"])
         count = min(settings.graphs, len(self.schedulers))
         chosen = self.rng.choice(len(self.schedulers), count, replace=False).tolist()
-        batches, over_target = [], []
+        batches = []
+        over_target = []
         for number in chosen:
             scheduler = self.schedulers[number]
             sampling = exploring(self.rng, scheduler, settings.schedules)
@@ -194,7 +201,8 @@ class ListerTraining:
     def _note(self, **figures: float) -> None:
         """Tell the figures of a piece of work, and the share of all work that is done with it."""
         part = PARTS[self.stage]
-        count, before = self.counts[part], sum(SHARES[each] for each in PARTS[: self.stage])
+        count = self.counts[part]
+        before = sum(SHARES[each] for each in PARTS[: self.stage])
         position = {
             "stage": float(self.stage),
             "done": self.done + 1.0,
@@ -235,7 +243,8 @@ class ListerTraining:
         self.samplers = taken(state, "ways", self.samplers.shape)
         check_samplers(self.samplers)
         self.rng.bit_generator.state = _unpacked(taken(state, "rng", (6,), "u"))
-        self.stage, self.done = stage, done
+        self.stage = stage
+        self.done = done
         finding = PARTS.index("targets")
         num_targets = len(self.schedulers) if stage > finding else done if stage == finding else 0
         self._restore_targets(state, num_targets)

@@ -21,7 +21,8 @@ _PER_ROW = 1.2e-6  # of a device in a decision, forward and backward
 _PER_SCHEDULE = 2.5e-6  # of a unit in a schedule
 _PER_BATCH = 60e-9  # of an op in a batch of annealing
 # Of an op and of a unit in a schedule by a rule, in an order made for its devices.
-_PER_RULE_OP, _PER_RULE_UNIT = 120e-9, 200e-9
+_PER_RULE_OP = 120e-9
+_PER_RULE_UNIT = 200e-9
 _PER_CHOICE = 0.05  # of those rules that are best together
 
 SHARES = {"rules": 0.8, "targets": 0.03, "imitation": 0.03, "trial": 0.1, "ways": 0.04}

@@ -16,7 +16,8 @@ NUM_UNIT_FEATURES = 30
 
 def unit_features(scheduler: ListScheduler, constants: ProblemConstants) -> Array:
     """[units, features] f4: 20 features of each unit, then 10 of the whole problem."""
-    num_ops, num_units = len(scheduler.layout.op), scheduler.units.num_units
+    num_ops = len(scheduler.layout.op)
+    num_units = scheduler.units.num_units
     link = mean_link(scheduler.units.problem.cluster)
     transfer = link.seconds(scheduler.layout.output)
     times = path_times(scheduler.units, scheduler.layout, 0.5)
@@ -28,13 +29,19 @@ def unit_features(scheduler: ListScheduler, constants: ProblemConstants) -> Arra
         """Values of the first op of each unit, 0 for units without ops."""
         return np.where(is_there, values[op] if num_ops else 0.0, 0.0)
 
-    layout, listing, units = scheduler.layout, scheduler.listing, scheduler.units
-    graph, cluster, tick = units.problem.graph, units.problem.cluster, constants.tick
+    layout = scheduler.layout
+    listing = scheduler.listing
+    units = scheduler.units
+    graph = units.problem.graph
+    cluster = units.problem.cluster
+    tick = constants.tick
     inputs = np.zeros(num_ops)
     reader = np.repeat(np.arange(num_ops), layout.num_inputs)
     np.add.at(inputs, reader, transfer[layout.previous.astype(np.int64)])
     memory = max(1.0, float(cluster.memory.mean()))
-    time, phase, least = units.time.min(axis=1), graph.phase[layout.op], 1e-3 * tick
+    time = units.time.min(axis=1)
+    phase = graph.phase[layout.op]
+    least = 1e-3 * tick
     of_units = {
         "position": first(np.arange(num_ops) / max(1, num_ops)),
         "head": first(times.head / longest),
@@ -57,8 +64,10 @@ def unit_features(scheduler: ListScheduler, constants: ProblemConstants) -> Arra
         "update": first(phase == UPDATE),
         "slower": np.log((units.time.max(axis=1) + least) / (time + least)) / 4,
     }
-    total, balance = constants.total, constants.balance
-    lasting, most = float(listing.lasting.sum()), float(cluster.memory.sum())
+    total = constants.total
+    balance = constants.balance
+    lasting = float(listing.lasting.sum())
+    most = float(cluster.memory.sum())
     of_problem = {
         "path": np.log(longest / balance + 1e-3) / 2,
         "traffic": np.log1p(float(transfer.sum()) / balance) / 4,

@@ -49,11 +49,13 @@ class PathTimes(NamedTuple):
 
 def path_times(units: Units, layout: Layout, transfer_weight: float = 1.0) -> PathTimes:
     """Longest paths with transfers times a weight."""
-    cluster, num_ops = units.problem.cluster, len(layout.op)
+    cluster = units.problem.cluster
+    num_ops = len(layout.op)
     op_time = np.asarray(layout.time).reshape(num_ops, cluster.num_devices)
     fastest = op_time.min(axis=1, initial=np.inf)
     transfer = transfer_weight * mean_link(cluster).seconds(layout.output)
-    head, tail = np.zeros(num_ops), np.zeros(num_ops)
+    head = np.zeros(num_ops)
+    tail = np.zeros(num_ops)
     longest_paths(layout, fastest, transfer, head, tail)
     return PathTimes(fastest, head, tail)
 
@@ -73,8 +75,10 @@ def _priority(units: Units, weights: _Weights) -> Array:  # [ops]
     num_ops = problem.graph.num_ops
     layout = Simulator.of(problem).layout(problem.placement(np.zeros(num_ops, np.int32)))
     times = path_times(units, layout, weights.transfers)
-    head, tail = np.zeros(num_ops), np.zeros(num_ops)
-    head[layout.op], tail[layout.op] = times.head, times.tail
+    head = np.zeros(num_ops)
+    tail = np.zeros(num_ops)
+    head[layout.op] = times.head
+    tail[layout.op] = times.tail
     # Equals stay in program order; differences below a rounding error count as equal.
     lateness = (weights.head * head - weights.tail * tail) / max(1e-12, head.max() + tail.max())
     rank = np.empty(num_ops)

@@ -36,7 +36,8 @@ def new_tensors(rng: np.random.Generator) -> dict[str, Array]:
     rule = np.zeros(NUM_FEATURES)
     for name, weight in _FIRST_RULE.items():
         rule[DEVICE_FEATURES.index(name)] = weight
-    samplers, rules = random_samplers(rng, PORTFOLIO, len(ORDERS)), drawn_rules(rng, PORTFOLIO)
+    samplers = random_samplers(rng, PORTFOLIO, len(ORDERS))
+    rules = drawn_rules(rng, PORTFOLIO)
     network = new_weights(rng, NUM_FEATURES, NUM_UNIT_FEATURES, rule)
     return {**network, "ways": samplers, "rules": rules}
 
@@ -86,6 +87,7 @@ def random_samplers(rng: np.random.Generator, count: int, num_orders: int) -> Ar
 
 def check_samplers(samplers: Array) -> None:
     """Raise InputError if an order or a temperature is invalid."""
-    heat, order = samplers[:, NUM_FEATURES], samplers[:, -1]
+    heat = samplers[:, NUM_FEATURES]
+    order = samplers[:, -1]
     if not np.isin(order, np.arange(len(ORDERS))).all() or (heat < 0).any():
         raise InputError("tensor 'ways' has an invalid order or temperature")

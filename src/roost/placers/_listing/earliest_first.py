@@ -92,7 +92,8 @@ def drop_done(queues, heaps, queue):
 @compiled
 def new_queues(layout, with_favourites):
     """Empty queues."""
-    num_ops, num_devices = len(layout.op), layout.num_devices
+    num_ops = len(layout.op)
+    num_devices = layout.num_devices
     num_queues = 2 * num_devices if with_favourites else num_devices
     return Queues(
         new_heaps(num_queues, num_ops),
@@ -167,7 +168,8 @@ def head(layout, schedule, queues, queue):
     """
     num_devices = np.uintp(layout.num_devices)
     d = queue % num_devices
-    late, ready = queues.late, queues.ready
+    late = queues.late
+    ready = queues.ready
     free = schedule.free[d] if queue >= num_devices else max(schedule.free[d], queues.awake[d])
     while late.size[queue] > 0 and late.key[queue, 0] <= free:
         op = pop(late, queue)
@@ -183,24 +185,30 @@ def head(layout, schedule, queues, queue):
 @compiled
 def least_overfull(layout, listing, schedule, unit, capacity):
     """The device that a unit which fits nowhere overfills least."""
-    best, least = np.uintp(0), np.inf
+    best = np.uintp(0)
+    least = np.inf
     for d in range(np.uintp(layout.num_devices)):
         if is_in(listing.allowed[unit], d):
             most = peak_with(layout, listing, schedule.held, unit, d, True, schedule.extra)
             over = np.float64(most) - capacity[d]
             if over < least:
-                best, least = d, over
+                best = d
+                least = over
     return best
 
 
 @compiled
 def next_pair(layout, schedule, queues, num_queues):
     """The queue whose head can start first, and that op; of equals the most urgent."""
-    best_queue, best_op, best_start = np.uintp(0), np.int64(-1), np.inf
+    best_queue = np.uintp(0)
+    best_op = np.int64(-1)
+    best_start = np.inf
     for queue in range(num_queues):
         op, start = head(layout, schedule, queues, queue)
         if op >= 0 and (start < best_start or (start == best_start and op < best_op)):
-            best_queue, best_op, best_start = queue, op, start
+            best_queue = queue
+            best_op = op
+            best_start = start
     return best_queue, best_op
 
 
@@ -220,7 +228,8 @@ def stay_awake(layout, listing, schedule, queues, favourite, op, d):
     """
     num_devices = np.uintp(layout.num_devices)
     if queues.awaited[d] == np.int64(op):
-        queues.awake[d], queues.awaited[d] = 0.0, -1
+        queues.awake[d] = 0.0
+        queues.awaited[d] = -1
     child = favourite[op]
     if child < 0 or not may_run_on(listing, schedule, child, d):
         return
@@ -231,7 +240,8 @@ def stay_awake(layout, listing, schedule, queues, favourite, op, d):
             takes = transfer_seconds(layout, np.float64(layout.output[op]), pair)
             nearest = min(nearest, with_ends(layout.busy, takes, pair))
     if nearest < np.inf:
-        queues.awake[d], queues.awaited[d] = schedule.finish[op] + nearest, child
+        queues.awake[d] = schedule.finish[op] + nearest
+        queues.awaited[d] = child
 
 
 @compiled
@@ -254,7 +264,8 @@ def earliest_first(
     `favourite` [ops] i4 is the consumer that should follow each op on its device, or -1; `parent`
     is the inverse. Both may be empty.
     """
-    num_ops, num_devices = len(layout.op), np.uintp(layout.num_devices)
+    num_ops = len(layout.op)
+    num_devices = np.uintp(layout.num_devices)
     schedule = new_schedule(layout, listing)
     clear_schedule(schedule)
     with_favourites = len(favourite) > 0
@@ -266,7 +277,8 @@ def earliest_first(
     count = 0
     while count < num_ops:
         queue, number = next_pair(layout, schedule, queues, num_queues)
-        op, d = np.uintp(number), queue % num_devices
+        op = np.uintp(number)
+        d = queue % num_devices
         unit = np.uintp(listing.unit[op])
         pop(queues.ready if queues.ready.size[queue] > 0 else queues.late, queue)
         there = schedule.unit_device[unit]

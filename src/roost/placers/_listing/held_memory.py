@@ -83,7 +83,10 @@ def clear_held(held):
 def peak_with(layout, listing, held, unit, d, cautious, extra):
     """The most bytes held on a device if this unit were there too; `extra` [MOMENTS] is scratch."""
     num_devices = np.uintp(layout.num_devices)
-    first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
+    first = listing.first
+    beyond = listing.beyond
+    output = layout.output
+    until = held.until
     for k in range(MOMENTS):
         extra[k] = 0
     for number in ops_of(listing, unit):
@@ -108,7 +111,10 @@ def peak_with(layout, listing, held, unit, d, cautious, extra):
 def hold_unit(layout, listing, held, unit, d, cautious):
     """Add the bytes of a unit to those of its device."""
     num_devices = np.uintp(layout.num_devices)
-    first, beyond, output, until = listing.first, listing.beyond, layout.output, held.until
+    first = listing.first
+    beyond = listing.beyond
+    output = layout.output
+    until = held.until
     others = held.others
     held.base[d] += listing.resident[unit]
     for number in ops_of(listing, unit):

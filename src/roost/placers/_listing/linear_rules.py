@@ -100,7 +100,9 @@ def choose_device(
     rival = rival_device(listing, schedule, op)
     kept = np.int64(rules.kept[row, unit]) if rules.hold[row] > 0.0 else np.int64(-1)
     related = _Related(home, previous, module, parent, role, partner, rival, kept)
-    best, best_rank, best_score = np.uintp(0), 9, 0.0
+    best = np.uintp(0)
+    best_rank = 9
+    best_score = 0.0
     for d in range(np.uintp(layout.num_devices)):
         if not is_in(listing.allowed[unit], d):
             continue
@@ -118,14 +120,18 @@ def choose_device(
                 layout, listing, rules, row, capacity[d], schedule, op, unit, d, most, related
             )
         if rank < best_rank or (rank == best_rank and score < best_score):
-            best, best_rank, best_score = d, rank, score
+            best = d
+            best_rank = rank
+            best_score = score
     return best
 
 
 @inlined
 def score_of(layout, listing, rules, row, capacity, schedule, op, unit, d, most, related):
     """The score of a device by a rule; `most` are the bytes it would hold."""
-    num_devices, weights, here = np.uintp(layout.num_devices), rules.weights, np.int64(d)
+    num_devices = np.uintp(layout.num_devices)
+    weights = rules.weights
+    here = np.int64(d)
     start = max(schedule.ready[d], schedule.free[d])
     op_time = layout.time[op * num_devices + d]
     unit_time = listing.unit_time[unit * num_devices + d]
@@ -201,7 +207,8 @@ class _Simulation(NamedTuple):
 
 @compiled
 def _new_simulation(layout):
-    num_ops, num_devices = len(layout.op), layout.num_devices
+    num_ops = len(layout.op)
+    num_devices = layout.num_devices
     return _Simulation(
         np.zeros(num_ops),
         np.zeros(num_ops, np.int64),
@@ -261,7 +268,8 @@ def run_rules(layout, listing, rules, memory, scales, count_memory, unit_device,
                 over += max(0, simulation.peak[d] - memory[d])
             if number == 0 or over < excess[row]:
                 unit_device[row] = schedule.unit_device
-                step_time[row], excess[row] = takes, over
+                step_time[row] = takes
+                excess[row] = over
             if over == 0:
                 break
     return simulations

@@ -91,7 +91,8 @@ class ListScheduler:
 
         `share` and `fair` [rules] are factors on a fair share of the work and of the memory.
         """
-        units, rules = self.units, no_rules(self.units.problem, len(weights))
+        units = self.units
+        rules = no_rules(self.units.problem, len(weights))
         memory = units.problem.cluster.memory * usable
         memory_share = memory / np.maximum(1, memory.sum(axis=1, keepdims=True))
         lasting = float(self.listing.lasting.sum())
@@ -107,7 +108,8 @@ class ListScheduler:
         """The placement that each rule makes."""
         count = len(rules.weights)
         unit_device = np.zeros((count, self.units.num_units), np.int32)
-        step_time, excess = np.zeros(count), np.zeros(count, np.int64)
+        step_time = np.zeros(count)
+        excess = np.zeros(count, np.int64)
         simulations = run_rules(
             self.layout,
             self.listing,
@@ -129,8 +131,11 @@ class ListScheduler:
         Only usable [devices] devices are taken where there is room. `favourite` and `parent` [ops]
         are as the compiled loop takes them.
         """
-        problem, units, op = self.units.problem, self.units, self.layout.op
-        unit_device, sequence = np.zeros(units.num_units, np.int32), np.zeros(len(op), np.int64)
+        problem = self.units.problem
+        units = self.units
+        op = self.layout.op
+        unit_device = np.zeros(units.num_units, np.int32)
+        sequence = np.zeros(len(op), np.int64)
         earliest_first(
             self.layout,
             self.listing,

@@ -37,7 +37,8 @@ def listing_of(units: Units, layout: Layout) -> Listing:
     moments = _moments(layout, last)
     first = np.searchsorted(moments, position, "left")
     beyond = np.searchsorted(moments, position, "right")
-    lasting, need = units.resident_bytes.copy(), units.resident_bytes.copy()
+    lasting = units.resident_bytes.copy()
+    need = units.resident_bytes.copy()
     long = last - position > _LONG * num_ops
     np.add.at(lasting, unit[long], layout.output[long])
     kept = beyond[last] > first
@@ -84,7 +85,8 @@ def _ops_before(problem: Problem, layout: Layout) -> Array:  # [ops * KINDS]
     for column, keys in enumerate(_belonging(problem)):
         key = keys[layout.op]
         order = np.argsort(key, kind="stable")
-        earlier, later = order[:-1], order[1:]
+        earlier = order[:-1]
+        later = order[1:]
         same = (key[later] == key[earlier]) & (key[later] >= 0)
         before[later[same], column] = earlier[same]
     return before.ravel()
@@ -120,11 +122,14 @@ def _partners(
     in a consumer's inputs, from the smallest to the biggest, are compared.
     """
     num_ops = len(layout.op)
-    partner, nbytes = np.full(num_ops, -1, np.int32), np.zeros(num_ops)
+    partner = np.full(num_ops, -1, np.int32)
+    nbytes = np.zeros(num_ops)
     order = np.lexsort((source, layout.output[source], target))
-    first, second = source[order][:-1], source[order][1:]
+    first = source[order][:-1]
+    second = source[order][1:]
     met = target[order][:-1] == target[order][1:]
-    early, late = np.minimum(first, second)[met], np.maximum(first, second)[met]
+    early = np.minimum(first, second)[met]
+    late = np.maximum(first, second)[met]
     size = np.minimum(layout.output[early], layout.output[late])
     ascending = np.lexsort((early, size))  # the last write stays: the most bytes
     partner[late[ascending]] = early[ascending]

@@ -51,7 +51,9 @@ class PartialSchedule(NamedTuple):
 @compiled
 def new_schedule(layout, listing):
     """An empty schedule for this problem."""
-    num_ops, num_units, num_devices = len(layout.op), len(listing.allowed), layout.num_devices
+    num_ops = len(layout.op)
+    num_units = len(listing.allowed)
+    num_devices = layout.num_devices
     num_buses = len(layout.bus_gap)
     held = HeldBytes(
         np.zeros(num_devices, np.int64),
@@ -124,8 +126,10 @@ def transfer_start(schedule, bus, made, takes):
 def run_op(layout, schedule, op, d):
     """Run an op on a device: send it its inputs, and write when it finishes."""
     num_devices = np.uintp(layout.num_devices)
-    arrives, bus_free = schedule.arrives, schedule.bus_free
-    start, takes = schedule.free[d], layout.time[op * num_devices + d]
+    arrives = schedule.arrives
+    bus_free = schedule.bus_free
+    start = schedule.free[d]
+    takes = layout.time[op * num_devices + d]
     for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         arrival = arrives[source * num_devices + d]
@@ -164,14 +168,19 @@ def measure_transfers(layout, listing, schedule, op):
     Returns the device of its biggest input, or -1.
     """
     num_devices = np.uintp(layout.num_devices)
-    ready, inbound, absent = schedule.ready, schedule.inbound, schedule.absent
-    outgoing, arrives = schedule.outgoing, schedule.arrives
+    ready = schedule.ready
+    inbound = schedule.inbound
+    absent = schedule.absent
+    outgoing = schedule.outgoing
+    arrives = schedule.arrives
     for d in range(num_devices):
         ready[d] = 0.0
         inbound[d] = 0.0
         absent[d] = 0.0
         outgoing[d] = 0.0
-    biggest, home, total = -1.0, -1, 0.0
+    biggest = -1.0
+    home = -1
+    total = 0.0
     for edge in inputs_of(layout, op):
         source = np.uintp(layout.previous[edge])
         nbytes = np.float64(layout.output[source])
@@ -179,7 +188,8 @@ def measure_transfers(layout, listing, schedule, op):
         row = np.uintp(schedule.device[source]) * num_devices
         total += nbytes
         if nbytes > biggest:
-            biggest, home = nbytes, np.int64(schedule.device[source])
+            biggest = nbytes
+            home = np.int64(schedule.device[source])
         for d in range(num_devices):
             arrival = arrives[source * num_devices + d]
             if arrival < 0.0:
@@ -259,9 +269,11 @@ def place_rest(layout, listing, schedule, capacity):
     for unit in range(np.uintp(len(listing.allowed))):
         if schedule.unit_device[unit] >= 0:
             continue
-        best, most_free = np.uintp(0), -np.inf
+        best = np.uintp(0)
+        most_free = -np.inf
         for d in range(np.uintp(layout.num_devices)):
             left = capacity[d] - np.float64(schedule.held.peak[d])
             if is_in(listing.allowed[unit], d) and left > most_free:
-                best, most_free = d, left
+                best = d
+                most_free = left
         place_unit(layout, listing, schedule, unit, best, False, True)

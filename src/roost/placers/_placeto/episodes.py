@@ -32,7 +32,9 @@ Judge = Callable[[Sequence[Placement]], Sequence[Trial]]
 # Log-probabilities [episodes, devices] for the current group.
 Choose = Callable[["PolicyInput"], Array]
 # Columns of an outcome; from the third on, the peak memory of each device.
-MISSING_BYTES, STEP_TIME, _PEAKS = 0, 1, slice(2, None)
+MISSING_BYTES = 0
+STEP_TIME = 1
+_PEAKS = slice(2, None)
 # Attributes that a state keeps.
 _KEPT = (
     *GroupEpisodes.ARRAYS,
@@ -83,7 +85,9 @@ class PlacetoEpisodes(GroupEpisodes):
     """The episodes on one problem."""
 
     def __init__(self, problem: Problem, settings: PlacetoSettings, judge: Judge) -> None:
-        self.problem, self.settings, self.judge = problem, settings, judge
+        self.problem = problem
+        self.settings = settings
+        self.judge = judge
         self.units = groups_of(problem, settings.most_groups)
         self.features = ProblemFeatures(self.units)
         self.num_steps = self.units.num_units  # of an episode
@@ -133,7 +137,8 @@ class PlacetoEpisodes(GroupEpisodes):
 
     def restart_at_best(self, settings: PlacetoSettings, rng: np.random.Generator) -> None:
         """Begin episodes at the best placement so far, by other settings."""
-        self.settings, self.group_times = settings, {}
+        self.settings = settings
+        self.group_times = {}
         copies = settings.episodes, 1
         outcome = np.tile(self.best_outcome, copies)
         self._restart_at(np.tile(self.best, copies), outcome, rng)
@@ -194,7 +199,8 @@ class PlacetoEpisodes(GroupEpisodes):
         self.tried = self.device.copy()
         best, best_outcome = _best(self.tried, self.outcome)
         if _worse(self.best_outcome[None], best_outcome[None])[0]:
-            self.best, self.best_outcome = best, best_outcome
+            self.best = best
+            self.best_outcome = best_outcome
         return EpisodeTrial(reward, np.where(undone, 0.0, reward), num_new)
 
     def cost(self, outcome: Array) -> Array:
@@ -279,7 +285,8 @@ def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:  # [
     """The start of the first op of each group, and the finish of its last forward op (of its last
     op, if it has no forward op that takes time)."""
     start, finish = Simulator.of(units.problem).op_times(placement)
-    last_forward, last = np.zeros(units.num_units), np.zeros(units.num_units)
+    last_forward = np.zeros(units.num_units)
+    last = np.zeros(units.num_units)
     forward = units.problem.graph.phase == FORWARD
     np.maximum.at(last_forward, units.unit[forward], finish[forward])
     np.maximum.at(last, units.unit, finish)

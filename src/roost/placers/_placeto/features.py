@@ -78,15 +78,18 @@ class ProblemFeatures:
     """A problem in the eyes of the policy. Arrays that no placement changes are computed once."""
 
     def __init__(self, units: Units) -> None:
-        self.units, cluster = units, units.problem.cluster
-        self.num_groups, self.num_devices = units.num_units, cluster.num_devices
+        self.units = units
+        cluster = units.problem.cluster
+        self.num_groups = units.num_units
+        self.num_devices = cluster.num_devices
         source, target, size = units.edges
         self.visits = _visits(units)
         self.position = np.argsort(self.visits)  # [groups] in the order of visits
         # A group holds ops and their gradients, so tensors go both ways. The network follows the
         # edges that go forward.
         onward = self.position[source] < self.position[target]
-        self.source, self.target = source[onward], target[onward]
+        self.source = source[onward]
+        self.target = target[onward]
         # [groups, groups] bytes that the row reads of the column, and that the column reads.
         square = self.num_groups, self.num_groups
         self.inputs = np.zeros(square, dtype=np.float32)
@@ -118,7 +121,8 @@ class ProblemFeatures:
         # [devices, devices] seconds for each byte and for each message. A missing link is
         # infinitely slow; it counts as 0, since no feasible placement uses it.
         apart = ~np.eye(self.num_devices, dtype=bool)
-        pace, latency = cluster.seconds_per_byte, cluster.latency
+        pace = cluster.seconds_per_byte
+        latency = cluster.latency
         self._pace = np.where(np.isfinite(pace), pace, 0.0) * apart
         self._latency = np.where(np.isfinite(latency), latency, 0.0) * apart
 
@@ -182,7 +186,8 @@ class ProblemFeatures:
 
         `done` [batch, groups] are the groups that had their turn.
         """
-        device, groups = placements.device, np.arange(self.num_groups)
+        device = placements.device
+        groups = np.arange(self.num_groups)
         time = self.time[groups, device]  # [batch, groups]
         start = placements.start - np.take_along_axis(placements.start, at[:, None], axis=1)
         longest = time.max(axis=1, keepdims=True)
@@ -210,7 +215,8 @@ class ProblemFeatures:
         load = load.astype(np.float32)
         weighed = (here @ self._shares[at].T).transpose(2, 0, 1)
         inputs_here, outputs_here = weighed[:2]
-        read, written = inputs_here * self._read[at], outputs_here * self._written[at]
+        read = inputs_here * self._read[at]
+        written = outputs_here * self._written[at]
         transfer = self._transfer(read, written).astype(np.float32)
         memory = (placements.peak / self.memory).astype(np.float32)
         memory_after = memory + (1.0 - is_current) * (self.need[at] / self.memory)
@@ -245,7 +251,8 @@ class ProblemFeatures:
 
     def _overlap(self, placements: SimulatedPlacements, at: int, here: Array) -> Array:
         """[batch, devices] work of others there while the group ran, in times of its own length."""
-        begin, end = placements.start[:, at, None], placements.finish[:, at, None]
+        begin = placements.start[:, at, None]
+        end = placements.finish[:, at, None]
         common = np.minimum(placements.finish, end)
         common -= np.maximum(placements.start, begin)
         np.maximum(common, 0.0, out=common)

@@ -37,7 +37,8 @@ class PlacetoLearner:
     new one, in a new phase."""
 
     def __init__(self, settings: PlacetoSettings, seed: int, trials: float) -> None:
-        self.first_settings, self.seed = settings, seed
+        self.first_settings = settings
+        self.seed = seed
         self.device = torch_device(settings.train_on)
         self.horizon = settings.horizon if isinf(trials) else max(1, int(trials))
         self.num_rounds = self.num_trials = 0

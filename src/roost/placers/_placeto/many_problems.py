@@ -24,7 +24,8 @@ _STEP_SECONDS = 1e-3  # of a step of all episodes, learning included, on a core 
 _OP_SECONDS = 1e-6  # of simulating an op once, under an order of its own
 _EPISODES = 16  # side by side, at most
 # At the rate of one problem, a policy of many broke down and did not recover.
-_RATE, _MOST_KL = (3e-3, 1e-3), 0.03
+_RATE = (3e-3, 1e-3)
+_MOST_KL = 0.03
 # Share of rounds that begin at a random placement. The others go on from the last round on that
 # problem.
 _AFRESH = 0.5
@@ -49,7 +50,9 @@ class ManyProblems:
             rate=_RATE,
             most_kl=_MOST_KL,
         )
-        self.learner, self.on_note, self.num_done = PlacetoLearner(settings, seed, inf), on_note, 0
+        self.learner = PlacetoLearner(settings, seed, inf)
+        self.on_note = on_note
+        self.num_done = 0
         self.all_episodes = [
             PlacetoEpisodes(problem, settings, simulated(problem)) for problem in problems
         ]
@@ -64,7 +67,8 @@ class ManyProblems:
         while self.num_done < self.num_rounds:
             rng = np.random.default_rng([self.learner.seed, 7, self.num_done])
             number = int(rng.integers(len(self.all_episodes)))
-            episodes, start = self.all_episodes[number], self.reached[number]
+            episodes = self.all_episodes[number]
+            start = self.reached[number]
             if start is None or rng.random() < _AFRESH:
                 start = anywhere(episodes.units, rng, 1)[0]
             episodes.begin(np.tile(start, (num_episodes, 1)), rng)

@@ -19,10 +19,12 @@ from roost.placers._placeto.episodes import PlacetoEpisodes, anywhere
 from roost.placers._placeto.learner import PlacetoLearner
 
 # A policy repeats itself if less than this share of its placements were new, in so many rounds.
-_FEW_NEW, _MOST_REPEATS = 0.25, 3
+_FEW_NEW = 0.25
+_MOST_REPEATS = 3
 # Learning ends if less than this share of the last placements were new, also those of new
 # policies; and how fast old rounds are forgotten.
-_NOTHING_NEW, _FORGET = 0.05, 0.1
+_NOTHING_NEW = 0.05
+_FORGET = 0.1
 _SAMPLED = 16  # episodes side by side of a policy that was trained before
 
 
@@ -72,7 +74,8 @@ def train(learner: PlacetoLearner, episodes: PlacetoEpisodes, evaluate: Evaluate
 
 def train_round(learner: PlacetoLearner, episodes: PlacetoEpisodes) -> dict[str, float]:
     """One round: some steps of all episodes, and an update. Returns figures of it."""
-    settings, rng = learner.settings, learner.rng(learner.num_rounds)
+    settings = learner.settings
+    rng = learner.rng(learner.num_rounds)
 
     # Let the policy choose devices.
     if episodes.ended.all():

@@ -12,13 +12,11 @@ from roost.simulator.kernels.base import inlined
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
-_S30, _S27, _S31, _S11, _S32 = (
-    np.uint64(30),
-    np.uint64(27),
-    np.uint64(31),
-    np.uint64(11),
-    np.uint64(32),
-)
+_S30 = np.uint64(30)
+_S27 = np.uint64(27)
+_S31 = np.uint64(31)
+_S11 = np.uint64(11)
+_S32 = np.uint64(32)
 _UNIT = 1.0 / 9007199254740992.0  # 2**-53
 
 

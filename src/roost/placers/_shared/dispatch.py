@@ -16,11 +16,16 @@ def dispatch(layout, device, urgency, begun):
     Buses are taken in the order of the loop, nothing is fetched, and gaps of devices do not count:
     order and seconds are good, if not always exact.
     """
-    num_ops, num_devices = len(device), layout.num_devices
-    time, next_start, next_op = layout.time, layout.next_start, layout.next
+    num_ops = len(device)
+    num_devices = layout.num_devices
+    time = layout.time
+    next_start = layout.next_start
+    next_op = layout.next
     waiting = layout.num_inputs.copy()
     ready = np.zeros(num_ops)
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
+    free = np.zeros(64)
+    bus_free = np.zeros(len(layout.bus_gap))
+    arrives = np.zeros(64)
     moves = new_moves(0)
     extra, after = crossings(layout.busy, layout, device)
     first = np.zeros(num_devices + 1, np.int64)  # heaps of device d are at first[d]:first[d + 1]
@@ -29,9 +34,11 @@ def dispatch(layout, device, urgency, begun):
     for d in range(num_devices):
         first[d + 1] += first[d]
     # By the time they become ready.
-    later_time, later_op = np.empty(num_ops), np.empty(num_ops, np.uint32)
+    later_time = np.empty(num_ops)
+    later_op = np.empty(num_ops, np.uint32)
     ready_key, ready_op = np.empty(num_ops), np.empty(num_ops, np.uint32)  # by urgency
-    num_later, num_ready = np.zeros(num_devices, np.int64), np.zeros(num_devices, np.int64)
+    num_later = np.zeros(num_devices, np.int64)
+    num_ready = np.zeros(num_devices, np.int64)
     for op in range(num_ops):
         if waiting[op] == 0:
             d = device[op]
@@ -41,7 +48,8 @@ def dispatch(layout, device, urgency, begun):
             num_later[d] += 1
     last = 0.0
     for turn in range(num_ops):
-        here, begin = -1, np.inf
+        here = -1
+        begin = np.inf
         for d in range(num_devices):
             if num_ready[d] > 0:
                 at = free[d]
@@ -50,7 +58,8 @@ def dispatch(layout, device, urgency, begun):
             else:
                 continue
             if at < begin:
-                here, begin = d, at
+                here = d
+                begin = at
         low = first[here]
         while num_later[here] > 0 and later_time[low] <= begin:
             op = later_op[low]

@@ -27,7 +27,8 @@ def lasting(graph: Graph) -> Array:  # [ops] bool
 
     Not the gradients of parameters: where memory is short, updates run as soon as they can.
     """
-    source, target = graph.phase[graph.input_op], graph.phase[graph.edge_target]
+    source = graph.phase[graph.input_op]
+    target = graph.phase[graph.edge_target]
     found = graph.is_parameter.copy()
     found[graph.input_op[(source <= FORWARD) & (target > FORWARD)]] = True
     return found
@@ -80,9 +81,11 @@ def _relieved(units: Units, chain: Array, unit_device: Array, excess: Array, att
     What a move frees is an estimate, and copies need room as well: with each attempt the margin is
     doubled.
     """
-    unit_device, size = unit_device.copy(), lasting_bytes(units)
+    unit_device = unit_device.copy()
+    size = lasting_bytes(units)
     margin = _MARGIN * 2.0**attempt * units.problem.cluster.memory
-    need, room = excess + margin, -excess - margin
+    need = excess + margin
+    room = -excess - margin
     quickest = np.argsort(
         np.where(units.allowed, units.time, 0.0).sum(axis=0), kind="stable"
     ).tolist()
@@ -141,7 +144,8 @@ def _ties(units: Units, here: Array, target: int, unit_device: Array) -> tuple[A
     source, sink, size = units.edges
     place = np.full(units.num_units, -1)
     place[here] = np.arange(len(here))
-    first, last = np.minimum(place[source], place[sink]), np.maximum(place[source], place[sink])
+    first = np.minimum(place[source], place[sink])
+    last = np.maximum(place[source], place[sink])
     inside = first >= 0
     opened = np.bincount(first[inside] + 1, size[inside], minlength=len(here) + 1)
     closed = np.bincount(last[inside] + 1, size[inside], minlength=len(here) + 1)

@@ -49,7 +49,8 @@ def may_group(problem: Problem) -> bool:
     if kept is None and _by_module(problem, _MOST) is None:
         kept = vars(problem)["_may_group"] = False
     if kept is None:
-        units, fine = groups_of(problem), Units.of(problem)
+        units = groups_of(problem)
+        fine = Units.of(problem)
         # What is moved op by op afterwards are the units: no group may split one.
         whole = bool((units.unit == units.unit[fine.leader[fine.unit]]).all())
         kept = vars(problem)["_may_group"] = whole and units.num_units <= _FEWER * fine.num_units
@@ -85,7 +86,8 @@ def _by_module(problem: Problem, most: int) -> Units | None:
 
 def _roles(problem: Problem) -> tuple[Array, Array]:
     """For each op the unit of its parameters, or -1, and if it is part of a long gradient."""
-    graph, units = problem.graph, Units.of(problem)
+    graph = problem.graph
+    units = Units.of(problem)
     with_parameter = np.zeros(units.num_units, dtype=bool)
     with_parameter[units.unit[graph.is_parameter]] = True
     role = np.where(with_parameter[units.unit], units.unit, -1)
@@ -140,7 +142,8 @@ def _joined(problem: Problem, role: Array, module: Array, is_long: Array) -> Uni
 
 def _one_module(role: Array, module: Array, num_ops: int) -> Array:  # [ops] bool, for parameters
     """For each parameter: True if all ops of its role are in one module."""
-    least, most = np.full(num_ops, np.iinfo(np.int64).max), np.full(num_ops, -1)
+    least = np.full(num_ops, np.iinfo(np.int64).max)
+    most = np.full(num_ops, -1)
     placed = role >= 0
     np.minimum.at(least, role[placed], module[placed])
     np.maximum.at(most, role[placed], module[placed])

@@ -136,8 +136,10 @@ def _named(graph: Graph, key: Callable[[str], str]) -> tuple[tuple[str, ...], Ar
 
 def _spread(graph: Graph, own: Array) -> tuple[Array, Array]:
     """The layer and position of every op, from those whose layer is known."""
-    layer, position = own.tolist(), list(range(graph.num_ops))
-    phase, inputs = graph.phase.tolist(), graph.input_lists()
+    layer = own.tolist()
+    position = list(range(graph.num_ops))
+    phase = graph.phase.tolist()
+    inputs = graph.input_lists()
     for op, sources in enumerate(inputs):
         before = [source for source in sources if INPUT <= phase[source] <= FORWARD]
         after = [source for source in sources if phase[source] > FORWARD]
@@ -161,17 +163,21 @@ def _nearest(place: list[int], before: list[int], after: list[int], otherwise: i
 
 def _settle(graph: Graph, layer: list[int], position: list[int]) -> None:
     """Inputs and parameters go where they are first needed, updates to their parameters."""
-    phase, inputs, consumers = graph.phase.tolist(), graph.input_lists(), graph.consumer_lists()
+    phase = graph.phase.tolist()
+    inputs = graph.input_lists()
+    consumers = graph.consumer_lists()
     for op in range(graph.num_ops - 1, -1, -1):
         if layer[op] < 0 or phase[op] <= INPUT:
             readers = [c for c in consumers[op] if layer[c] >= 0 and phase[c] != UPDATE]
             readers = readers or [c for c in consumers[op] if layer[c] >= 0]
             if readers:
                 first = min(readers, key=lambda reader: (layer[reader], position[reader]))
-                layer[op], position[op] = layer[first], position[first]
+                layer[op] = layer[first]
+                position[op] = position[first]
     for op in np.flatnonzero(graph.phase == UPDATE).tolist():
         homes = [
             source for source in inputs[op] if phase[source] == PARAMETER and layer[source] >= 0
         ]
         if homes:
-            layer[op], position[op] = layer[homes[0]], position[homes[0]]
+            layer[op] = layer[homes[0]]
+            position[op] = position[homes[0]]

@@ -86,7 +86,9 @@ def last_before(problem: Problem, position: Array) -> Array:  # [ops]
     an update pass a reader of its parameter; a real step would then be wrong.
     """
     graph = problem.graph
-    source, target, update = graph.input_op, graph.edge_target, graph.phase == UPDATE
+    source = graph.input_op
+    target = graph.edge_target
+    update = graph.phase == UPDATE
     # Of a parameter: the position of its last reader that is no update.
     last = np.where(graph.is_parameter, -1.0, position)
     readers = graph.is_parameter[source] & ~update[target]

@@ -10,9 +10,11 @@ from roost.core.problem import Problem
 
 def fetched_once(problem: Problem, device: Array) -> Array:  # [devices] bytes
     """Windows for devices [ops] with room for all that each device reads and does not hold."""
-    graph, num_devices = problem.graph, problem.cluster.num_devices
+    graph = problem.graph
+    num_devices = problem.cluster.num_devices
     edges = _reads(problem)
-    parameter, reader = graph.input_op[edges], device[graph.edge_target[edges]]
+    parameter = graph.input_op[edges]
+    reader = device[graph.edge_target[edges]]
     away = reader != device[parameter]
     pair = np.unique(parameter[away].astype(np.int64) * num_devices + reader[away])
     window = np.zeros(num_devices, dtype=np.int64)

@@ -91,7 +91,8 @@ class Units:
     def edges(self) -> tuple[Array, Array, Array]:
         """Tensors between units: from, to, and bytes; one for each pair, parameters included."""
         graph = self.problem.graph
-        source, target = self.unit[graph.input_op], self.unit[graph.edge_target]
+        source = self.unit[graph.input_op]
+        target = self.unit[graph.edge_target]
         apart = source != target
         key = source[apart] * self.num_units + target[apart]
         pairs, inverse = np.unique(key, return_inverse=True)

@@ -47,7 +47,8 @@ def cheapest_parts(pipelined, seconds, nbytes, kinds, memory, penalty):
     awaited, backward, unawaited, unawaited_late = seconds
     held, passing, traffic = nbytes
     counts, latency, rate = kinds
-    num_sections, num_kinds = len(held) - 1, len(counts)
+    num_sections = len(held) - 1
+    num_kinds = len(counts)
     stride = np.ones(num_kinds + 1, np.int64)
     for kind in range(num_kinds):
         stride[kind + 1] = stride[kind] * (counts[kind] + 1)
@@ -67,7 +68,8 @@ def cheapest_parts(pipelined, seconds, nbytes, kinds, memory, penalty):
                 for kind in range(num_kinds):
                     if state // stride[kind] % (counts[kind] + 1) == counts[kind]:
                         continue
-                    after, peak = state + stride[kind], 0.0
+                    after = state + stride[kind]
+                    peak = 0.0
                     for j in range(i + 1, num_sections + 1):
                         peak = max(peak, passing[j - 1])
                         own = awaited[j, kind] - awaited[i, kind]
@@ -75,11 +77,15 @@ def cheapest_parts(pipelined, seconds, nbytes, kinds, memory, penalty):
                         # Work that need not come last is done while the other parts run.
                         if i == 0 and j < num_sections:
                             aside = unawaited_late[j, kind]
-                        got, back, ending = 0.0, 0.0, 0.0
+                        got = 0.0
+                        back = 0.0
+                        ending = 0.0
                         if i > 0:
-                            tensors, size = traffic[0, i, j], traffic[1, i, j]
+                            tensors = traffic[0, i, j]
+                            size = traffic[1, i, j]
                             got = tensors * latency[last, kind] + size * rate[last, kind]
-                            tensors, size = traffic[2, i, j], traffic[3, i, j]
+                            tensors = traffic[2, i, j]
+                            size = traffic[3, i, j]
                             back = tensors * latency[kind, last] + size * rate[kind, last]
                             ending = rest[i, state, last]
                         over = penalty * max(0.0, held[j] - held[i] + peak - memory[kind])
@@ -94,26 +100,36 @@ def cheapest_parts(pipelined, seconds, nbytes, kinds, memory, penalty):
                         if total < known or (
                             pipelined and total == known and ending < rest[j, after, kind]
                         ):
-                            cost[j, after, kind], rest[j, after, kind] = total, ending
-                            before[j, after, kind, 0], before[j, after, kind, 1] = i, last
+                            cost[j, after, kind] = total
+                            rest[j, after, kind] = ending
+                            before[j, after, kind, 0] = i
+                            before[j, after, kind, 1] = last
     return _read_back(cost[num_sections], before, stride)
 
 
 @compiled
 def _read_back(cost, before, stride):
     """The parts that lead to the cheapest state at the end."""
-    best, state, kind = np.inf, 0, 0
+    best = np.inf
+    state = 0
+    kind = 0
     for s in range(cost.shape[0]):
         for k in range(cost.shape[1]):
             if cost[s, k] < best:
-                best, state, kind = cost[s, k], s, k
+                best = cost[s, k]
+                state = s
+                kind = k
     num_sections = len(before) - 1
     parts = np.empty((num_sections, 2), np.int64)
-    number, end = 0, num_sections
+    number = 0
+    end = num_sections
     while end > 0:
-        parts[number, 0], parts[number, 1] = end, kind
+        parts[number, 0] = end
+        parts[number, 1] = kind
         number += 1
-        start, previous = before[end, state, kind, 0], before[end, state, kind, 1]
+        start = before[end, state, kind, 0]
+        previous = before[end, state, kind, 1]
         state -= stride[kind]
-        end, kind = start, previous
+        end = start
+        kind = previous
     return parts[:number]

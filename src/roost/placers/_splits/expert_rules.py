@@ -41,7 +41,9 @@ def split(weights: Array, shares: Array) -> Array:  # [items] part
 
 def split_within(weights: Array, shares: Array, sizes: Array, room: Array) -> Array:  # [items] part
     """The parts of `split`, but a part ends where its room does; the last part takes the rest."""
-    part, parts, left = 0, [], float(room[0])
+    part = 0
+    parts = []
+    left = float(room[0])
     for wanted, size in zip(split(weights, shares).tolist(), sizes.tolist(), strict=True):
         while part < len(shares) - 1 and (wanted > part or size > left):
             part += 1

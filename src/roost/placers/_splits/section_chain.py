@@ -69,7 +69,8 @@ class SectionChain:
         Those of the last layer do not wait; nor do those of the first if the two share a weight.
         """
         graph = self.units.problem.graph
-        layer, after = self.layer[self.units.unit].tolist(), (graph.phase > FORWARD).tolist()
+        layer = self.layer[self.units.unit].tolist()
+        after = (graph.phase > FORWARD).tolist()
         late = [False] * graph.num_ops
         for op, sources in enumerate(graph.input_lists()):
             late[op] = after[op] and any(
@@ -104,7 +105,8 @@ class SectionChain:
         ]
         # Sent back once, by the part that holds the maker, if the first reader is before that part.
         is_back = (maker > reader) & np.concatenate([[True], ~same])
-        low, high = reader[is_back] + 1, maker[is_back]
+        low = reader[is_back] + 1
+        high = maker[is_back]
         back = [self._rectangles(low, high, high + 1, weight[is_back]) for weight in weights]
         return np.stack([*got, *back])
 
@@ -138,7 +140,8 @@ def _cheapest_cuts(units: Units, order: Array, position: Array, most_sections: i
 
 def _passing(graph: Graph) -> Array:  # [ops] bytes
     """Bytes that are not held for long, while each op runs in program order, with its workspace."""
-    position, until = np.arange(graph.num_ops), np.arange(graph.num_ops)
+    position = np.arange(graph.num_ops)
+    until = np.arange(graph.num_ops)
     early = graph.phase[graph.edge_target] != UPDATE  # updates run as soon as they can
     np.maximum.at(until, graph.input_op[early], graph.edge_target[early])
     size = np.where(lasting(graph), 0, graph.output_bytes).astype(float)

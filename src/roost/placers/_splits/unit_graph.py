@@ -31,7 +31,8 @@ class UnitGraph(NamedTuple):
 def unit_graph(units: Units) -> UnitGraph:
     """The undirected graph of the units."""
     source, target, size = units.edges
-    one, other = np.concatenate([source, target]), np.concatenate([target, source])
+    one = np.concatenate([source, target])
+    other = np.concatenate([target, source])
     pairs, inverse, counts = np.unique(
         one * units.num_units + other, return_inverse=True, return_counts=True
     )
@@ -49,7 +50,8 @@ def whole(weights: Array, most: int = MOST_WEIGHT) -> Array:  # i8
     total = float(weights.sum())
     scale = most / total if total > 0 else 0.0
     if isinf(scale):  # the weights are so small that a float does not hold their factor
-        weights, scale = weights / total, float(most)
+        weights = weights / total
+        scale = float(most)
     return np.maximum(np.rint(weights * scale), 1).astype(np.int64)
 
 

@@ -86,7 +86,8 @@ class _Simulated(NamedTuple):
 
 def streamed_placements(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     """Trials for one accelerator and a host; none for training steps and other clusters."""
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     devices = _devices(problem)
     if devices is None or graph.phase.max() > FORWARD or not graph.is_parameter.any():
         return []
@@ -139,7 +140,8 @@ class _SettingsSearch:
 
         Half of the random settings are near the best so far.
         """
-        problem, evaluate = self.program.problem, self.evaluate
+        problem = self.program.problem
+        evaluate = self.evaluate
         most_simulations = evaluate.simulations_left
         memory = int(problem.cluster.memory[self.program.devices.main])
         grid = _settings_of_all_kinds(problem, self.program.parts, memory)
@@ -164,12 +166,14 @@ class _SettingsSearch:
 
     def _try(self, settings: _Settings, most_simulations: float) -> None:
         """Simulate a pass; while the main device overflows, again with fewer bytes there."""
-        main, problem = self.program.devices.main, self.program.problem
+        main = self.program.devices.main
+        problem = self.program.problem
         less = self.excess + settings.window
         for _ in range(int(min(_RETRIES, most_simulations - len(self.done)))):
             placement = self.program.place(less, settings, self.rng)
             timeline = Simulator.of(problem).simulate(placement)
-            missing, number = timeline.missing, len(self.done)
+            missing = timeline.missing
+            number = len(self.done)
             self.done.append(
                 _Simulated(int(missing.sum()), timeline.step_time, number, settings, placement)
             )
@@ -215,7 +219,8 @@ def _settings_of_all_kinds(
     counted = Counter(int(nbytes[weight]) for part in parts for weight in part.weights)
     # The size that most bytes are in comes last.
     sizes = sorted(counted, key=lambda size: (size * counted[size], size))
-    common, largest = sizes[-1], max(sizes)
+    common = sizes[-1]
+    largest = max(sizes)
     smaller = [size for size in sizes if size < largest][-_SIZES:]
     windows = {int(share * memory) for share in _WINDOW}
     windows |= {int(count * size) for count in _WEIGHTS for size in (common, largest)}
@@ -265,8 +270,13 @@ class _Program:
     def __init__(
         self, problem: Problem, start: Array, parts: list[_WeightedPart], devices: _Devices
     ) -> None:
-        self.problem, self.start, self.parts, self.devices = problem, start, parts, devices
-        (main, _, host), graph, cluster = devices, problem.graph, problem.cluster
+        self.problem = problem
+        self.start = start
+        self.parts = parts
+        self.devices = devices
+        (main, _, host) = devices
+        graph = problem.graph
+        cluster = problem.cluster
         self.size = np.array([part.size for part in parts])  # [parts] bytes
         # [parts] bytes.
         self.largest = np.array([graph.output_bytes[part.weights].max() for part in parts])
@@ -282,21 +292,26 @@ class _Program:
     def place(self, less: int, settings: _Settings, rng: np.random.Generator) -> Placement:
         """The placement of one pass, with so many bytes less on the main device."""
         main, store, host = self.devices
-        window, worth = settings.window, settings.worth or 0.0
+        window = settings.window
+        worth = settings.worth or 0.0
         on_host = np.full(len(self.parts), np.inf) if settings.worth is None else self.on_host
         leaves = self._leaving(less, settings, on_host, rng)
         may_stream = self._may_stream(settings)
         most = window * float(self.problem.cluster.seconds_per_byte[store, main])
         # Seconds that the link has worked ahead, at most as the window allows.
-        device, ahead = self.start.copy(), 0.0
+        device = self.start.copy()
+        ahead = 0.0
         for number, part in enumerate(self.parts):
             passed = float(self.on_main[number])
             if leaves[number]:
-                takes, bring = float(on_host[number]), float(self.bring[number])
+                takes = float(on_host[number])
+                bring = float(self.bring[number])
                 computed = takes - worth * min(takes, most - ahead)
                 streamed = max(0.0, bring - ahead) + worth * min(ahead, bring)
                 if computed < streamed or not may_stream[number]:
-                    device[part.weights], device[part.ops], passed = host, host, takes
+                    device[part.weights] = host
+                    device[part.ops] = host
+                    passed = takes
                 else:
                     device[part.weights] = part.home
                     ahead = max(0.0, ahead - bring)
@@ -325,7 +340,8 @@ class _Program:
         pace = np.zeros_like(pace) if settings.alike else pace
         by_chance = settings.uneven * self.size * rng.standard_normal(len(self.parts))
         shift = settings.shift * self.size.max() + by_chance
-        leaves, need = np.zeros(len(self.parts), dtype=bool), less
+        leaves = np.zeros(len(self.parts), dtype=bool)
+        need = less
         for equal_pace in np.unique(pace[is_possible]).tolist():
             equal = np.flatnonzero(is_possible & (pace == equal_pace))
             share = need / int(self.size[equal].sum())

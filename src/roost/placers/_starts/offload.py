@@ -49,7 +49,8 @@ def offloaded(problem: Problem, evaluate: Evaluate, placement: Placement) -> lis
 
 def needs_offload(problem: Problem) -> bool:
     """True if the parameters are more than the accelerators hold: some must live with a host."""
-    graph, memory = problem.graph, problem.cluster.memory
+    graph = problem.graph
+    memory = problem.cluster.memory
     is_accelerator = ~_hosts(problem.cluster)
     resident = int(graph.output_bytes[graph.is_parameter].sum())
     return bool(is_accelerator.any()) and resident > 0.5 * int(memory[is_accelerator].max())
@@ -103,7 +104,8 @@ def _move_away(
 
 def _nearest(problem: Problem, excess: Array, movable: _Movable, crowded: int) -> int | None:
     """The device with room: hosts first, then the nearest, then the one with most room."""
-    cluster, hosts = problem.cluster, _hosts(problem.cluster)
+    cluster = problem.cluster
+    hosts = _hosts(problem.cluster)
     is_possible = problem.allowed[movable.ops].all(axis=0) & (-excess > movable.nbytes)
     is_possible[crowded] = False
     return min(
@@ -119,7 +121,8 @@ def _relieve(problem: Problem, units: Units, device: Array, excess: Array) -> bo
     It is the unit with the op that holds most while it runs. It goes to the fastest device with
     room.
     """
-    graph, crowded = problem.graph, int(excess.argmax())
+    graph = problem.graph
+    crowded = int(excess.argmax())
     size = np.where(graph.is_parameter, 0, graph.output_bytes)
     held = size + graph.workspace_bytes
     np.add.at(held, graph.edge_target, size[graph.input_op])
@@ -137,7 +140,8 @@ def _relieve(problem: Problem, units: Units, device: Array, excess: Array) -> bo
 
 def _follow(problem: Problem, device: Array, ops: Array) -> None:
     """Move parameters to the ops that have just moved, if no other device reads them."""
-    graph, target = problem.graph, device[ops[0]]
+    graph = problem.graph
+    target = device[ops[0]]
     consumers = graph.consumer_lists()
     read = {int(tensor) for op in ops.tolist() for tensor in graph.inputs_of(op)}
     for tensor in sorted(read):

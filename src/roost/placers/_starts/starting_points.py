@@ -69,7 +69,8 @@ def _rules_on(problem: Problem, evaluate: Evaluate, what: str) -> list[Placement
 
     def run() -> Round:
         variant = grouped(problem) if what == "groups" else _weightless(problem)
-        rng, simulations_left = np.random.default_rng(seed), evaluate.simulations_left
+        rng = np.random.default_rng(seed)
+        simulations_left = evaluate.simulations_left
         made = portfolio(variant, rng, _RULES, most_simulations=simulations_left)
         return _round_of(problem, variant, made.best(_KEPT), made.simulations)
 
@@ -78,7 +79,8 @@ def _rules_on(problem: Problem, evaluate: Evaluate, what: str) -> list[Placement
 
 def _weightless(problem: Problem) -> Problem:
     """The problem with parameters of no bytes, and a little less memory."""
-    graph, cluster = problem.graph, problem.cluster
+    graph = problem.graph
+    cluster = problem.cluster
     smaller = tuple(
         replace(device, memory=int(_ROOM * device.memory)) for device in cluster.devices
     )

@@ -201,7 +201,8 @@ def seconds_by_unit(
     """The computing of each unit on each device; `unit` has the unit of each op, or None."""
     seconds: defaultdict[str, defaultdict[int, float]] = defaultdict(lambda: defaultdict(float))
     for op in np.flatnonzero(problem.graph.phase == FORWARD).tolist():
-        name, on = unit[op], int(device[op])
+        name = unit[op]
+        on = int(device[op])
         if name is not None:
             seconds[name][on] += float(problem.op_time[op, on]) + 1e-12
     return dict(seconds)

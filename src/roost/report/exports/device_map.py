@@ -77,8 +77,10 @@ def device_map(model: nn.Module | None, problem: Problem, placement: Placement) 
     """
     placement = problem.check(placement)
     rounding = _WholeModules(Modules(problem.graph, model), problem, placement)
-    entries, rounded = rounding.entries(), rounding.rounded()
-    before, after = simulate(problem, placement), simulate(problem, rounded)
+    entries = rounding.entries()
+    rounded = rounding.rounded()
+    before = simulate(problem, placement)
+    after = simulate(problem, rounded)
     computes = ~problem.graph.is_parameter
     agree = (rounded.device == placement.device)[computes]
     return DeviceMap(
@@ -95,7 +97,9 @@ class _WholeModules:
     """The device of each module: the one with most of its computing."""
 
     def __init__(self, modules: Modules, problem: Problem, placement: Placement) -> None:
-        self.modules, self.problem, self.graph = modules, problem, problem.graph
+        self.modules = modules
+        self.problem = problem
+        self.graph = problem.graph
         self.device: list[int] = placement.device.tolist()
         self.value = _values(problem, placement)
         gpus = [device for device, value in self.value.items() if value != "cpu"]
@@ -118,7 +122,8 @@ class _WholeModules:
         return unit
 
     def _join(self, one: str, other: str) -> None:
-        one, other = self._top(one), self._top(other)
+        one = self._top(one)
+        other = self._top(other)
         if one != other:
             self.root[other] = one
 

@@ -148,7 +148,8 @@ def gguf_names(name: str) -> tuple[str, ...]:
     """The names in llama.cpp of a weight of transformers; () if it is not a Llama's."""
     module, _, suffix = name.rpartition(".")
     if suffix not in ("weight", "bias"):  # experts in one tensor have no suffix
-        module, suffix = name, "weight"
+        module = name
+        suffix = "weight"
     if module in _WHOLE:
         return (f"{_WHOLE[module]}.{suffix}",)
     if (layer := _LAYER.fullmatch(module)) is None:
@@ -161,7 +162,8 @@ def gguf_names(name: str) -> tuple[str, ...]:
 
 
 def _buffer(problem: Problem, device: int) -> str:
-    name, kind = problem.cluster.devices[device].name, problem.cluster.devices[device].kind
+    name = problem.cluster.devices[device].name
+    kind = problem.cluster.devices[device].kind
     cuda = re.fullmatch(r"cuda:(\d+)", name)
     if kind == "cuda" and cuda:
         return f"CUDA{cuda[1]}"

@@ -61,7 +61,8 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
     that goes back or whose weights lie elsewhere, or if a device that computes would get no stage.
     """
     placement = problem.check(placement)
-    graph, names = problem.graph, problem.cluster.device_names
+    graph = problem.graph
+    names = problem.cluster.device_names
     modules = Modules(graph, model)
     ops = modules.forward_ops().tolist()
     units = [modules.unit_of_module(path) for path in modules.path]

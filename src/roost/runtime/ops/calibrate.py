@@ -132,9 +132,11 @@ def calibrated(
 
 def _in_pieces(problem: Problem, names: list[str]) -> list[Placement]:
     """Cut the program into pieces, each on the next device; parameters go to their first reader."""
-    graph, placements = problem.graph, list[Placement]()
+    graph = problem.graph
+    placements = list[Placement]()
     devices = np.array([problem.cluster.index_of(name) for name in names])
-    consumers, members = graph.consumer_lists(), np.flatnonzero(graph.group >= 0)
+    consumers = graph.consumer_lists()
+    members = np.flatnonzero(graph.group >= 0)
     computes = np.flatnonzero(~graph.is_parameter)
     for pieces in (count for count in _PIECES if count <= len(computes)):
         device = np.full(graph.num_ops, devices[0])

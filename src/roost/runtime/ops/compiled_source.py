@@ -25,7 +25,8 @@ def compiled(
     for name in last.keys() - set(returns):
         dropped.setdefault(last[name], []).append(name)
     constants = _Constants()
-    source, ops = [f"def step({', '.join(takes)}):"], [-1]
+    source = [f"def step({', '.join(takes)}):"]
+    ops = [-1]
     for number, line in enumerate(lines):
         source.append(f"    {_statement(line, constants)}")
         ops.append(line.op)

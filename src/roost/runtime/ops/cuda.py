@@ -35,7 +35,8 @@ class CudaStream:
     """A queue of work of a device; work of other streams goes on beside it."""
 
     def __init__(self, raw: torch.cuda.Stream) -> None:
-        self.raw, self._default = raw, torch.cuda.default_stream(raw.device)
+        self.raw = raw
+        self._default = torch.cuda.default_stream(raw.device)
 
     def copy(self, target: Tensor, source: Tensor, beside: CudaStream | None = None) -> None:
         """Copy in the order of this stream.
@@ -116,7 +117,8 @@ class CudaEngine:
         def capture(
             function: Callable[..., tuple[Any, ...]], static: Sequence[Any]
         ) -> tuple[Callable[[], None], tuple[Any, ...]]:
-            graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+            graph = torch.cuda.CUDAGraph()
+            before = torch.cuda.current_stream(device)
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
                 # Other threads go on launching copies meanwhile.
@@ -149,7 +151,8 @@ class CudaDevice:
     """A CUDA device, with the methods of `CpuDevice`."""
 
     def __init__(self, device: torch.device, engine: CudaEngine | None = None) -> None:
-        self.device, self.engine = device, engine or CudaEngine()
+        self.device = device
+        self.engine = engine or CudaEngine()
         self.compute = self.engine.compute(device)
         self.fetches, self.arrivals, self.departures = (
             self.engine.stream(device) for _ in range(3)
@@ -332,7 +335,8 @@ class PinnedMemory:
 
     def __init__(self, limit: int | None = None) -> None:
         half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        self.left, self._warned = half if limit is None else limit, False
+        self.left = half if limit is None else limit
+        self._warned = False
 
     def pinned_copy(self, value: Tensor, pinned: Callable[[Tensor], Tensor]) -> Tensor:
         """Give a pinned copy of a resident, or a plain copy if that fails."""

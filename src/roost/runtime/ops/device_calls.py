@@ -37,8 +37,11 @@ class DeviceCalls(TransferCalls):
         record: bool,
     ) -> None:
         super().__init__(device_names, devices)
-        self.program, self.graph, self.placement = step.program, step.graph, placement
-        self.optimizer, self.random_ops = optimizer, random_ops
+        self.program = step.program
+        self.graph = step.graph
+        self.placement = placement
+        self.optimizer = optimizer
+        self.random_ops = random_ops
         self._graphs = graphs
         self._clock = OpClock(devices) if record else None
         self._input_number = {
@@ -57,7 +60,8 @@ class DeviceCalls(TransferCalls):
 
     def input_of(self, op: int, device: int) -> Callable[[], Any]:
         """Bring an input of the step to a device."""
-        number, target = self._input_number[self.graph.op_names[op]], self.devices[device]
+        number = self._input_number[self.graph.op_names[op]]
+        target = self.devices[device]
         return lambda: target.bring_input(self._inputs[number])
 
     def updating(self, op: int, touched: list[int], reads: list[int]) -> Callable[..., None]:

@@ -61,13 +61,17 @@ class StepCode:
                 "a placement in fifo order cannot be run: each device needs a fixed order; use "
                 "program or rank"
             )
-        self.step, self.problem, self.placement, self.calls = step, problem, placement, calls
+        self.step = step
+        self.problem = problem
+        self.placement = placement
+        self.calls = calls
         self.watch = watch
         graph = step.graph
         self.device: list[int] = placement.device.tolist()
         self.order: list[int] = dispatch_order(problem, placement).tolist()
         self.place = {op: place for place, op in enumerate(self.order)}
-        self.inputs, self.consumers = graph.input_lists(), graph.consumer_lists()
+        self.inputs = graph.input_lists()
+        self.consumers = graph.consumer_lists()
         self.is_parameter = graph.is_parameter.tolist()
         self.is_update = (graph.phase == UPDATE).tolist()
         self.copies, self.window = plan_fetches(problem, placement, self.order)
@@ -82,7 +86,8 @@ class StepCode:
 
         `launched_ahead`: the devices that work later than they are called.
         """
-        names, parts = self.problem.cluster.device_names, dict[str, list[int]]()
+        names = self.problem.cluster.device_names
+        parts = dict[str, list[int]]()
         rows: dict[int, list[Line]] = {}
         for device in devices:
             rows[device] = _DeviceWriter(self, device).written()
@@ -125,8 +130,11 @@ class _DeviceWriter:
     """Writes the lines of one device."""
 
     def __init__(self, code: StepCode, device: int) -> None:
-        self.code, self.device, self.lines = code, device, list[Line]()
-        self.step, self.calls = code.step, code.calls
+        self.code = code
+        self.device = device
+        self.lines = list[Line]()
+        self.step = code.step
+        self.calls = code.calls
         self.names: dict[Any, str] = {}  # node, or copy -> name
         self.copy_of = {
             (op, copy.parameter): number
@@ -137,7 +145,8 @@ class _DeviceWriter:
         self.num_values = 0
 
     def written(self) -> list[Line]:
-        code, device = self.code, self.device
+        code = self.code
+        device = self.device
         mine = [op for op in code.order if code.device[op] == device]
         asks = self._asks({op: place for place, op in enumerate(mine)})
         self._ask(asks.get(-1, ()), -1)
@@ -174,7 +183,8 @@ class _DeviceWriter:
 
         Only those whose new value comes from another device.
         """
-        code, leaving = self.code, dict[int, list[int]]()
+        code = self.code
+        leaving = dict[int, list[int]]()
         for update, is_update in enumerate(code.is_update):
             if not is_update or code.device[update] == self.device:
                 continue
@@ -217,7 +227,8 @@ class _DeviceWriter:
         target = runnable(node.target)
         if is_random(target):
             target = self.calls.drawing(target, op, self.device)
-        args, kwargs = self._values(node.args, op), self._values(dict(node.kwargs), op)
+        args = self._values(node.args, op)
+        kwargs = self._values(dict(node.kwargs), op)
         if _says_no_device(node):  # it would be made on the CPU
             kwargs["device"] = self.calls.torch_device(self.device)
         if self.step.maker.get(self.step.graph.op_names[op]) is not node:
@@ -236,7 +247,8 @@ class _DeviceWriter:
             self._call(op, timing[1])
 
     def _update(self, op: int) -> None:
-        code, step = self.code, self.step
+        code = self.code
+        step = self.step
         update = step.updates[step.graph.op_names[op]]
         touched = [step.graph.index_of(name) for name in (update.resident, *update.states)]
         held = [self._held(resident, op) for resident in touched]
@@ -266,7 +278,8 @@ class _DeviceWriter:
 
     def _value(self, node: fx.Node, op: int) -> Any:
         """Give a tensor of the program on this device: at home, received, fetched, or a view."""
-        code, step = self.code, self.step
+        code = self.code
+        step = self.step
         if node in self.names:
             return Ref(self.names[node])
         owner = step.graph.index_of(step.op_of[node])

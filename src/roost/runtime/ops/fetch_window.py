@@ -48,7 +48,8 @@ def packed(sizes: Sequence[int], lifetimes: Sequence[tuple[int, int]]) -> tuple[
 
 def _placed(order: Array, room: Array, begin: Array, end: Array) -> tuple[Array, int]:
     """Place each copy at the lowest offset that no copy of the same time covers."""
-    offsets, done = np.zeros(len(room), dtype=np.int64), np.zeros(len(room), dtype=bool)
+    offsets = np.zeros(len(room), dtype=np.int64)
+    done = np.zeros(len(room), dtype=bool)
     for copy in order.tolist():
         beside = np.flatnonzero(done & (begin < end[copy]) & (begin[copy] < end))
         if len(beside):

@@ -21,7 +21,9 @@ from roost.runtime.ops.lines import Key, Line
 
 # Seconds that the launcher is busy, seen beside an H200: to launch an op, to send and receive a
 # tensor, to send a new value home.
-_LAUNCH, _CROSSING, _HOME = 10e-6, 40e-6, 100e-6
+_LAUNCH = 10e-6
+_CROSSING = 40e-6
+_HOME = 100e-6
 # Share of a simulated step that one thread may be busy. A step of GPT-2 in which it was to be busy
 # for 0.97 took 1.42 of the simulated time, and another with two threads 1.23: everything waits for
 # an op that takes longer than expected.
@@ -58,7 +60,8 @@ def merged(
         done = min(ends, default=float("inf"))
 
         def urgency(device: int, done: float = done) -> tuple[bool, bool, float]:
-            ahead, begins = device in launched_ahead, begin[device][at[device]]
+            ahead = device in launched_ahead
+            begins = begin[device][at[device]]
             return not ahead or begins >= done, ahead, begins
 
         device = min(ready, key=urgency)

@@ -57,7 +57,8 @@ class OpClock:
         """Give the timeline of the last step; memory of CPUs is simulated, of others measured."""
         if not self._ended:
             raise InputError("no step has been run yet: there is no timeline")
-        start, finish = np.zeros(problem.graph.num_ops), np.zeros(problem.graph.num_ops)
+        start = np.zeros(problem.graph.num_ops)
+        finish = np.zeros(problem.graph.num_ops)
         for op, (device, stamps) in self._stamps.items():
             seconds = self._devices[device].seconds
             start[op], finish[op] = (seconds(stamp) - self._began for stamp in stamps)
@@ -65,7 +66,8 @@ class OpClock:
         peak = simulated.peak_memory.copy()
         for name, held in peaks.items():
             peak[problem.cluster.index_of(name)] = held
-        none, whole = np.zeros(0), np.zeros(0, np.int64)
+        none = np.zeros(0)
+        whole = np.zeros(0, np.int64)
         return Timeline(
             self._ended - self._began, peak, simulated.capacity, simulated.num_transfers,
             simulated.device_names, simulated.op_names, "measured", placement.device, start, finish,

@@ -29,7 +29,8 @@ class HomeResidents:
     ) -> None:
         self.device: list[int] = placement.device.tolist()  # [ops]
         self.tensor: dict[int, Tensor] = {}  # resident -> its value
-        self._devices, self._copies = devices, copies
+        self._devices = devices
+        self._copies = copies
         self._pins = PinnedMemory()
         self._fetcher = {
             copy.parameter: device
@@ -54,14 +55,16 @@ class HomeResidents:
         self.window = [self._window(device) for device in range(len(devices))]
 
     def _settle(self, op: int, value: Tensor) -> None:
-        device, fetcher = self._devices[self.device[op]], self._fetcher.get(op)
+        device = self._devices[self.device[op]]
+        fetcher = self._fetcher.get(op)
         if fetcher is not None and not isinstance(device, CudaDevice):
             self.tensor[op] = self._pins.pinned_copy(value, fetcher.engine.pinned)
         else:
             self.tensor[op] = device.settle(value)
 
     def _window(self, device: int) -> list[Tensor]:
-        owner, copies = self._devices[device], self._copies[device]
+        owner = self._devices[device]
+        copies = self._copies[device]
         if not isinstance(owner, CudaDevice) or not copies:
             return []
         likes = [self.tensor[copy.parameter] for copy in copies]

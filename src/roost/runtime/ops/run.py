@@ -113,7 +113,8 @@ class GraphRuntime(DeviceCalls):
             self.home_residents = HomeResidents(
                 step, placement, devices, code.copies, residents, states
             )
-        self._closing, self._one_at_a_time = threading.Lock(), threading.Lock()
+        self._closing = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._error: BaseException | None = None
         self._running: list[_Launcher] = []
         try:
@@ -169,7 +170,8 @@ class GraphRuntime(DeviceCalls):
         self._await([self._next() for _ in range(len(self._running) + self._num_home)])
         if self._clock is not None:
             self._clock.end()
-        results, self._results = self._results, [None] * len(self._results)
+        results = self._results
+        self._results = [None] * len(self._results)
         self._inputs = []
         return results
 
@@ -315,14 +317,16 @@ class GraphRuntime(DeviceCalls):
         failed: int | None = None
         trace = error.__traceback__
         while trace is not None:
-            title, line = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+            title = trace.tb_frame.f_code.co_filename
+            line = trace.tb_lineno
             for launcher in self._running:
                 if title in launcher.ops:
                     failed = launcher.ops[title][line - 1]
             trace = trace.tb_next
         if failed is None:
             return ExecutionError(f"a transfer failed: {error}")
-        name, on = self.graph.op_names[failed], self.device_names[self.placement.device[failed]]
+        name = self.graph.op_names[failed]
+        on = self.device_names[self.placement.device[failed]]
         return ExecutionError(f"op {name!r} failed on {on}: {error}", name, on)
 
 

@@ -39,11 +39,14 @@ class Segment:
         self, function: Callable[..., tuple[Any, ...]], stays: Sequence[bool], capture: Capture
     ) -> None:
         """`stays` tells of each argument if it is always in the same memory."""
-        self._function, self._stays, self._capture = function, stays, capture
+        self._function = function
+        self._stays = stays
+        self._capture = capture
         self._replay: Callable[[], None] | None = None
         self._taken: list[Any] = []
         self._made: tuple[Any, ...] = ()
-        self._calls, self._fails = 0, False
+        self._calls = 0
+        self._fails = False
 
     def __call__(self, *args: Any) -> tuple[Any, ...]:
         self._calls += 1
@@ -66,7 +69,8 @@ class Segment:
             self._replay, self._made = self._capture(self._function, self._taken)
         except RuntimeError as error:
             log.warning("some ops are launched one by one: %s", str(error).splitlines()[0])
-            self._taken, self._fails = [], True
+            self._taken = []
+            self._fails = True
         return not self._fails
 
 
@@ -98,7 +102,8 @@ def segmented(
         part = f"{title} {len(parts)}"
         function, parts[part] = compiled(run, part, takes, returns)
         segment = Segment(function, [name in static for name in takes], capture)
-        outputs, op = f"s{len(parts)}{mine}", run[0].op
+        outputs = f"s{len(parts)}{mine}"
+        op = run[0].op
         result.append(Line(op, segment, tuple(map(Ref, takes)), name=outputs))
         for place, name in enumerate(returns):
             result.append(Line(op, operator.getitem, (Ref(outputs), place), name=name))

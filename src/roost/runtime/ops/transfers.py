@@ -33,7 +33,8 @@ class TransferCalls:
     """The half of a graph runtime that the device code calls for transfers."""
 
     def __init__(self, device_names: Sequence[str], devices: Sequence[RuntimeDevice]) -> None:
-        self.device_names, self.devices = device_names, devices
+        self.device_names = device_names
+        self.devices = devices
         self.launchers: list[list[int]]  # the devices of each launcher; set by the subclass
         self.home_residents: HomeResidents  # set by the subclass
         self._mailboxes: dict[tuple[str, int, int], Mailbox] = {}
@@ -73,7 +74,8 @@ class TransferCalls:
         return any(one in launcher and other in launcher for launcher in self.launchers)
 
     def _copy_function(self, source: int, target: int) -> CopyFunction:
-        start, end = self.devices[source], self.devices[target]
+        start = self.devices[source]
+        end = self.devices[target]
         if isinstance(end, CudaDevice):
             source_gpu = start if isinstance(start, CudaDevice) else None
             return partial(end.copy_here, source=source_gpu)
@@ -83,8 +85,10 @@ class TransferCalls:
         return self._reads.setdefault(parameter, OldValueReads())
 
     def sending(self, op: int, source: int, target: int) -> Callable[[Tensor], None]:
-        mailbox, copy = self._mailbox("value", op, target), self._copy_function(source, target)
-        start, end = self.devices[source], self.devices[target]
+        mailbox = self._mailbox("value", op, target)
+        copy = self._copy_function(source, target)
+        start = self.devices[source]
+        end = self.devices[target]
         if isinstance(start, CudaDevice):
             at_once = _SMALL if isinstance(end, CpuDevice) else -1
 
@@ -109,13 +113,18 @@ class TransferCalls:
         return send
 
     def receiving(self, op: int, source: int, target: int) -> Callable[[], Tensor]:
-        mailbox, device = self._mailbox("value", op, target), self.devices[target]
+        mailbox = self._mailbox("value", op, target)
+        device = self.devices[target]
         return lambda: device.receive(mailbox.take())
 
     def fetching(self, device: int, number: int, copy: Copy) -> Callable[[], None]:
-        parameter, residents = copy.parameter, self.home_residents
-        mailbox, home = self._mailbox("copy", number, device), residents.device[parameter]
-        value, start, end = residents.tensor[parameter], self.devices[home], self.devices[device]
+        parameter = copy.parameter
+        residents = self.home_residents
+        mailbox = self._mailbox("copy", number, device)
+        home = residents.device[parameter]
+        value = residents.tensor[parameter]
+        start = self.devices[home]
+        end = self.devices[device]
         # Only an update takes the reads that are added.
         reads = self._reads_of(parameter) if parameter in residents.written else None
 
@@ -134,7 +143,8 @@ class TransferCalls:
         return lambda: link.submit(lambda: deliver(copied_on_cpu(value)))
 
     def awaiting_fetch(self, device: int, number: int, copy: Copy) -> Callable[[], Tensor]:
-        mailbox, owner = self._mailbox("copy", number, device), self.devices[device]
+        mailbox = self._mailbox("copy", number, device)
+        owner = self.devices[device]
 
         def take() -> Tensor:
             sent: SentTensor = mailbox.take()
@@ -150,10 +160,12 @@ class TransferCalls:
 
     def sending_home(self, parameter: int, source: int, reads: int) -> Callable[[Tensor], None]:
         home = self.home_residents.device[parameter]
-        copy, start = self._copy_function(source, home), self.devices[source]
+        copy = self._copy_function(source, home)
+        start = self.devices[source]
         # Made now and not when first needed: a run that is being closed would not know of it.
         link = None if self._together(source, home) else self._link(source, home, "new values")
-        value, old_reads = self.home_residents.tensor[parameter], self._reads_of(parameter)
+        value = self.home_residents.tensor[parameter]
+        old_reads = self._reads_of(parameter)
         self._num_home += 1
 
         def write(tensor: Tensor, ready: Event | None) -> Event | None:

@@ -103,11 +103,13 @@ def check_weights(model: nn.Module) -> None:
 
 def _check_residents(step: CapturedStep, model: nn.Module) -> None:
     """Raise if the step was captured from another model."""
-    values, program = residents_of(model), step.program
+    values = residents_of(model)
+    program = step.program
     for name, node in program.resident_nodes.items():
         if name in program.constants:
             continue
-        wanted, value = node.meta["val"], values.get(name)
+        wanted = node.meta["val"]
+        value = values.get(name)
         if value is None or value.shape != wanted.shape or value.dtype != wanted.dtype:
             has = "has none" if value is None else f"has {list(value.shape)} of {value.dtype}"
             raise InputError(
@@ -178,14 +180,17 @@ class _Sides:
 
     def _chunks(self) -> Iterator[set[int]]:
         """Give ops in program order, as many at a time as memory can hold."""
-        graph, ops, size = self.step.graph, set[int](), 0
+        graph = self.step.graph
+        ops = set[int]()
+        size = 0
         for op in np.flatnonzero(~graph.is_parameter).tolist():
             update = graph.phase[op] == UPDATE
             size += int(graph.bytes_written[op] if update else graph.output_bytes[op])
             ops.add(op)
             if size > _PROBED_BYTES:
                 yield ops
-                ops, size = set(), 0
+                ops = set()
+                size = 0
         yield ops
 
     def _producer(self, op: int) -> int:
@@ -195,7 +200,9 @@ class _Sides:
 
     def _op_behind(self, name: str) -> int:
         """Give the op that makes the tensor which is compared by this name."""
-        name, program, graph = name.removesuffix(" (captured)"), self.step.program, self.step.graph
+        name = name.removesuffix(" (captured)")
+        program = self.step.program
+        graph = self.step.graph
         if name.startswith("gradient of "):
             node = program.gradients.get(name.removeprefix("gradient of "))
         else:
@@ -212,7 +219,8 @@ class _Sides:
         return graph.index_of(resident) if resident in graph.op_names else 0
 
     def _result_names(self) -> list[str]:
-        count, train = len(self.step.program.results), self.step.optimizer is not None
+        count = len(self.step.program.results)
+        train = self.step.optimizer is not None
         first = "loss" if train else "output"
         return [first if number == 0 else f"output {number}" for number in range(count)]
 
@@ -221,7 +229,9 @@ class _Sides:
 
         Also gives those of the probed ops whose outputs differ in the last step.
         """
-        step, program, updates = self.step, self.step.program, self.step.updates
+        step = self.step
+        program = self.step.program
+        updates = self.step.updates
         unplaced = UnplacedStep(
             step,
             self.model,
@@ -252,8 +262,10 @@ class _Sides:
             if last and op in probed and isinstance(value, Tensor):
                 theirs[op] = [cpu_copy(value)]
 
-        differences, captured = Differences(self.tolerance), " (captured)"
-        given, names = input_tensors(self.inputs, program.inputs), self._result_names()
+        differences = Differences(self.tolerance)
+        captured = " (captured)"
+        given = input_tensors(self.inputs, program.inputs)
+        names = self._result_names()
         with GraphRuntime(
             step,
             self.problem,
@@ -277,7 +289,8 @@ class _Sides:
                     differences.gradients(EAGER, gradients, slopes)
                 unplaced.update(gradients, buffers if unplaced.draws else {})
                 self._compare_residents(differences, placed, unplaced, buffers)
-        values, states = residents_of(unplaced.model), unplaced.states()
+        values = residents_of(unplaced.model)
+        states = unplaced.states()
         for op in learned.keys() & ours.keys():
             kept = updates[step.graph.op_names[op]].states
             theirs[op] = [values[learned[op]], *(states[state] for state in kept)]
@@ -301,7 +314,9 @@ class _Sides:
         buffers: Mapping[str, Tensor],
     ) -> None:
         """Compare parameters, optimizer states, buffers and tied weights after a step."""
-        mine, theirs, program = placed.residents(), residents_of(unplaced.model), self.step.program
+        mine = placed.residents()
+        theirs = residents_of(unplaced.model)
+        program = self.step.program
         parameters = dict(unplaced.model.named_parameters(remove_duplicate=False))
 
         def compare(what: str, name: str, one: Tensor, other: Tensor, by: str = EAGER) -> None:

@@ -103,7 +103,8 @@ class TaskThread:
         """`threads` that ops of the CPU are split over; 0: one a core, or PyTorch's own number."""
         machine.keep_memory()
         self._tasks: SimpleQueue[Callable[[], Any] | None] = SimpleQueue()
-        self._failed, self._cores = failed, cores
+        self._failed = failed
+        self._cores = cores
         self._threads = threads or len(cores or ())
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ready = threading.Event()

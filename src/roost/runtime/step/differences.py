@@ -29,7 +29,8 @@ TOLERANCES = {
 # compared with this share of the largest among all gradients.
 _FLOOR = 1e-3
 _KINDS = ("output", "gradient", "parameter", "optimizer state", "buffer", "tied weight")
-EAGER, CAPTURED = "PyTorch", "captured, one device"
+EAGER = "PyTorch"
+CAPTURED = "captured, one device"
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,8 @@ class Differences:
     """Collects differences while steps are compared; of each name the largest over all steps."""
 
     def __init__(self, tolerance: float | None) -> None:
-        self.tolerance, self.step = tolerance, 0
+        self.tolerance = tolerance
+        self.step = 0
         self.largest: dict[str, Difference] = {}
 
     def one(
@@ -199,7 +201,8 @@ def apart(ours: Tensor, theirs: Tensor, floor: float = 0.0) -> tuple[float, floa
     if torch.equal(ours, theirs):
         return 0.0, 0.0
     wide = torch.complex128 if ours.is_complex() else torch.float64
-    one, other = ours.to(wide), theirs.to(wide)
+    one = ours.to(wide)
+    other = theirs.to(wide)
     alike = (ours == theirs) | (one.isnan() & other.isnan())
     difference = (one - other).abs().masked_fill(alike, 0.0)
     if not bool(difference.isfinite().all()):

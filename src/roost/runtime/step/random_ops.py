@@ -27,7 +27,8 @@ class RandomOps:
     """The seed of a run and the number of its step, which all its random ops use."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.step = seed, 0
+        self.seed = seed
+        self.step = 0
 
     def seeded(self, target: Any, number: int, device: torch.device) -> Callable[..., Any]:
         """Give the function to call instead of a random op: the op with its own generator."""
@@ -68,7 +69,8 @@ def _dropout(
 
 def _mixed_seed(*numbers: int) -> int:
     """Mix several numbers into one of 63 bits (splitmix64)."""
-    mask, mixed = 2**64 - 1, 0
+    mask = 2**64 - 1
+    mixed = 0
     for number in numbers:
         mixed = (mixed + number + 0x9E3779B97F4A7C15) & mask
         mixed = ((mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9) & mask

@@ -54,7 +54,10 @@ class UnplacedStep:
 
         Devices of another kind draw other numbers.
         """
-        self.step, self.loss, self.device, self.random_ops = step, loss, device, RandomOps(seed)
+        self.step = step
+        self.loss = loss
+        self.device = device
+        self.random_ops = RandomOps(seed)
         self.draws_on = draws_on or (lambda op: device)
         self.train = step.optimizer is not None
         self.model = _moved(copy.deepcopy(model), device).train(self.train)
@@ -157,10 +160,12 @@ class _ProgramInterpreter(fx.Interpreter):
 
     def __init__(self, unplaced: UnplacedStep, watch: Watch) -> None:
         super().__init__(unplaced.step.program.module)
-        self.unplaced, self.watch = unplaced, watch
+        self.unplaced = unplaced
+        self.watch = watch
 
     def run_node(self, node: fx.Node) -> Any:
-        unplaced, step = self.unplaced, self.unplaced.step
+        unplaced = self.unplaced
+        step = self.unplaced.step
         op = step.op_of.get(node)
         if op is None:
             return super().run_node(node)

@@ -62,7 +62,8 @@ class PlacedModel:
     """All changes to a placed model, which `remove` undoes."""
 
     def __init__(self, model: nn.Module, placement: ModulePlacement) -> None:
-        self.model, self.placement = model, placement
+        self.model = model
+        self.placement = placement
         self.main = torch_device(placement.main)
         self._modules = dict(model.named_modules(remove_duplicate=False))
         # Wrapped modules, and their own forwards that somebody else had put there.
@@ -125,7 +126,8 @@ class PlacedModel:
             tensor.data = tensor.data.to(device)
 
     def _stream(self) -> None:
-        tensors, streams = named_tensors(self.model), self.placement.streamed
+        tensors = named_tensors(self.model)
+        streams = self.placement.streamed
         brought = sorted({name for names in streams.values() for name in names})
         if not brought:
             return

@@ -76,7 +76,8 @@ class ThreadCopyQueue:
     def wait(self, ready: threading.Event) -> None:
         ready.wait()
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def record_event(self) -> None:

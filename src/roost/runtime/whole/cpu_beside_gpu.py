@@ -32,17 +32,20 @@ class CallTime:
     """Calls of modules on another device so far, and their seconds, without the transfers."""
 
     def __init__(self) -> None:
-        self.num_calls, self.seconds = 0, 0.0
+        self.num_calls = 0
+        self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
-        self.num_calls, self.seconds = self.num_calls + 1, self.seconds + seconds
+        self.num_calls = self.num_calls + 1
+        self.seconds = self.seconds + seconds
 
 
 class CpuBesideGpu:
     """A thread that computes for one GPU; a call of a module has one tensor in, one out."""
 
     def __init__(self, device: torch.device, call_time: CallTime | None = None) -> None:
-        self.device, self._call_time = device, call_time or CallTime()
+        self.device = device
+        self._call_time = call_time or CallTime()
         self._wait = stream_wait()
         self._flags = CudaFlags()
         self._done = self._flags.new()
@@ -75,7 +78,8 @@ class CpuBesideGpu:
         self._work.put(self._idle.release)
         self._idle.acquire()
         if self._error is not None:
-            error, self._error = self._error, None
+            error = self._error
+            self._error = None
             raise error
 
     def close(self) -> None:
@@ -151,7 +155,8 @@ class _CallBuffers:
     def __init__(self, given: Tensor, returned: Tensor) -> None:
         self.given = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
         self.returned = torch.empty(returned.shape, dtype=returned.dtype, pin_memory=True)
-        self._device, self._seen = returned.device, None
+        self._device = returned.device
+        self._seen = None
         if 0 < self.returned.nbytes <= _SMALL:
             self._seen = torch.as_tensor(_Mapped(self.returned), device=returned.device)
 

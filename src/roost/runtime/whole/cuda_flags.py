@@ -21,7 +21,8 @@ class CudaFlag:
     """A word that grows: a stream that waits for a number goes on when it is reached."""
 
     def __init__(self, words: Any, number: int) -> None:
-        self._words, self._number = words, number
+        self._words = words
+        self._number = number
         self.address = words.ctypes.data + number * words.itemsize
 
     def reach(self, number: int) -> None:
@@ -40,7 +41,8 @@ class CudaFlags:
         if self._used == _AT_ONCE:
             self._memory.append(torch.zeros(_AT_ONCE, dtype=torch.int32, pin_memory=True))
             # The same memory, written without a kernel.
-            self._words, self._used = self._memory[-1].numpy(), 0
+            self._words = self._memory[-1].numpy()
+            self._used = 0
         self._used += 1
         return CudaFlag(self._words, self._used - 1)
 

@@ -104,7 +104,8 @@ def check(model: nn.Module, placement: ModulePlacement) -> None:
                 "the model is placed already; roost's plan.remove(model) takes that off first"
             )
     refuse_dispatched(model)
-    tensors, modules = named_tensors(model), dict(model.named_modules(remove_duplicate=False))
+    tensors = named_tensors(model)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise InputError(

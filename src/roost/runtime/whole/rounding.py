@@ -73,8 +73,12 @@ class _ModuleRounding:
         never_called: set[str],
         on_the_spot: set[str],
     ) -> None:
-        self.problem, self.graph, self.placement = problem, problem.graph, problem.check(placement)
-        self.light, self.never_called, self.on_the_spot = light, never_called, on_the_spot
+        self.problem = problem
+        self.graph = problem.graph
+        self.placement = problem.check(placement)
+        self.light = light
+        self.never_called = never_called
+        self.on_the_spot = on_the_spot
         self.names = problem.cluster.device_names
         self.kinds = [device.kind for device in problem.cluster.devices]
         self.device = np.array(self.placement.device)
@@ -141,7 +145,9 @@ class _ModuleRounding:
                     self.streamed[module].append(name)
 
     def for_model(self, model: nn.Module) -> ModulePlacement:
-        tensors, main, host = named_tensors(model), self.names[self.main], self._host()
+        tensors = named_tensors(model)
+        main = self.names[self.main]
+        host = self._host()
         home = {
             name: self._home(parameter)
             for parameter, names in self.known.items()
@@ -155,7 +161,8 @@ class _ModuleRounding:
             if name in home or parameter.nbytes < _SMALL:
                 continue
             if module and module not in streamed and host != main:
-                home[name], streamed[module] = host, (name,)
+                home[name] = host
+                streamed[module] = (name,)
         size = {name: tensor.nbytes for name, tensor in tensors.items()}
         window = max(int(self._windows()[self.main]), self._largest_load(streamed, size))
         return ModulePlacement(

@@ -18,9 +18,12 @@ from roost.runtime.whole.verify import buffers_kept
 
 # Steps that do not count, and their seconds: the first learns the order of weights, the second
 # makes buffers for the CPU, and all of them allocate memory.
-_WARM, _WARM_SECONDS = 3, 0.3
+_WARM = 3
+_WARM_SECONDS = 0.3
 # Steps that count, and seconds after which there are enough of them.
-_LEAST, _MOST, _ENOUGH = 3, 9, 1.0
+_LEAST = 3
+_MOST = 9
+_ENOUGH = 1.0
 _CPU = torch.device("cpu")
 
 
@@ -47,9 +50,11 @@ def trial_run(model: nn.Module, placement: ModulePlacement, inputs: Any) -> Tria
                 torch.cuda.reset_peak_memory_stats(main)
             with torch.no_grad(), torch.random.fork_rng():
                 _steps(model, inputs, main, _WARM, _WARM_SECONDS)
-                calls, busy = call_time.num_calls, call_time.seconds
+                calls = call_time.num_calls
+                busy = call_time.seconds
                 seconds = _steps(model, inputs, main, _LEAST, _ENOUGH)
-                calls, busy = call_time.num_calls - calls, call_time.seconds - busy
+                calls = call_time.num_calls - calls
+                busy = call_time.seconds - busy
             # Inputs of the user and their copies are on the device; only one of them counts.
             twice = sum(
                 leaf.nbytes

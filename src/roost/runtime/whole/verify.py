@@ -75,7 +75,8 @@ def _verified(
     tolerance: float | None,
 ) -> Verification:
     where = next((tensor.device for tensor in named_tensors(model).values()), _CPU)
-    names, tied = list(model.state_dict()), _tied(model)
+    names = list(model.state_dict())
+    tied = _tied(model)
     expected = run(where)
     if not expected:
         raise InputError(

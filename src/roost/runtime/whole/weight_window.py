@@ -50,7 +50,8 @@ class ModuleWeights:
         state = [(0 if t.is_inference() else t._version, t.data_ptr()) for t in self.holders]
         if state == self._state:
             return False
-        self._state, self.tensors = state, [tensor.detach() for tensor in self.holders]
+        self._state = state
+        self.tensors = [tensor.detach() for tensor in self.holders]
         return True
 
 
@@ -85,7 +86,8 @@ class WeightWindow:
         modules: Sequence[ModuleWeights],
     ) -> None:
         """Make a window of `size` bytes, or larger if the weights of one module need it."""
-        self.queue, self.size = queue, max([size, *(weights.size for weights in modules)])
+        self.queue = queue
+        self.size = max([size, *(weights.size for weights in modules)])
         with torch.inference_mode(False):
             self._memory = torch.empty(self.size, dtype=torch.uint8, device=device)
         self._device = device
@@ -124,12 +126,14 @@ class WeightWindow:
 
     def leave(self, entry: WindowEntry) -> None:
         """Free the place of a module that has run."""
-        entry.done, entry.left = self.queue.record_event(), True
+        entry.done = self.queue.record_event()
+        entry.left = True
         self._fetch_ahead()
 
     def end_run(self) -> None:
         """Note the end of a run of the model; the next run is expected to be like it."""
-        came, self._came = self._came, []
+        came = self._came
+        self._came = []
         if came and came != self._order:
             # Weights fetched by the old order are still good if the new order begins with them.
             ahead = [entry.weights for entry in self._ahead()]

@@ -52,7 +52,9 @@ class WrappedForward:
     ) -> None:
         # First: it takes over the attributes of a forward that is wrapped already.
         functools.update_wrapper(self, forward)
-        self._forward, self._around, self._lock = forward, around, lock
+        self._forward = forward
+        self._around = around
+        self._lock = lock
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._lock:

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from roost.search.measured.served_model import ReadyPlacement
 
 # One sample of short steps covers several steps, or reading the clock would count.
-_SAMPLE_SECONDS, _MOST_STEPS = 0.02, 50
+_SAMPLE_SECONDS = 0.02
+_MOST_STEPS = 50
 _CHECKED_STEPS = 2  # of a placement before it is warmed up
 _MEMORY_FACTOR = 1.5  # times the simulated peak
 _HOST_SPARE_BYTES = 2**30  # of the machine, never used
@@ -55,8 +56,11 @@ class Candidates:
         runtime: Callable[..., Any] | None = None,
     ) -> None:
         check_devices(problem.cluster)
-        self.problem, self.model, self.warm_up = problem, model, warm_up
-        self.limits, self.runtime = limits, runtime
+        self.problem = problem
+        self.model = model
+        self.warm_up = warm_up
+        self.limits = limits
+        self.runtime = runtime
         self.best_seconds = inf  # of the best step so far: much slower ones are not waited for
         self.num_started = 0  # processes
         self._until = inf  # end of the current trial, by the monotonic clock
@@ -83,7 +87,9 @@ class Candidates:
 
     def close(self) -> None:
         """End the process. The next request starts another."""
-        worker, self._worker, self._ready = self._worker, None, {}
+        worker = self._worker
+        self._worker = None
+        self._ready = {}
         if worker is not None:
             worker.close()
 
@@ -149,7 +155,8 @@ class Candidates:
 
     def _ask(self, command: str, *args: Any, steps: int = 0, more: Placement | None = None) -> Any:
         """The answer of the process to a request of so many steps, which holds `more` in memory."""
-        worker, limits = self.open(), self.limits
+        worker = self.open()
+        limits = self.limits
         seconds = limits.floor + (limits.multiple * self.best_seconds * steps if steps else 0.0)
         limit = max(0.0, min(limits.most, seconds, self._until - time.monotonic()))
         most_bytes = self._most_bytes(worker, more)

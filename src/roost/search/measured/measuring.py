@@ -71,7 +71,8 @@ class Measuring(Source):
             raise InputError(
                 f"repeats is {repeats} and warm_up is {warm_up}; both must be at least 1"
             )
-        self.problem, self.repeats = problem, repeats
+        self.problem = problem
+        self.repeats = repeats
         self.candidates = Candidates(problem, model, warm_up, limits or Limits(), runtime)
         self.seconds_each = 1.0
         self._best: Trial | None = None
@@ -113,7 +114,8 @@ class Measuring(Source):
     def _remember(self, trial: Trial) -> None:
         self._known[self.problem.check(trial.placement).digest] = trial
         if trial.feasible and trial.source == self.source and trial.better_than(self._best):
-            self._best, self.candidates.best_seconds = trial, trial.step_time
+            self._best = trial
+            self.candidates.best_seconds = trial.step_time
 
     def _evaluate(self, placement: Placement) -> Trial:
         step = Simulator.of(self.problem).simulate(placement)
@@ -143,7 +145,8 @@ class Measuring(Source):
     def _measure(self, placement: Placement) -> tuple[float, ReadyPlacement]:
         """The step time of a placement, in the seconds of the first trial."""
         self.candidates.begin_trial()
-        ready, best = self.candidates.make_ready(placement), self._best
+        ready = self.candidates.make_ready(placement)
+        best = self._best
         if best is None:
             samples = [self.candidates.time_step(placement) for _ in range(self._repeats(ready))]
             return median(samples), ready
@@ -152,7 +155,8 @@ class Measuring(Source):
             ratio = self._ratio(placement, other, ready)
         except _BestFailed as error:
             log.warning("the best placement so far fails now; going on without it: %s", error)
-            self._best, self.candidates.best_seconds = None, inf
+            self._best = None
+            self.candidates.best_seconds = inf
             return self._measure(placement)
         self.candidates.drop(other if ratio < 1.0 else placement)
         return ratio * best.step_time, ready
@@ -173,7 +177,8 @@ class Measuring(Source):
 
     def _ratios(self, placement: Placement, best: Placement, count: int) -> list[float]:
         """Ratios of samples, taken in turn if both placements fit, else one after the other."""
-        mine, theirs = [], []
+        mine = []
+        theirs = []
         time_step = self.candidates.time_step
         self.candidates.make_ready(placement)  # the best may have to make room for it
         if self.candidates.is_ready(best) or self.candidates.has_room(best):
@@ -213,7 +218,8 @@ class Lent(Source):
     simulated = False
 
     def __init__(self, source: Measuring) -> None:
-        self._source, self.seconds_each = source, source.seconds_each
+        self._source = source
+        self.seconds_each = source.seconds_each
 
     def open(self) -> None:
         self._source.open()

@@ -21,7 +21,8 @@ from roost.search.measured.worker import WorkerFailed
 log = logging.getLogger(__name__)
 
 _CHOOSING = 1 / 3  # of the rounds choose the best of each side; the others judge these two
-_RESAMPLES, _CONFIDENCE = 2000, 0.95
+_RESAMPLES = 2000
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +130,8 @@ def _outcome(
         side = [each for each in standings if each.is_baseline == is_baseline]
         return min(side, key=lambda each: median(each.laps[:first]), default=None)
 
-    ours, theirs = best(False), best(True)
+    ours = best(False)
+    theirs = best(True)
     if ours is None or theirs is None:
         only = ours or theirs
         assert only is not None
@@ -141,7 +143,8 @@ def _outcome(
     samples = ratios[rng.integers(0, len(ratios), (_RESAMPLES, len(ratios)))]
     tails = [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2]
     low, high = map(float, np.quantile(np.median(samples, axis=1), tails))
-    ratio, faster = float(np.median(ratios)), high < 1.0
+    ratio = float(np.median(ratios))
+    faster = high < 1.0
     spread = f"{low:.3f} to {high:.3f} in {len(ratios)} rounds"
     said = f"{ours.name} takes {ratio:.3f} of the step of {theirs.name} ({spread})"
     if not faster:

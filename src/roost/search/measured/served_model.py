@@ -69,8 +69,11 @@ class ServedModel:
     def __init__(
         self, source: ModelSource, problem: Problem, runtime: Callable[..., Any] | None = None
     ) -> None:
-        self.source, self.problem, self.runtime = source, problem, runtime or GraphRuntime
-        self.update, self.cores = source.update or Optimizer(), cores_of(problem.cluster)
+        self.source = source
+        self.problem = problem
+        self.runtime = runtime or GraphRuntime
+        self.update = source.update or Optimizer()
+        self.cores = cores_of(problem.cluster)
         self.cuda = {
             n: torch.device(d.name)
             for n, d in enumerate(problem.cluster.devices)
@@ -263,14 +266,17 @@ def _differs(ours: Tensor, theirs: Tensor, share: float) -> str:
         return ""
     if not theirs.is_floating_point():
         return "differs"
-    ours, theirs = ours.double(), theirs.double()
-    sound, is_sound = theirs.isfinite(), ours.isfinite()
+    ours = ours.double()
+    theirs = theirs.double()
+    sound = theirs.isfinite()
+    is_sound = ours.isfinite()
     if not torch.equal(is_sound, sound):
         lost = (~is_sound & sound).any()
         return "is not a number where it should be one" if lost else "differs"
     if not sound.any():
         return ""
-    ours, theirs = ours[sound], theirs[sound]
+    ours = ours[sound]
+    theirs = theirs[sound]
     size = float(theirs.square().mean().sqrt())
     error = (ours - theirs).abs()
     if not (error > share * (size + theirs.abs())).any():

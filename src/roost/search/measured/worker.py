@@ -72,7 +72,8 @@ class WorkerProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self.rss = 0  # bytes, once the model is there
-        self._busy, self._closed = True, False
+        self._busy = True
+        self._closed = False
         with contextlib.suppress(BrokenPipeError):  # it died at once: the next line says so
             self._connection.send_bytes(packed)
         try:

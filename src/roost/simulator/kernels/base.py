@@ -198,7 +198,8 @@ def note(moves, number, tensor, source, target, kind, start, finish):
 def send(layout, op, here, remote, end, bus_free, arrives, moves, number, record):
     """Send the output of an op, finished at `end`, to the devices whose bit is set; write when it
     arrives there."""
-    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
+    latency = layout.sent_latency
+    seconds_per_byte = layout.sent_seconds_per_byte
     nbytes = np.float64(layout.output[op])
     pair = here * np.uintp(layout.num_devices)
     slowest = 0.0

@@ -40,7 +40,8 @@ def first_wrong_neighbour(
     placed = device.copy()
     for number in range(len(start) - 1):
         for move in range(start[number], start[number + 1]):
-            op, there = move_op[move], move_device[move]
+            op = move_op[move]
+            there = move_device[move]
             if op < 0 or op >= len(device) or there < 0 or there >= num_devices:
                 return number
             placed[op] = there
@@ -65,18 +66,22 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
 
     `shared`: whether a bus has several senders. `memory`: whether peaks are wanted.
     """
-    num_ops, num_devices = len(layout.op), layout.num_devices
-    device, home = np.empty(num_ops, np.uint32), np.empty(len(layout.parameter_op), np.uint32)
-    ready, dying = np.zeros(num_ops), np.zeros(num_ops, np.int64)
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
-    last, held = np.zeros(64, np.uint32), np.zeros(64, np.int64)
-    begun, start, finish, moves, no_moves = (
-        np.empty(0, np.uint32),
-        np.empty(0),
-        np.empty(0),
-        new_moves(0),
-        new_moves(0),
-    )
+    num_ops = len(layout.op)
+    num_devices = layout.num_devices
+    device = np.empty(num_ops, np.uint32)
+    home = np.empty(len(layout.parameter_op), np.uint32)
+    ready = np.zeros(num_ops)
+    dying = np.zeros(num_ops, np.int64)
+    free = np.zeros(64)
+    bus_free = np.zeros(len(layout.bus_gap))
+    arrives = np.zeros(64)
+    last = np.zeros(64, np.uint32)
+    held = np.zeros(64, np.int64)
+    begun = np.empty(0, np.uint32)
+    start = np.empty(0)
+    finish = np.empty(0)
+    moves = new_moves(0)
+    no_moves = new_moves(0)
     for row in range(len(devices)):
         for op in range(np.uintp(num_ops)):
             device[op] = devices[row, layout.op[op]]
@@ -88,11 +93,9 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
         fetching = fetches_anything(layout, device, home)
         if fetching or shared or in_fifo:
             if len(begun) < num_ops:
-                begun, start, finish = (
-                    np.empty(num_ops, np.uint32),
-                    np.empty(num_ops),
-                    np.empty(num_ops),
-                )
+                begun = np.empty(num_ops, np.uint32)
+                start = np.empty(num_ops)
+                finish = np.empty(num_ops)
                 if memory and in_fifo:
                     moves = new_moves(len(layout.next) + 2 * len(layout.use))
             record = memory and in_fifo
@@ -159,7 +162,9 @@ def run_batch(layout, devices, prefetch, in_fifo, shared, memory, step_time, pea
 def run_full(layout, device, home, prefetch, in_fifo):
     """One placement in full: times of every op and transfer, and the windows."""
     num_ops = len(device)
-    begun, start, finish = np.empty(num_ops, np.uint32), np.empty(num_ops), np.empty(num_ops)
+    begun = np.empty(num_ops, np.uint32)
+    start = np.empty(num_ops)
+    finish = np.empty(num_ops)
     moves = new_moves(len(layout.next) + 2 * len(layout.use))
     fetches = plan_fetches(layout, device, home, prefetch)
     step_time, count = events(

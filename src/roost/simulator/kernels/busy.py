@@ -118,7 +118,8 @@ def crossings(busy, layout, device):
     after it with sends."""
     if busy is None:
         return None, None
-    extra, after = np.zeros(len(device)), np.zeros(len(device))
+    extra = np.zeros(len(device))
+    after = np.zeros(len(device))
     _all_sends(busy, layout, device, extra, after)
     return extra, after
 

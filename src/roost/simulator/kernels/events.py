@@ -23,33 +23,34 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where
     `record` is set each of the `moves`.
     """
-    num_ops, num_devices = len(device), np.uintp(layout.num_devices)
+    num_ops = len(device)
+    num_devices = np.uintp(layout.num_devices)
     # Taken out of their tuples once: inside a loop Numba would count references each time.
-    next_start, next_op, sizes, time = (
-        layout.next_start,
-        layout.next,
-        layout.parameter_bytes,
-        layout.time,
-    )
-    bus, bus_gap, device_gap, is_update = (
-        layout.bus,
-        layout.bus_gap,
-        layout.device_gap,
-        layout.is_update,
-    )
+    next_start = layout.next_start
+    next_op = layout.next
+    sizes = layout.parameter_bytes
+    time = layout.time
+    bus = layout.bus
+    bus_gap = layout.bus_gap
+    device_gap = layout.device_gap
+    is_update = layout.is_update
     latency, seconds_per_byte, sent_seconds_per_byte = (
         layout.latency, layout.seconds_per_byte, layout.sent_seconds_per_byte
     )  # fmt: skip
-    use_start, use = layout.use_start, layout.use
-    first_user, next_user, user_op, copy_of = (
-        fetches.first_user,
-        fetches.next_user,
-        fetches.user_op,
-        fetches.copy_of,
-    )
-    next_replaced, following, fetched = fetches.next_replaced, fetches.following, fetches.parameter
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(bus_gap)), np.zeros(64)
-    ready, waiting = np.zeros(num_ops), layout.num_inputs.copy()
+    use_start = layout.use_start
+    use = layout.use
+    first_user = fetches.first_user
+    next_user = fetches.next_user
+    user_op = fetches.user_op
+    copy_of = fetches.copy_of
+    next_replaced = fetches.next_replaced
+    following = fetches.following
+    fetched = fetches.parameter
+    free = np.zeros(64)
+    bus_free = np.zeros(len(bus_gap))
+    arrives = np.zeros(64)
+    ready = np.zeros(num_ops)
+    waiting = layout.num_inputs.copy()
     extra, busy_for = crossings(layout.busy, layout, device)
     add_fetches(layout.busy, layout, device, home, fetches, extra, busy_for)
     for copy in range(fetches.num_copies):
@@ -61,14 +62,20 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
     replaced = fetches.replaced.copy()  # [copies] the next copy whose users must finish first
     fetch = fetches.first.copy()  # [devices] the next copy to ask for
     # Ops of each device in dispatch order: the next to take, and the one after each.
-    head, after = np.full(64, num_ops), np.full(num_ops, num_ops)
+    head = np.full(64, num_ops)
+    after = np.full(num_ops, num_ops)
     for op in range(num_ops - 1, -1, -1):
         after[op] = head[device[op]]
         head[device[op]] = op
     # Tags below num_ops are ops that finish (in turn with fifo, else by position); from there on,
     # ops that get ready.
-    times, tags = np.empty(num_ops), np.empty(num_ops, np.uint32)
-    size, turn, step_time, number, left_to_run = 0, 0, 0.0, 0, num_ops
+    times = np.empty(num_ops)
+    tags = np.empty(num_ops, np.uint32)
+    size = 0
+    turn = 0
+    step_time = 0.0
+    number = 0
+    left_to_run = num_ops
     if fifo:
         for op in range(num_ops):
             if waiting[op] == 0:
@@ -76,13 +83,16 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                 size += 1
 
     # `touched` devices may have something new to do: fetch, then (with a fixed order) begin ops.
-    now, asking, starting = 0.0, np.uintp(0), True
+    now = 0.0
+    asking = np.uintp(0)
+    starting = True
     while left_to_run > 0:
         touched = ZERO
         if starting:
             touched = (ONE << num_devices) - ONE if num_devices < np.uintp(64) else ~ZERO
         else:
-            now, tag = times[0], np.int64(tags[0])
+            now = times[0]
+            tag = np.int64(tags[0])
             heap_pop(times, tags, size)
             size -= 1
             if tag >= num_ops:  # ready: begin it as soon as its device is free
@@ -102,7 +112,8 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
             here = np.uintp(device[op])
             left_to_run -= 1
             step_time = now if now > step_time else step_time
-            first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + 1])
+            first = np.uintp(next_start[op])
+            beyond = np.uintp(next_start[op + 1])
             targets = ZERO
             for edge in range(first, beyond):
                 targets |= ONE << np.uint64(device[next_op[edge]])
@@ -133,7 +144,8 @@ def events(layout, device, home, fetches, fifo, begun, start, finish, moves, rec
                     else:
                         touched |= ONE << np.uint64(device[consumer])
             for number_of_use in range(use_start[op], use_start[op + 1]):
-                copy, parameter = copy_of[number_of_use], use[number_of_use]
+                copy = copy_of[number_of_use]
+                parameter = use[number_of_use]
                 if copy >= 0:
                     unfinished[copy] -= 1
                     if is_update[op]:

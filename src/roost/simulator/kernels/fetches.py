@@ -34,7 +34,8 @@ class Fetches(NamedTuple):
 @compiled
 def fetches_anything(layout, device, home):
     """True where an op reads a parameter that lives elsewhere."""
-    use_start, use = layout.use_start, layout.use
+    use_start = layout.use_start
+    use = layout.use
     first = np.uintp(use_start[0])
     for op in range(np.uintp(len(device))):
         beyond = np.uintp(use_start[op + np.uintp(1)])
@@ -49,11 +50,15 @@ def fetches_anything(layout, device, home):
 def plan_fetches(layout, device, home, prefetch):
     """The plan for ops on `device` [ops], parameters at `home` [parameters], windows of `prefetch`
     [devices] bytes."""
-    num_devices, num_uses = layout.num_devices, len(layout.use)
-    sizes, use_start, use = layout.parameter_bytes, layout.use_start, layout.use
+    num_devices = layout.num_devices
+    num_uses = len(layout.use)
+    sizes = layout.parameter_bytes
+    use_start = layout.use_start
+    use = layout.use
     window = np.zeros(num_devices, np.int64)
     for op in range(len(device)):
-        needs, any_remote = 0, False
+        needs = 0
+        any_remote = False
         for number in range(use_start[op], use_start[op + 1]):
             if home[use[number]] != device[op]:
                 needs += sizes[use[number]]
@@ -62,16 +67,22 @@ def plan_fetches(layout, device, home, prefetch):
             window[device[op]] = max(window[device[op]], needs, prefetch[device[op]])
 
     parameter = np.empty(num_uses, np.uint32)
-    first, latest_copy = np.full(num_devices, -1, np.int32), np.full(num_devices, -1, np.int32)
-    following, first_user = np.full(num_uses, -1, np.int32), np.full(num_uses, -1, np.int32)
-    next_user, last_user = np.full(num_uses, -1, np.int32), np.full(num_uses, -1, np.int32)
-    user_op, copy_of = np.zeros(num_uses, np.uint32), np.full(num_uses, -1, np.int32)
+    first = np.full(num_devices, -1, np.int32)
+    latest_copy = np.full(num_devices, -1, np.int32)
+    following = np.full(num_uses, -1, np.int32)
+    first_user = np.full(num_uses, -1, np.int32)
+    next_user = np.full(num_uses, -1, np.int32)
+    last_user = np.full(num_uses, -1, np.int32)
+    user_op = np.zeros(num_uses, np.uint32)
+    copy_of = np.full(num_uses, -1, np.int32)
     num_users = np.zeros(num_uses, np.int32)
-    replaced, next_replaced = np.full(num_uses, -1, np.int32), np.full(num_uses, -1, np.int32)
+    replaced = np.full(num_uses, -1, np.int32)
+    next_replaced = np.full(num_uses, -1, np.int32)
     # The copy of a parameter in a device's window, or -1.
     held = np.full(len(sizes) * num_devices, -1, np.int32)
     # Uses of each device in order. The copy used longest ago is the first whose last use this is.
-    oldest_use, newest_use = np.full(num_devices, -1, np.int32), np.full(num_devices, -1, np.int32)
+    oldest_use = np.full(num_devices, -1, np.int32)
+    newest_use = np.full(num_devices, -1, np.int32)
     next_use = np.full(num_uses, -1, np.int32)
     room = window.copy()
     count = 0

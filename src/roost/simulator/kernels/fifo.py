@@ -21,15 +21,23 @@ def fifo(layout, device, begun, start, finish, moves, record):
     Writes the ops in the order they were `begun` [ops], their `start` and `finish` [ops], and where
     `record` is set each of the `moves`, for the memory.
     """
-    time, next_start, next_op = layout.time, layout.next_start, layout.next
+    time = layout.time
+    next_start = layout.next_start
+    next_op = layout.next
     device_gap = layout.device_gap
-    num_devices, num_ops = np.uintp(layout.num_devices), np.uintp(len(device))
-    free, bus_free, arrives = np.zeros(64), np.zeros(len(layout.bus_gap)), np.zeros(64)
+    num_devices = np.uintp(layout.num_devices)
+    num_ops = np.uintp(len(device))
+    free = np.zeros(64)
+    bus_free = np.zeros(len(layout.bus_gap))
+    arrives = np.zeros(64)
     waiting = layout.num_inputs.copy()
     ready = np.zeros(len(device))
-    times, tags = np.empty(len(device)), np.empty(len(device), np.uint32)
+    times = np.empty(len(device))
+    tags = np.empty(len(device), np.uint32)
     extra, after = crossings(layout.busy, layout, device)
-    size, step_time, num_transfers = 0, 0.0, 0
+    size = 0
+    step_time = 0.0
+    num_transfers = 0
     for op in range(num_ops):
         if waiting[op] == 0:
             heap_push(times, tags, size, 0.0, np.uint32(op))
@@ -45,8 +53,11 @@ def fifo(layout, device, begun, start, finish, moves, record):
         end = begin + takes
         free[here] = busy_after(end + device_gap[here] if takes > 0.0 else end, after, op)
         step_time = end if end > step_time else step_time
-        begun[turn], start[op], finish[op] = op, begin, end
-        first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
+        begun[turn] = op
+        start[op] = begin
+        finish[op] = end
+        first = np.uintp(next_start[op])
+        beyond = np.uintp(next_start[op + np.uintp(1)])
         targets = ZERO
         for edge in range(first, beyond):
             targets |= ONE << np.uint64(device[next_op[edge]])

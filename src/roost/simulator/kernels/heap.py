@@ -15,7 +15,8 @@ from roost.simulator.kernels.base import compiled
 def heap_push(times, tags, size, time, tag):
     """Add an entry to a heap of so many; the caller counts."""
     hole = np.uintp(size)
-    one, two = np.uintp(1), np.uintp(2)
+    one = np.uintp(1)
+    two = np.uintp(2)
     while hole > np.uintp(0):
         above = (hole - one) >> two
         if times[above] < time or (times[above] == time and tags[above] < tag):
@@ -32,20 +33,27 @@ def heap_pop(times, tags, size):
     """Remove the first entry from a heap of so many, by moving the last into its place; the caller
     counts."""
     count = np.uintp(size) - np.uintp(1)
-    time, tag = times[count], tags[count]
+    time = times[count]
+    tag = tags[count]
     hole = np.uintp(0)
-    one, two, four = np.uintp(1), np.uintp(2), np.uintp(4)
+    one = np.uintp(1)
+    two = np.uintp(2)
+    four = np.uintp(4)
     while True:
         child = (hole << two) + one
         if child >= count:
             break
         beyond = child + four
         beyond = beyond if beyond < count else count
-        best, best_time, best_tag = child, times[child], tags[child]
+        best = child
+        best_time = times[child]
+        best_tag = tags[child]
         child += one
         while child < beyond:
             if times[child] < best_time or (times[child] == best_time and tags[child] < best_tag):
-                best, best_time, best_tag = child, times[child], tags[child]
+                best = child
+                best_time = times[child]
+                best_tag = tags[child]
             child += one
         if time < best_time or (time == best_time and tag < best_tag):
             break

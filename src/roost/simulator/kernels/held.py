@@ -14,21 +14,19 @@ from roost.simulator.kernels.base import ONE, ZERO, compiled
 @compiled
 def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, peak):
     """Write the `peak` [devices], given what is always `held` [devices], which is overwritten."""
-    num_ops, num_devices = len(device), layout.num_devices
+    num_ops = len(device)
+    num_devices = layout.num_devices
     # Taken out of their tuples once: inside a loop Numba would count references each time.
-    output, workspace, next_start, next_op = (
-        layout.output,
-        layout.workspace,
-        layout.next_start,
-        layout.next,
-    )
-    copies_count, kind, tensor, target = (
-        layout.copies_in_memory,
-        moves.kind,
-        moves.tensor,
-        moves.target,
-    )
-    sent_from, sent_until = moves.start, moves.finish
+    output = layout.output
+    workspace = layout.workspace
+    next_start = layout.next_start
+    next_op = layout.next
+    copies_count = layout.copies_in_memory
+    kind = moves.kind
+    tensor = moves.tensor
+    target = moves.target
+    sent_from = moves.start
+    sent_until = moves.finish
     sent = np.zeros(num_ops)  # when the output of an op has left for the last time
     num_sends = 0
     for move in range(num_moves):
@@ -38,11 +36,13 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
             sent[op] = max(sent[op], sent_until[move])
 
     given_back = np.zeros(num_ops, np.int64)  # bytes given back on its device when an op finishes
-    late_start, late_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
+    late_start = np.zeros(num_devices + 1, np.int64)
+    late_count = np.zeros(num_devices, np.int64)
     is_late = np.zeros(num_ops, np.bool_)
     last = np.zeros(64, np.uint32)
     for op in range(num_ops):
-        here, size = device[op], output[op]
+        here = device[op]
+        size = output[op]
         given_back[op] += workspace[op]
         seen = ONE << np.uint64(here)
         last[here] = op
@@ -64,20 +64,24 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
                     given_back[last[there]] += size
 
     # What comes from elsewhere, by device: copies that begin, outputs that have left.
-    copy_start, copy_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
+    copy_start = np.zeros(num_devices + 1, np.int64)
+    copy_count = np.zeros(num_devices, np.int64)
     if copies_count:
         for move in range(num_moves):
             if kind[move] == 0:
                 copy_start[target[move] + 1] += 1
-    own_start, own_count = np.zeros(num_devices + 1, np.int64), np.zeros(num_devices, np.int64)
+    own_start = np.zeros(num_devices + 1, np.int64)
+    own_count = np.zeros(num_devices, np.int64)
     for op in range(num_ops):
         own_start[device[op] + 1] += 1
     for d in range(num_devices):
         copy_start[d + 1] += copy_start[d]
         late_start[d + 1] += late_start[d]
         own_start[d + 1] += own_start[d]
-    copy_time, copy_size = np.empty(num_sends), np.empty(num_sends, np.int64)
-    late_time, late_size = np.empty(num_ops), np.empty(num_ops, np.int64)
+    copy_time = np.empty(num_sends)
+    copy_size = np.empty(num_sends, np.int64)
+    late_time = np.empty(num_ops)
+    late_size = np.empty(num_ops, np.int64)
     own = np.empty(num_ops, np.int64)
     if copies_count:
         for move in range(num_moves):
@@ -104,7 +108,10 @@ def peak_in_time(layout, device, begun, start, finish, moves, num_moves, held, p
         most = now_held
         copies = np.argsort(copy_time[copy_start[d] : copy_start[d + 1]]) + copy_start[d]
         lates = np.argsort(late_time[late_start[d] : late_start[d + 1]]) + late_start[d]
-        begin, end, copy, late = own_start[d], own_start[d], 0, 0
+        begin = own_start[d]
+        end = own_start[d]
+        copy = 0
+        late = 0
         beyond = own_start[d + 1]
         while begin < beyond or copy < len(copies):
             begins = start[own[begin]] if begin < beyond else never

@@ -50,11 +50,9 @@ class Lanes(NamedTuple):
 @compiled
 def new_lanes(layout, most_moves):
     """Room for lanes that move at most so many ops between them."""
-    num_ops, num_devices, num_parameters = (
-        len(layout.op),
-        layout.num_devices,
-        len(layout.parameter_op),
-    )
+    num_ops = len(layout.op)
+    num_devices = layout.num_devices
+    num_parameters = len(layout.parameter_op)
     most_consumers = 0
     for op in range(num_ops):
         most_consumers = max(
@@ -115,11 +113,13 @@ def set_lanes(layout, lanes, device, home, number_of, is_parameter, moves, first
     `moves` are the neighbours' starts in, and the columns of, ops of the graph and devices.
     """
     start, move_op, move_device = moves
-    num_slots, num_home_slots = 0, 0
+    num_slots = 0
+    num_home_slots = 0
     lanes.shift[:] = 0
     for lane in range(count):
         for move in range(start[first + lane], start[first + lane + 1]):
-            number, there = number_of[move_op[move]], move_device[move]
+            number = number_of[move_op[move]]
+            there = move_device[move]
             if is_parameter[move_op[move]]:
                 num_home_slots = _move(
                     lanes.home_slot, lanes.home, home, number, num_home_slots, lane, there

@@ -30,7 +30,8 @@ from roost.simulator.kernels.vector import (
 @inlined
 def _flush(lanes, most, held, num_devices):
     """Take the peaks of the base since the last flush into those of each lane."""
-    peak, shift = lanes.peak, lanes.shift
+    peak = lanes.peak
+    shift = lanes.shift
     for d in range(num_devices):
         take_peak(peak, shift, d * WIDE, most[d])
         most[d] = held[d]
@@ -40,29 +41,28 @@ def _flush(lanes, most, held, num_devices):
 def run_lanes(layout, lanes, device, always_held):
     """Simulate sixteen neighbours; the lanes then hold their step times and peaks. Returns
     transfers of the base."""
-    ready, free, step, bus_free, arrives = (
-        lanes.ready,
-        lanes.free,
-        lanes.step,
-        lanes.bus_free,
-        lanes.arrives,
-    )
-    shift, dying, is_dying, odd_in = lanes.shift, lanes.dying, lanes.is_dying, lanes.odd
-    time, device_gap, workspace, copies_count = (
-        layout.time,
-        layout.device_gap,
-        layout.workspace,
-        layout.copies_in_memory,
-    )
-    next_start, next_op, output = layout.next_start, layout.next, layout.output
+    ready = lanes.ready
+    free = lanes.free
+    step = lanes.step
+    bus_free = lanes.bus_free
+    arrives = lanes.arrives
+    shift = lanes.shift
+    dying = lanes.dying
+    is_dying = lanes.is_dying
+    odd_in = lanes.odd
+    time = layout.time
+    device_gap = layout.device_gap
+    workspace = layout.workspace
+    copies_count = layout.copies_in_memory
+    next_start = layout.next_start
+    next_op = layout.next
+    output = layout.output
     num_devices = np.uintp(layout.num_devices)
-    held, before, most, last, gone_at = (
-        lanes.held,
-        lanes.before,
-        lanes.most,
-        lanes.base_last,
-        lanes.gone,
-    )
+    held = lanes.held
+    before = lanes.before
+    most = lanes.most
+    last = lanes.base_last
+    gone_at = lanes.gone
     num_transfers = 0
     free[:] = 0.0
     bus_free[:] = 0.0
@@ -147,7 +147,8 @@ def _run_busy(busy, layout, lanes, device, op, here, remote, takes):
     does."""
     if busy is None:
         return False
-    extra, pair = lanes.extra, here * np.uintp(layout.num_devices)
+    extra = lanes.extra
+    pair = here * np.uintp(layout.num_devices)
     run_busy_op(
         lanes.ready,
         op * WIDE,
@@ -188,9 +189,12 @@ def _hide(shift, odd, num_devices, amount):
 def _send(layout, lanes, op, here, remote):
     """Send the output of an op from its place in the base to the devices whose bit is set, in every
     lane."""
-    arrives, bus_free = lanes.arrives, lanes.bus_free
-    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
-    bus_of, bus_gap = layout.bus, layout.bus_gap
+    arrives = lanes.arrives
+    bus_free = lanes.bus_free
+    latency = layout.sent_latency
+    seconds_per_byte = layout.sent_seconds_per_byte
+    bus_of = layout.bus
+    bus_gap = layout.bus_gap
     broadcast = layout.broadcast
     num_devices = np.uintp(layout.num_devices)
     nbytes = np.float64(layout.output[op])
@@ -228,7 +232,8 @@ def _send(layout, lanes, op, here, remote):
 @compiled
 def most_moves(start):
     """The most moves that sixteen neighbours in a row make between them."""
-    most, count = 0, len(start) - 1
+    most = 0
+    count = len(start) - 1
     for first in range(0, count, LANES):
         most = max(most, start[min(first + LANES, count)] - start[first])
     return most

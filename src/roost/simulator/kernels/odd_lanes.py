@@ -65,14 +65,14 @@ def cross_alone(busy, layout, lanes, device, op, here, remote, lane):
 @inlined
 def save(layout, lanes, device, op, here, remote, odd):
     """Keep what running the op as in the base will change, in its odd lanes."""
-    ready, free, step, bus_free, saved = (
-        lanes.ready,
-        lanes.free,
-        lanes.step,
-        lanes.bus_free,
-        lanes.saved,
-    )
-    bus, next_start, next_op = layout.bus, layout.next_start, layout.next
+    ready = lanes.ready
+    free = lanes.free
+    step = lanes.step
+    bus_free = lanes.bus_free
+    saved = lanes.saved
+    bus = layout.bus
+    next_start = layout.next_start
+    next_op = layout.next
     num_devices = np.uintp(layout.num_devices)
     at = np.uintp(0)
     while odd != ZERO:
@@ -99,21 +99,35 @@ def run_odd(
     layout, lanes, device, held, op, base_here, base_targets, base_last, base_gone, lane, number
 ):
     """Put one lane back to where it was before the op, and run the op there as that lane has it."""
-    ready, free, step, bus_free = lanes.ready, lanes.free, lanes.step, lanes.bus_free
-    arrives, saved, transfers, last = lanes.arrives, lanes.saved, lanes.transfers, lanes.last
-    shift, peak, dying, is_dying = lanes.shift, lanes.peak, lanes.dying, lanes.is_dying
-    slot_of, moved = lanes.slot, lanes.device
-    next_start, next_op, output, workspace = (
-        layout.next_start,
-        layout.next,
-        layout.output,
-        layout.workspace,
-    )
-    time, device_gap, bus, bus_gap = layout.time, layout.device_gap, layout.bus, layout.bus_gap
-    latency, seconds_per_byte = layout.sent_latency, layout.sent_seconds_per_byte
-    broadcast, copies_count = layout.broadcast, layout.copies_in_memory
+    ready = lanes.ready
+    free = lanes.free
+    step = lanes.step
+    bus_free = lanes.bus_free
+    arrives = lanes.arrives
+    saved = lanes.saved
+    transfers = lanes.transfers
+    last = lanes.last
+    shift = lanes.shift
+    peak = lanes.peak
+    dying = lanes.dying
+    is_dying = lanes.is_dying
+    slot_of = lanes.slot
+    moved = lanes.device
+    next_start = layout.next_start
+    next_op = layout.next
+    output = layout.output
+    workspace = layout.workspace
+    time = layout.time
+    device_gap = layout.device_gap
+    bus = layout.bus
+    bus_gap = layout.bus_gap
+    latency = layout.sent_latency
+    seconds_per_byte = layout.sent_seconds_per_byte
+    broadcast = layout.broadcast
+    copies_count = layout.copies_in_memory
     num_devices = np.uintp(layout.num_devices)
-    first, beyond = np.uintp(next_start[op]), np.uintp(next_start[op + np.uintp(1)])
+    first = np.uintp(next_start[op])
+    beyond = np.uintp(next_start[op + np.uintp(1)])
     base_remote = base_targets & ~(ONE << base_here)
     num_remote = np.uintp(0)
     left = base_remote

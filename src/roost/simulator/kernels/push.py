@@ -26,9 +26,13 @@ def _build(with_memory: bool) -> Any:
         held, and is overwritten; `peak` [devices] is written. The others are scratch, and `moves`
         is not used.
         """
-        time, next_start, next_op = layout.time, layout.next_start, layout.next
-        output, workspace = layout.output, layout.workspace
-        device_gap, copies_count = layout.device_gap, layout.copies_in_memory
+        time = layout.time
+        next_start = layout.next_start
+        next_op = layout.next
+        output = layout.output
+        workspace = layout.workspace
+        device_gap = layout.device_gap
+        copies_count = layout.copies_in_memory
         num_devices = np.uintp(layout.num_devices)
         busy = layout.busy
         extra = nothing_yet(busy, len(device))
@@ -44,7 +48,8 @@ def _build(with_memory: bool) -> Any:
         for op in range(np.uintp(len(device))):
             here = np.uintp(device[op])
             beyond = np.uintp(next_start[op + np.uintp(1)])
-            begin, idle = ready[op], free[here]
+            begin = ready[op]
+            idle = free[here]
             begin = begin if begin > idle else idle
             ready[op] = 0.0
             takes = longer(time[op * num_devices + here], extra, op)

@@ -80,7 +80,8 @@ def run_op(
         _store(builder, ir.Constant(_VECTOR, [0.0] * LANES), ready_at)
         return context.get_dummy_value()
 
-    index, number = types.uintp, types.float64
+    index = types.uintp
+    number = types.float64
     return types.void(ready, index, free, index, ends, index, step, number, number), generate
 
 
@@ -123,7 +124,8 @@ def run_busy_op(
         _store(builder, nothing, extra_at)
         return context.get_dummy_value()
 
-    index, number = types.uintp, types.float64
+    index = types.uintp
+    number = types.float64
     return types.void(
         ready, index, free, index, ends, index, step, number, number, extra, number
     ), generate
@@ -153,7 +155,8 @@ def run_transfer(
         _store(builder, builder.fadd(arrival, _all(builder, args[6])), bus_at)
         return context.get_dummy_value()
 
-    index, number = types.uintp, types.float64
+    index = types.uintp
+    number = types.float64
     return types.void(arrives, index, index, bus_free, index, number, number), generate
 
 

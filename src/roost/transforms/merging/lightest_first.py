@@ -71,7 +71,8 @@ class LightestFirst:
 
     def _leaders(self) -> dict[int, int]:
         """Update -> the op that reads a parameter of it first, else the op before it, else -1."""
-        inputs, consumers = self.graph.input_lists(), self.graph.consumer_lists()
+        inputs = self.graph.input_lists()
+        consumers = self.graph.consumer_lists()
         phase: list[int] = self.graph.phase.tolist()
         leader: dict[int, int] = {}
         for op in self._updates:
@@ -127,7 +128,8 @@ class LightestFirst:
 
     def join(self, op: int, other: int) -> None:
         """Make one unit of the units of two ops."""
-        one, two = self.units.find(self.unit[op]), self.units.find(self.unit[other])
+        one = self.units.find(self.unit[op])
+        two = self.units.find(self.unit[other])
         if one != two:
             joined = self.units.join(one, two)
             assert joined, "only parts that may share a device merge"
@@ -137,7 +139,9 @@ class LightestFirst:
 
     def _along_edges(self, part: int, most: float, join_groups: bool) -> Iterator[int]:
         """Parts with an edge to or from this one that it may merge with, best first."""
-        mine, weight, scored = self.weight[part], self.weight, []
+        mine = self.weight[part]
+        weight = self.weight
+        scored = []
         for near in (self.parts.consumers[part], self.parts.inputs[part]):
             for other, size in near.items():
                 both = mine + weight[other]
@@ -162,7 +166,8 @@ class LightestFirst:
         weight = self.weight[part] + self.weight[other]
         if self._too_heavy(weight, most, max(self.heaviest[part], self.heaviest[other])):
             return False
-        one, two = self.units.find(self.unit[part]), self.units.find(self.unit[other])
+        one = self.units.find(self.unit[part])
+        two = self.units.find(self.unit[other])
         if one == two:
             return True
         num_groups = self.graph.num_groups

@@ -28,7 +28,8 @@ def merged_graph(
     order = _program_order(graph, new_op)
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    new_op, first = place[new_op], first[order]
+    new_op = place[new_op]
+    first = first[order]
     start, source = _edges(graph, new_op)
     output, workspace = _memory(graph, new_op)
     root = np.array([units.find(unit[op]) for op in first.tolist()])
@@ -71,7 +72,8 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
     last = np.zeros(count, dtype=np.int64)
     np.maximum.at(last, new_op, np.arange(graph.num_ops))
     pairs = np.unique(new_op[graph.input_op] * count + new_op[graph.edge_target])
-    source, target = pairs // count, pairs % count
+    source = pairs // count
+    target = pairs % count
     is_parameter = np.zeros(count, dtype=bool)
     is_parameter[new_op[graph.is_parameter]] = True
     computed = (source != target) & ~is_parameter[source]
@@ -98,9 +100,11 @@ def _program_order(graph: Graph, new_op: Array) -> Array:
 def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
     """Inputs of each new op, each once, in the order its ops take them."""
     count = int(new_op.max()) + 1
-    source, target = new_op[graph.input_op], new_op[graph.edge_target]
+    source = new_op[graph.input_op]
+    target = new_op[graph.edge_target]
     outside = source != target
-    source, target = source[outside], target[outside]
+    source = source[outside]
+    target = target[outside]
     pairs, first = np.unique(target * count + source, return_index=True)
     order = np.lexsort((first, pairs // count))
     start = np.searchsorted(pairs // count, np.arange(count + 1))
@@ -109,8 +113,10 @@ def _edges(graph: Graph, new_op: Array) -> tuple[Array, Array]:
 
 def _memory(graph: Graph, new_op: Array) -> tuple[Array, Array]:
     """Bytes that leave each new op, and bytes it holds besides while its ops run in turn."""
-    count, num_ops = int(new_op.max()) + 1, graph.num_ops
-    source, target = graph.input_op, graph.edge_target
+    count = int(new_op.max()) + 1
+    num_ops = graph.num_ops
+    source = graph.input_op
+    target = graph.edge_target
     outside = new_op[source] != new_op[target]
     leaves = graph.is_parameter.copy()  # a parameter is resident even if nobody reads it
     leaves[source[outside]] = True

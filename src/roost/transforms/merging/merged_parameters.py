@@ -21,7 +21,8 @@ class MergedParameters:
     """The parameters of a graph, and the parts that they follow."""
 
     def __init__(self, graph: Graph, merger: LightestFirst, num_groups: int) -> None:
-        self.merger, self.graph = merger, graph
+        self.merger = merger
+        self.graph = graph
         self.ops: list[int] = np.flatnonzero(graph.is_parameter).tolist()
         self.size: list[int] = graph.output_bytes.tolist()
         total = int(graph.output_bytes[graph.is_parameter].sum())
@@ -33,7 +34,8 @@ class MergedParameters:
 
     def sets(self) -> list[list[int]]:
         """The parameters to merge now: of one group or none, and not too many bytes."""
-        merger, num_groups = self.merger, self.graph.num_groups
+        merger = self.merger
+        num_groups = self.graph.num_groups
         sets: list[list[int]] = []
         open_set: dict[Hashable, tuple[int, int]] = {}  # the set that may take more, and its bytes
         for op, leader, stages in zip(self.ops, self.leader, self.stages, strict=True):
@@ -42,7 +44,8 @@ class MergedParameters:
             key = (merger.parts.part_of(leader) if leader >= 0 else -1, bound, stages)
             number, held = open_set.get(key, (-1, 0))
             if number < 0 or held + self.size[op] > self.most_bytes:
-                number, held = len(sets), 0
+                number = len(sets)
+                held = 0
                 sets.append([])
             sets[number].append(op)
             open_set[key] = (number, held + self.size[op])
@@ -70,7 +73,8 @@ class MergedParameters:
             if is_open and excess and self.merger.may_join(kept[-1][0], ops[0]):
                 self.merger.join(kept[-1][0], ops[0])
                 kept[-1] = kept[-1] + ops
-                is_open, excess = False, excess - 1
+                is_open = False
+                excess = excess - 1
             else:
                 kept.append(ops)
                 is_open = True

@@ -28,7 +28,8 @@ def stages(graph: Graph) -> Array:  # [ops]
     A plain training step has one stage for each phase. A forward op after a backward op begins
     five more.
     """
-    phase, inputs = graph.phase.tolist(), graph.input_lists()
+    phase = graph.phase.tolist()
+    inputs = graph.input_lists()
     stage = [0] * graph.num_ops
     for op, sources in enumerate(inputs):
         last = max((stage[source] for source in sources), default=0)
@@ -50,15 +51,19 @@ class Parts:
         self.stage: list[int] = [*stage.tolist(), -1]  # [parts] and the end of the order
         self._place: list[int] = place.tolist()  # [parts] in the order
         self._part = list(range(count))
-        self._after, self._before = [count] * (count + 1), [count] * (count + 1)
+        self._after = [count] * (count + 1)
+        self._before = [count] * (count + 1)
         for one, other in pairwise([count, *order.tolist(), count]):
-            self._after[one], self._before[other] = other, one
+            self._after[one] = other
+            self._before[other] = one
         # [parts] other part of the stage -> bytes from it, or to it.
         self.inputs: list[dict[int, int]] = [{} for _ in range(count)]
         self.consumers: list[dict[int, int]] = [{} for _ in range(count)]
-        source, target = graph.input_op, graph.edge_target
+        source = graph.input_op
+        target = graph.edge_target
         inside = (stage[source] == stage[target]) & ~graph.is_parameter[source]
-        source, target = source[inside], target[inside]
+        source = source[inside]
+        target = target[inside]
         sizes = graph.output_bytes[source].tolist()
         for one, other, size in zip(source.tolist(), target.tolist(), sizes, strict=True):
             self.consumers[one][other] = self.inputs[other][one] = size
@@ -117,7 +122,8 @@ class Parts:
         if between is None:
             return -1
         # Consumers of the first go behind the two, or inputs of the last in front of them.
-        moved, rest = [p for p in between if p in bound], [p for p in between if p not in bound]
+        moved = [p for p in between if p in bound]
+        rest = [p for p in between if p not in bound]
         self._reorder([first, *rest, last, *moved] if ahead else [*moved, first, *rest, last])
         return last if ahead else first
 
@@ -129,7 +135,10 @@ class Parts:
         None if they lead to the goal, or have too many edges.
         """
         reached: set[int] = set()
-        stack, left, limit, place = [start], _MOST_EDGES, self._place[goal], self._place
+        stack = [start]
+        left = _MOST_EDGES
+        limit = self._place[goal]
+        place = self._place
         while stack:
             part = stack.pop()
             left -= len(edges[part])
@@ -164,7 +173,8 @@ class Parts:
         for part, place in zip(parts, places, strict=True):
             self._place[part] = place
         for one, other in pairwise([before, *parts, after]):
-            self._after[one], self._before[other] = other, one
+            self._after[one] = other
+            self._before[other] = one
 
     def _take_place(self, few: int, many: int, at: int) -> None:
         """Leave `many` in the order, at the place of one of the two."""
@@ -173,9 +183,11 @@ class Parts:
         self._after[self._before[gone]] = self._after[gone]
         self._before[self._after[gone]] = self._before[gone]
         if at != many:
-            before, after = self._before[few], self._after[few]
+            before = self._before[few]
+            after = self._after[few]
             self._after[before] = self._before[after] = many
-            self._before[many], self._after[many] = before, after
+            self._before[many] = before
+            self._after[many] = after
             self._place[many] = self._place[few]
 
     def _take_edges(self, few: int, many: int) -> None:

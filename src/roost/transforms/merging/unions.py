@@ -64,7 +64,8 @@ class Unions:
 
     def join(self, one: int, other: int) -> bool:
         """Join the sets of two items; return false if they are one already, or may not join."""
-        one, other = self.find(one), self.find(other)
+        one = self.find(one)
+        other = self.find(other)
         both = self.mask[one] & self.mask[other]
         if one == other or not both:
             return False

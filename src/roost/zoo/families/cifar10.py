@@ -96,7 +96,8 @@ class Cifar10Network(ImageClassifier):
         for stage in range(3):
             kinds = [True] * (stage > 0) + [False] * settings.cells
             for reduces in kinds:
-                (last, halved), (before, halved_before) = shapes[-1], shapes[-2]
+                (last, halved) = shapes[-1]
+                (before, halved_before) = shapes[-2]
                 sums = settings.reduction if reduces else settings.normal
                 cell = RandomConvCell(
                     (last, before),

@@ -77,7 +77,8 @@ class PtbNetwork(LanguageModel):
 
     def logits(self, tokens: Tensor) -> Tensor:
         embedded = self.embed(tokens)
-        state, states = embedded.new_zeros(embedded.shape[0], embedded.shape[2]), []
+        state = embedded.new_zeros(embedded.shape[0], embedded.shape[2])
+        states = []
         for step in embedded.unbind(1):
             state = self.cell(step, state)
             states.append(state)
