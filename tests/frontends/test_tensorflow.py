@@ -169,7 +169,9 @@ def flop(graph, *kinds):
 
 @tf_test
 def test_resnet50_has_the_published_flop_and_parameters(made):
-    graph = Tensorflow().read(made / "resnet50", inputs={"keras_tensor": (1, 224, 224, 3)})
+    graph = Tensorflow().read(
+        made / "resnet50", trust=True, inputs={"keras_tensor": (1, 224, 224, 3)}
+    )
     assert graph.name == "resnet50"
     assert flop(graph, "conv2d", "matmul") == pytest.approx(2 * 3.858e9, rel=1e-3)
     assert graph.flop.sum() == pytest.approx(7.7e9, rel=0.01)
@@ -200,12 +202,14 @@ def test_resnet50_has_the_published_flop_and_parameters(made):
 )
 def test_an_open_batch_must_be_given(made, inputs, message):
     with pytest.raises(InputError, match=message):
-        Tensorflow().read(made / "signatures", signature="apply", inputs=inputs)
+        Tensorflow().read(made / "signatures", trust=True, signature="apply", inputs=inputs)
 
 
 @tf_test
 def test_functions_called_twice_are_inlined_twice(made):
-    graph = Tensorflow().read(made / "signatures", signature="twice", inputs={"x": (2, 4)})
+    graph = Tensorflow().read(
+        made / "signatures", trust=True, signature="twice", inputs={"x": (2, 4)}
+    )
     assert sorted(graph.kinds) == [
         "addv2",
         "concatv2",
@@ -219,7 +223,10 @@ def test_functions_called_twice_are_inlined_twice(made):
     weight = graph.index_of("w")
     assert len(graph.consumers_of(weight)) == 2  # one parameter, read by both
     again = Tensorflow().read(
-        made / "signatures" / "saved_model.pb", signature="twice", inputs={"x": (2, 4)}
+        made / "signatures" / "saved_model.pb",
+        trust=True,
+        signature="twice",
+        inputs={"x": (2, 4)},
     )
     assert again.digest == graph.digest
 
@@ -229,7 +236,7 @@ def test_an_unknown_signature_gets_a_suggestion(made):
     with pytest.raises(
         InputError, match=r"no signature of .* called 'twize'; did you mean 'twice'"
     ):
-        Tensorflow().read(made / "signatures", signature="twize")
+        Tensorflow().read(made / "signatures", trust=True, signature="twize")
 
 
 @tf_test
@@ -246,7 +253,7 @@ def test_a_loop_is_refused_with_the_way_out(made):
     with pytest.raises(
         UnsupportedOp, match=r"looped: op '.*while' \(.*While\) is a loop.*unroll=True"
     ):
-        Tensorflow().read(made / "looped", inputs={"keras_tensor": (1, 5, 8)})
+        Tensorflow().read(made / "looped", trust=True, inputs={"keras_tensor": (1, 5, 8)})
 
 
 @tf_test
@@ -419,7 +426,7 @@ def test_a_damaged_saved_model_is_refused(made, tmp_path):
     file = tmp_path / "cut" / "saved_model.pb"
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(InputError, match="cut: TensorFlow cannot load this SavedModel"):
-        Tensorflow().read(tmp_path / "cut", signature="apply")
+        Tensorflow().read(tmp_path / "cut", trust=True, signature="apply")
 
 
 def test_paths_that_hold_no_model_are_refused(tmp_path):

@@ -242,7 +242,7 @@ def test_a_pt2_file(tmp_path):
     model, (images, _) = convolutions()
     path = tmp_path / "model.pt2"
     torch.export.save(torch.export.export(model.eval(), (images,)), str(path))
-    graph = Torch().read(path)
+    graph = Torch().read(path, trust=True)
     assert graph.name == "model"
     assert graph.flop.sum() == capture(model, images).flop.sum()
 
@@ -253,7 +253,7 @@ def test_a_bad_pt2_file(tmp_path):
     with pytest.raises(
         InputError, match=r"model\.pt2: is not a program saved by torch\.export\.save"
     ):
-        Torch().read(path)
+        Torch().read(path, trust=True)
     with pytest.raises(InputError, match="no such file"):
         Torch().read(tmp_path / "none.pt2")
 

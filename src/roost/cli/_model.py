@@ -45,6 +45,13 @@ Shapes = Annotated[
         help="The shape of an input of a file; may be repeated.",
     ),
 ]
+Trust = Annotated[
+    bool,
+    typer.Option(
+        "--trust",
+        help="Open a .pt2 file or a SavedModel folder, which can run code of its author.",
+    ),
+]
 
 _WITH_LOSS = (
     "Name a callable (package.module:callable) whose module returns its loss, or capture it in "
@@ -62,6 +69,7 @@ class ModelSpec:
     optimizer: str = "sgd"
     settings: tuple[tuple[str, Any], ...] = ()
     shapes: tuple[tuple[str, list[int]], ...] = ()
+    trust: bool = False  # opening the file may run code of its author
 
     @classmethod
     def of(
@@ -71,6 +79,7 @@ class ModelSpec:
         optimizer: str | None,
         settings: list[str] | None,
         shapes: list[str] | None = None,
+        trust: bool = False,
     ) -> ModelSpec:
         """The model with the options of the command line."""
         pairs = [_pair(text, "--set") for text in settings or []]
@@ -81,6 +90,7 @@ class ModelSpec:
             optimizer or "sgd",
             tuple((key, _value(text)) for key, text in pairs),
             tuple((key, _shape(text)) for key, text in sized),
+            trust,
         )
 
     @property
@@ -231,11 +241,11 @@ class ModelSpec:
         if self.shapes:
             settings["inputs"] = dict(self.shapes)
         try:
-            return frontends.read(self.source, **how, **settings)
+            return frontends.read(self.source, trust=self.trust, **how, **settings)
         except TypeError as error:
-            if "unexpected keyword" not in str(error):
+            if "keyword argument" not in str(error):
                 raise
-            reason = str(error).split("got an ")[-1]
+            reason = str(error).partition("got ")[2]
             raise InputError(
                 f"{self.source}: {reason}: this kind of file takes no such setting"
             ) from error

@@ -64,15 +64,22 @@ def read(
     optimizer: str | None,
     settings: list[str] | None,
     shapes: list[str] | None,
+    trust: bool = False,
 ) -> tuple[Problem, ModelSpec | None]:
     """The problem, and the model where it was captured from one."""
     if not is_our_file(source):
-        model = ModelSpec.of(source, train, optimizer, settings, shapes)
+        model = ModelSpec.of(source, train, optimizer, settings, shapes, trust)
         check_cluster(source, on, costs)  # before the minutes that capturing may take
         with _console.working(f"capturing {source}"):
             graph = model.capture()
         return with_cluster(graph, source, on, costs), model
-    given = {"--train": train, "--optimizer": optimizer, "--set": settings, "--input": shapes}
+    given = {
+        "--train": train,
+        "--optimizer": optimizer,
+        "--set": settings,
+        "--input": shapes,
+        "--trust": trust,
+    }
     for option, value in given.items():
         if value:
             raise InputError(f"{source}: is captured already; {option} is for models, leave it out")

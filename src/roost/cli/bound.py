@@ -27,6 +27,7 @@ def bound(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -37,7 +38,7 @@ def bound(
     """
     if not seconds > 0:
         raise InputError(f"--seconds is {seconds:g}; it must be more than 0")
-    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape, trust)
     with _console.working("proving", _search.COMPILING):
         facts = _facts(problem, seconds)
     _console.answer(as_json, facts, _report(facts))

@@ -34,6 +34,7 @@ def capture(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Capture a model as a graph.
@@ -44,7 +45,7 @@ def capture(
     from roost.core.graph import Graph
 
     formats.check_path(Graph, output)
-    chosen = ModelSpec.of(model, train, optimizer, setting, shape)
+    chosen = ModelSpec.of(model, train, optimizer, setting, shape, trust)
     with _console.working(f"capturing {model}"):
         graph = chosen.capture()
     graph.save(output)

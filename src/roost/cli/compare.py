@@ -96,6 +96,7 @@ def compare(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -114,7 +115,7 @@ def compare(
     if seconds is None and trials is None:
         seconds = _SECONDS
     _search.check_budget(seconds, trials)
-    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape, trust)
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)

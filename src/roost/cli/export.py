@@ -43,6 +43,7 @@ def export(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     costs: _problem.CostsFile = None,
     as_json: _console.AsJson = False,
 ) -> None:
@@ -71,7 +72,9 @@ def export(
         placement, found_with = _problem.placed_in(placement, on, costs)
         if not _problem.is_our_file(model_or_graph):
             costs = found_with
-        problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+        problem, model = _problem.read(
+            model_or_graph, on, costs, train, optimizer, setting, shape, trust
+        )
         loaded = formats.load_as(Placement, placement)
         module = _module(model)
         try:

@@ -94,6 +94,7 @@ def place(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     costs: _problem.CostsFile = None,
     evaluate: _measured_search.Evaluate = "simulated",
     race: _measured_search.WithRace = None,
@@ -118,7 +119,9 @@ def place(
         _prepare(output)
     elif tensorboard:
         raise InputError("--tensorboard needs a folder to write to; name it with -o")
-    problem, model = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    problem, model = _problem.read(
+        model_or_graph, on, costs, train, optimizer, setting, shape, trust
+    )
     proof = _search.proved(problem)
     if proof is not None:
         seconds, trials = _search.briefly(seconds, trials)

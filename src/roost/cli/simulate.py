@@ -46,6 +46,7 @@ def simulate(
     optimizer: _model.Optimizer = None,
     setting: _model.Settings = None,
     shape: _model.Shapes = None,
+    trust: _model.Trust = False,
     costs: _problem.CostsFile = None,
     timeline: _step_report.TimelineFile = None,
     trace: _step_report.TraceFile = None,
@@ -65,7 +66,7 @@ def simulate(
     fit. With neither --placement nor --device, every op goes on the first device that is not a CPU.
     """
     window = None if prefetch is None else _size(prefetch, "--prefetch")
-    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape)
+    problem, _ = _problem.read(model_or_graph, on, costs, train, optimizer, setting, shape, trust)
     if placement is None and device is None:
         device = _first_device(problem)
         _console.note(f"no --placement or --device given: every op goes on {device}")

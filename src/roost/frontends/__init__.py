@@ -22,13 +22,26 @@ class FrontEnd(Protocol):
 _COMPLETE = ("onnx", "tensorflow")  # their files hold inference, or a whole training step
 
 
-def read(source: str, *, train: bool = False, optimizer: str = "sgd", **options: Any) -> Graph:
+_RUN_CODE = ("torch", "tensorflow")  # opening a file of these can run code of its author
+
+
+def read(
+    source: str,
+    *,
+    train: bool = False,
+    optimizer: str = "sgd",
+    trust: bool = False,
+    **options: Any,
+) -> Graph:
     """The graph of a model file, a folder, or `package.module:callable`.
 
     The name decides which front-end reads it, and that front-end gets the options. `.onnx` and
-    TensorFlow files hold inference or a whole step, so `train` is for the others.
+    TensorFlow files hold inference or a whole step, so `train` is for the others. A `.pt2` file or
+    a SavedModel folder can run code of its author: Roost refuses it without `trust`.
     """
     name = _own_reader(source)
+    if name in _RUN_CODE:
+        options["trust"] = trust
     if name in _COMPLETE:
         if train:
             raise InputError(

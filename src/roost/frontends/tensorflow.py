@@ -21,6 +21,7 @@ from typing import Any
 from roost.core import formats
 from roost.core.graph import Graph
 from roost.errors import GraphError, InputError, MissingExtra, UnsupportedOp
+from roost.frontends._trust import check_trust
 from roost.frontends.tracing.tensors import Coverage
 
 _ERRORS: dict[str, type[InputError]] = {
@@ -41,12 +42,14 @@ class Tensorflow:
         signature: str = "serving_default",
         inputs: Mapping[str, Sequence[int]] | None = None,
         name: str | None = None,
+        trust: bool = False,
     ) -> Graph:
         """The graph of a signature of a SavedModel, or of all of a GraphDef.
 
         `inputs` gives the shapes of those inputs that the file leaves open, such as the batch.
+        TensorFlow runs the initialisers of a SavedModel when it loads it: a folder needs `trust`.
         """
-        return _read(source, signature, inputs, name)[0]
+        return _read(source, signature, inputs, name, trust)[0]
 
     def coverage(
         self,
@@ -54,9 +57,10 @@ class Tensorflow:
         *,
         signature: str = "serving_default",
         inputs: Mapping[str, Sequence[int]] | None = None,
+        trust: bool = False,
     ) -> Coverage:
         """The shares of a model's costs that come from formulas."""
-        return _read(source, signature, inputs, None)[1]
+        return _read(source, signature, inputs, None, trust)[1]
 
 
 def capture_function(
@@ -85,9 +89,15 @@ def capture_function(
 
 
 def _read(
-    source: str | Path, signature: str, inputs: Mapping[str, Sequence[int]] | None, name: str | None
+    source: str | Path,
+    signature: str,
+    inputs: Mapping[str, Sequence[int]] | None,
+    name: str | None,
+    trust: bool,
 ) -> tuple[Graph, Coverage]:
     path = _model_path(Path(source))
+    if path.is_dir():
+        check_trust(path, trust, "TensorFlow runs the initialisers of a SavedModel")
     if importlib.util.find_spec("tensorflow") is None:
         raise MissingExtra("tensorflow", "tf")
     options = json.dumps({"signature": signature, "inputs": dict(inputs or {}), "name": name})

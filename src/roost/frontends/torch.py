@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from roost.core.graph import Graph
 from roost.errors import InputError, UnknownName
+from roost.frontends._trust import check_trust
 from roost.frontends.tracing.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -96,10 +97,18 @@ class Torch:
         train: bool = False,
         optimizer: str = "sgd",
         name: str | None = None,
+        trust: bool = False,
     ) -> Graph:
-        """The graph of a `.pt2` file, or of the module that `package.module:callable` returns."""
+        """The graph of a `.pt2` file, or of the module that `package.module:callable` returns.
+
+        PyTorch runs code that it finds in a `.pt2` file: such a file needs `trust`.
+        """
         if str(source).endswith(".pt2"):
-            return self._read_exported(Path(source), train=train, optimizer=optimizer, name=name)
+            path = Path(source)
+            if not path.is_file():
+                raise InputError(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
+            check_trust(path, trust, "PyTorch unpickles objects and evaluates texts of a .pt2 file")
+            return self._read_exported(path, train=train, optimizer=optimizer, name=name)
         model, inputs = load_model(str(source))
         return capture(model, inputs, train=train, optimizer=optimizer, name=name)
 
@@ -109,8 +118,6 @@ class Torch:
         from roost.frontends.tracing.captured_step import captured_step
         from roost.frontends.tracing.trace import trace_exported
 
-        if not path.is_file():
-            raise InputError(f"{path}: {'is a directory' if path.is_dir() else 'no such file'}")
         try:
             exported = torch.export.load(str(path))
         except Exception as error:  # a damaged archive fails in many ways
