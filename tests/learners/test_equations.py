@@ -65,7 +65,28 @@ def slope_of_entropy(p):
     return -p * (np.log(p) + entropy_of(p)) / len(p)
 
 
+def test_published_results_rest_on_these_settings():
+    assert (Reinforce.rate, Reinforce.decay, Reinforce.drop_failures_after) == (0.01, 0.9, 5000)
+    assert not Reinforce.standardise
+    assert (Ppo.rate, Ppo.epochs, Ppo.target_kl, Ppo.penalty) == (0.01, 4, 0.01, 1.0)
+    update = PolicyUpdate()
+    assert (update.passes, update.clip, update.most_norm, update.most_kl) == (1, 0.2, 1.25, np.inf)
+    for learner in (Reinforce(Table(), 1.0, 0.5), Ppo(Table(), 0.5)):
+        assert learner.optimizer.param_groups[0]["lr"] == 0.5
+
+
 # REINFORCE
+
+
+def test_a_step_of_reinforce_or_ppo_is_at_most_1_long():
+    actions, none = torch.from_numpy(ACTIONS), np.zeros(4, dtype=bool)
+    step, figures = step_of(stepped(Reinforce, 99.0), actions, np.arange(4.0), none, 0.0)
+    assert figures["gradient_norm"] > 2
+    assert np.linalg.norm(step) == pytest.approx(1.0, rel=1e-5)
+    old = torch.from_numpy(np.log(OLD)).expand(4, -1, -1)
+    gains = torch.tensor([99.0, 0.0, 0.0, 0.0])
+    step, _ = step_of(stepped(Ppo, epochs=1), actions, old, gains, 0.0)
+    assert np.linalg.norm(step) == pytest.approx(1.0, rel=1e-5)
 
 
 def test_the_baseline_of_reinforce_follows_the_mean_signal():
@@ -265,6 +286,27 @@ def test_a_broken_loss_makes_no_step():
     step, figures = episode_update(PolicyUpdate(), [np.inf, -2.0, 0.5, 0.25])
     assert not np.isfinite(figures["norm"])
     assert not step.any()
+
+
+def test_no_pass_changes_nothing():
+    step, figures = episode_update(PolicyUpdate(passes=0), [1.0, -2.0, 0.5, 0.25])
+    assert not step.any()
+    assert figures == {"loss": 0.0, "entropy": 0.0, "kl": 0.0, "norm": 0.0}
+
+
+def test_a_divergence_as_large_as_it_may_be_is_no_reason_to_stop():
+    logits = torch.nn.Parameter(torch.zeros(2))
+    logs = np.full((1, 1), torch.log_softmax(logits, dim=-1)[0].item())
+    steps = EpisodeSteps.of(np.zeros((1, 1), int), logs, np.ones((1, 1)), torch.device("cpu"))
+    figures = PolicyUpdate(most_kl=0.0).apply(
+        torch.optim.SGD([logits], 1.0),
+        lambda part: torch.log_softmax(logits, dim=-1).expand(1, 1, 2),
+        [slice(0, 1)],
+        steps,
+        0.0,
+    )
+    assert figures["kl"] == 0.0
+    assert logits.tolist() == [0.5, -0.5]
 
 
 # Recorded decisions
