@@ -215,6 +215,15 @@ def test_the_penalty_of_ppo_doubles_or_halves_beyond_half_off_its_target(share, 
     assert learner.penalty == becomes
 
 
+def test_the_penalty_of_ppo_stays_where_the_divergence_is_at_its_limit():
+    learner = Ppo(Table(), epochs=0, target_kl=0.0)
+    actions = torch.from_numpy(ACTIONS)
+    with torch.no_grad():
+        old = learner.policy.log_probs(actions)
+    assert learner.update(actions, old, torch.ones(4), 0.0)["kl"] == 0.0
+    assert learner.penalty == 1.0
+
+
 # Episodes
 
 
