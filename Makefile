@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TF_BIN := .venv-tf/bin
+COVERAGE_BIN := .venv-coverage/bin
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-tf check wheel bench bench-placers mutants schemas clean
+.PHONY: demo test test-slow test-tf check wheel bench bench-placers bench-coverage mutants schemas clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
@@ -47,6 +48,11 @@ MUTANTS := --count 300
 mutants: .venv/.ready-dev
 	nice $(BIN)/python benchmarks/mutants.py run $(MUTANTS)
 
+# Captures 112 models of other packages: half an hour on two cores. It can be stopped and goes on.
+bench-coverage: .venv-coverage/.ready
+	nice $(COVERAGE_BIN)/python benchmarks/capture/capture_coverage.py measure
+	$(COVERAGE_BIN)/python benchmarks/capture/capture_coverage.py page
+
 # The published JSON Schema of every file format; a test fails when they are out of date.
 schemas: .venv/.ready
 	$(BIN)/python -m roost.testing.schemas docs/schemas
@@ -65,5 +71,11 @@ schemas: .venv/.ready
 	$(TF_BIN)/pip $(INSTALL) -e '.[tf]' pytest hypothesis
 	touch $@
 
+# Packages whose models the benchmark captures.
+.venv-coverage/.ready: pyproject.toml constraints.txt
+	test -x $(COVERAGE_BIN)/python || $(PYTHON) -m venv .venv-coverage
+	$(COVERAGE_BIN)/pip $(INSTALL) -e '.[hf]' timm torchvision diffusers
+	touch $@
+
 clean:
-	rm -rf .venv .venv-tf .venv-wheel dist out
+	rm -rf .venv .venv-tf .venv-coverage .venv-wheel dist out

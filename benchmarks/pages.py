@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 # The page, without its date and ending -> the script that renders it.
 SCRIPTS = {
+    "coverage_x86_64_2core": "capture/coverage_page.py",
     "fidelity_h200": "fidelity.py",
     "fidelity_x86_64_2core": "fidelity.py",
     "generalise_x86_64_2core": "learning/generalise.py",
