@@ -104,32 +104,6 @@ def test_a_custom_op_with_a_derivative_is_captured_for_training():
     torch.testing.assert_close(change, 3 * x.sum(dim=0).expand(4, 4))
 
 
-class Own(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
-        return gradient * 2
-
-
-class Functional(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Any:
-        return Own.apply(self.linear(x)).sum()
-
-
-def test_a_function_with_its_own_derivative_is_refused_by_its_line():
-    with pytest.raises(
-        Exception, match=r"Own at .*test_costs_of_experts.py:\d+ \(return Own.apply"
-    ):
-        capture(Functional(), (torch.zeros(1, 4),), train=True)
-
-
 CASES = {
     "_fft_r2c": (lambda x, v: torch.fft.rfft(x), 5 * 8 * 16 * 4 / 2),
     "_fft_c2c": (lambda x, v: torch.fft.fft(torch.complex(x, x)), 5 * 8 * 16 * 4),

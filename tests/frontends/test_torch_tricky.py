@@ -44,9 +44,11 @@ def test_a_weight_and_a_buffer_that_change_each_get_their_own_new_value():
     ("model", "message"),
     [
         (
-            tricky.OwnDerivative,
-            r"Sevenfold at .*tricky_models.py:\d+ .* is a torch.autograd.Function",
+            tricky.Checkpoint,
+            r"CheckpointFunction at .*tricky_models.py:\d+ .* is a torch.autograd.Function",
         ),
+        (tricky.UnseenWeight, r"Unseen at .*:\d+ .* reads a tensor that it is not given"),
+        (tricky.ChangesWhatItIsGiven, r"InPlace at .*:\d+ .* changes its input"),
         (tricky.TensorHook, "a hook on a gradient"),
         (tricky.PicksRows, "decides by the values of a tensor"),
     ],
@@ -66,7 +68,7 @@ def test_a_backward_hook_is_refused():
 
 def test_refusing_leaves_pytorch_as_it_was():
     with pytest.raises(UnsupportedOp):
-        capture(tricky.OwnDerivative(), X, train=True)
+        capture(tricky.Checkpoint(), X, train=True)
     y = torch.ones(2, requires_grad=True)
     tricky.Sevenfold.apply(y).sum().backward()
     assert y.grad.tolist() == [7, 7]

@@ -104,6 +104,62 @@ class OwnDerivative(Base):
         return Sevenfold.apply(self.layer(x)).sum()
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, times):
+        ctx.save_for_backward(x)
+        ctx.times = times
+        return torch.nn.functional.linear(x, weight) * times, x.sum()
+
+    @staticmethod
+    def backward(ctx, gradient, of_sum):
+        (x,) = ctx.saved_tensors
+        return gradient * ctx.times + of_sum * 3, gradient.T @ x, None
+
+
+class OwnDerivativeOfTwo(Base):
+    def forward(self, x):
+        product, total = Scaled.apply(self.layer(x), self.layer.weight, 2.0)
+        return product.square().sum() + total
+
+
+class Checkpoint(Base):
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.layer, x, use_reentrant=True).sum()
+
+
+class UnseenWeight(Base):
+    def forward(self, x):
+        weight = self.layer.weight
+
+        class Unseen(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x @ weight
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return gradient
+
+        return Unseen.apply(self.layer(x)).sum()
+
+
+class InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class ChangesWhatItIsGiven(Base):
+    def forward(self, x):
+        return InPlace.apply(self.layer(x)).sum()
+
+
 class TensorHook(Base):
     def forward(self, x):
         y = self.layer(x)
@@ -127,4 +183,6 @@ RIGHT = [
     SpectralNorm,
     BatchFirst,
     LengthFirst,
+    OwnDerivative,
+    OwnDerivativeOfTwo,
 ]

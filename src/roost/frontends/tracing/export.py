@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
 from roost.errors import InputError, UnsupportedOp
+from roost.frontends.tracing import own_functions
 from roost.frontends.tracing.refusals import line_of_caller, line_of_error, refusal
 
 # Where PyTorch makes the autograd function of a torch.library.custom_op.
@@ -87,7 +88,7 @@ class _GradientGuard(TorchFunctionMode):
     """Keeps what a model does to its gradients, which an export would drop without a word.
 
     It detaches values made under `torch.no_grad`, and turns `.data` into `.detach()`. While
-    training it refuses a derivative of the user's own, and a hook on a gradient.
+    training it keeps a derivative of the user's own, and refuses a hook on a gradient.
     """
 
     def __init__(self, train: bool) -> None:
@@ -106,15 +107,18 @@ class _GradientGuard(TorchFunctionMode):
         super().__exit__(*details)  # type: ignore[no-untyped-call]
 
     def _apply(self, function: Any, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a function of the model; let that of a custom op pass."""
+        """Keep a function of the model whole, or refuse it; let that of a custom op pass."""
+        apply = self.apply.__get__(None, function)
         if function.__module__ == _CUSTOM_OPS:
-            return self.apply.__get__(None, function)(*args, **kwargs)
+            return apply(*args, **kwargs)
         line = line_of_caller()
         place = f" at {line}" if line else ""
+        if not kwargs and own_functions.is_traceable(function, args):
+            return own_functions.call(apply, f"{function.__name__}{place}", args)
         raise UnsupportedOp(
             f"{function.__name__}{place} is a torch.autograd.Function with a derivative of its "
-            "own, which cannot be captured for training; write it with ordinary ops, or as a "
-            "torch.library.custom_op with register_autograd"
+            "own that runs other functions or modules, which cannot be captured for training; "
+            "write it with ordinary ops, or as a torch.library.custom_op with register_autograd"
         )
 
     def __torch_function__(

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from roost.errors import InputError
-from roost.frontends.tracing import attention
+from roost.frontends.tracing import attention, own_functions
 from roost.frontends.tracing.exported_inputs import Residents, drop_flags, user_inputs
 from roost.frontends.tracing.fake_model import fake_tensors
 from roost.frontends.tracing.program import BACKWARD, Program
@@ -75,6 +75,7 @@ def joint_program(exported: ExportedProgram, mode: FakeTensorMode, train: bool) 
         if any(_writes(node) for node in module.graph.nodes):
             functional = torch.func.functionalize(again, remove="mutations")
             module = make_fx(functional, **options)(*fakes)
+    own_functions.check_given(module)
     return _assembled(module, exported, residents, learns)
 
 
@@ -122,6 +123,8 @@ class _StepInterpreter(fx.Interpreter):
             # A write into a slice becomes this op, for which PyTorch has no derivative.
             destination, source = args[:2]
             return source.to(destination.dtype).expand(destination.shape).clone()
+        if target is torch.ops.roost.own_function.default:
+            return own_functions.run_noted(*args)
         return super().call_function(target, args, kwargs)
 
     def _attend(self, node: fx.Node) -> Any:

@@ -31,6 +31,7 @@ from roost.frontends.tracing.export import export, quiet
 from roost.frontends.tracing.exported_inputs import check_fixed_shapes
 from roost.frontends.tracing.fake_model import fake_copy, fake_tensors, loose_tensors
 from roost.frontends.tracing.joint_trace import joint_program
+from roost.frontends.tracing.own_functions import noting
 from roost.frontends.tracing.program import Program
 
 
@@ -47,7 +48,7 @@ def trace(
     A model of transformers is traced without its cache of keys and values, which is not a tensor.
     """
     _check_model(model, train)
-    with without_cache(model), quiet():
+    with without_cache(model), quiet(), noting():
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         module = fake_copy(model, mode).train(train)
         if loss is not None:
