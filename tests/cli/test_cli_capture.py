@@ -71,6 +71,7 @@ def test_a_captured_graph_goes_on_to_simulate(roost, tmp_path):
         (("cifar10_cnn", "-o", "graph.json", "--set", "batch"), "write it as KEY=VALUE"),
         (("cifar10_cnn", "-o", "graph.json", "--input", "x=1,3"), "--input is for files"),
         (("model.onnx", "-o", "graph.json", "--input", "x=1,a"), "write it as 1,3,224,224"),
+        (("model.onnx", "-o", "graph.json", "--input", "x==a"), "write numbers, true or false"),
         (("model.onnx", "-o", "graph.json"), "model.onnx"),
         (("none.pt2", "-o", "graph.json"), "none.pt2: no such file"),
         (("no_such_package:model", "-o", "graph.json"), "cannot load 'no_such_package:model'"),

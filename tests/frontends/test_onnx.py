@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import roost
-from roost.errors import InputError, MissingExtra, UnknownName, UnsupportedOp
+from roost.errors import InputError, MissingExtra, UnknownName
 from roost.frontends.onnx import Onnx
 
 onnx = pytest.importorskip("onnx", reason="needs the onnx extra")
@@ -241,32 +241,6 @@ def test_an_lstm_multiplies_by_all_its_weights_at_every_step(save):
         "written": 4 * 20,  # nobody reads y
         "output": 4 * 20,
     }
-
-
-def test_control_flow_is_refused_by_name(save):
-    def branch(name):
-        return helper.make_graph(
-            [helper.make_node("Relu", ["x"], [name])], name, [], [tensor(name, [2])]
-        )
-
-    node = helper.make_node(
-        "If", ["c"], ["y"], name="choose", then_branch=branch("a"), else_branch=branch("b")
-    )
-    path = save([node], [tensor("c", [], TensorProto.BOOL), tensor("x", [2])], [tensor("y", [2])])
-    with pytest.raises(
-        UnsupportedOp,
-        match=r"model.onnx: node 'choose' \(If\) is control flow.*export the model without",
-    ):
-        Onnx().read(path)
-
-
-def test_sequences_are_refused(save):
-    nodes = [
-        helper.make_node("SplitToSequence", ["x"], ["s"], axis=0),
-        helper.make_node("SequenceLength", ["s"], ["y"]),
-    ]
-    with pytest.raises(UnsupportedOp, match=r"SplitToSequence\) makes 's', a sequence"):
-        Onnx().read(save(nodes, [tensor("x", [4])], [tensor("y", [], TensorProto.INT64)]))
 
 
 def test_consumers_are_sent_only_the_outputs_they_use(save):

@@ -13,6 +13,7 @@ from roost.errors import InputError, MissingExtra
 if TYPE_CHECKING:
     from torch import nn
 
+    from roost.core.arrays import Array
     from roost.core.graph import Graph
     from roost.frontends.tracing.captured_step import CapturedStep
 
@@ -42,7 +43,8 @@ Shapes = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=1,3,224,224",
-        help="The shape of an input of a file; may be repeated.",
+        help="The shape of an input of a file; may be repeated. NAME==16000 or NAME==true is "
+        "the value of a small tensor of an .onnx file, such as a condition or a number of steps.",
     ),
 ]
 Trust = Annotated[
@@ -68,7 +70,7 @@ class ModelSpec:
     train: bool = False
     optimizer: str = "sgd"
     settings: tuple[tuple[str, Any], ...] = ()
-    shapes: tuple[tuple[str, list[int]], ...] = ()
+    shapes: tuple[tuple[str, list[int] | Array], ...] = ()
     trust: bool = False  # opening the file may run code of its author
 
     @classmethod
@@ -283,11 +285,24 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     return key, value
 
 
-def _shape(text: str) -> list[int]:
+def _shape(text: str) -> list[int] | Array:
+    """The shape in a text, or the value in a text such as "=16000"."""
+    if text.startswith("="):
+        return _array(text[1:])
     try:
         return [int(size) for size in text.split(",")]
     except ValueError:
         raise InputError(f"--input shape {text!r}: write it as 1,3,224,224") from None
+
+
+def _array(text: str) -> Array:
+    """One number, true or false, or a list of them with a comma."""
+    import numpy as np
+
+    values = [_value(part) for part in text.removesuffix(",").split(",")]
+    if any(isinstance(value, str) for value in values):
+        raise InputError(f"--input value {text!r}: write numbers, true or false, such as ==1,2,3")
+    return np.array(values if "," in text else values[0])
 
 
 def _value(text: str) -> Any:

@@ -26,6 +26,9 @@ _LIKE_FIRST = words(
 # The standard op with the same output shapes.
 ALIKE = {"fusedconv": "Conv", "fusedgemm": "Gemm"}
 
+# Ops with a graph inside that works on elements: it changes no shape.
+WITH_BODY = frozenset(("FlexAttention",))
+
 
 def outputs_of(call: OpCall) -> Outputs:
     """The outputs of an op; None, or past the end of the list, stands for an unknown one."""

@@ -7,10 +7,8 @@ copies the weights.
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Container, Mapping, Sequence
-from importlib import import_module
+import re
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,10 +16,10 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.errors import InputError, UnknownName, UnsupportedOp
 from roost.frontends import _onnx_contrib
+from roost.frontends._onnx_known import STANDARD, Known
+from roost.frontends._onnx_unroll import Unroll, bodies, names_in
 from roost.frontends.tracing.op_costs import OpCall
 from roost.frontends.tracing.tensors import Declared, Dimension, Shape, Tensor, fixed_shapes
-
-log = logging.getLogger(__name__)
 
 _DTYPE_NAMES = """
     float32 uint8 int8 uint16 int16 int32 int64 string bool float16 float64 uint32 uint64
@@ -31,79 +29,78 @@ _DTYPE_NAMES = """
 DTYPES = dict(enumerate(_DTYPE_NAMES.split(), 1))  # by the number that ONNX gives them
 _CODES = {name: code for code, name in DTYPES.items()}
 
-# The types of values that are followed. Scales and ranges need floats.
-_FOLLOWED = frozenset(("bool", "int8", "uint8", "int32", "int64", "float16", "float32", "float64"))
-_MOST_ELEMENTS = 1024
-_CONTROL_FLOW = frozenset(("If", "Loop", "Scan", "SequenceMap"))
-_RANDOM = frozenset(("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"))
-STANDARD = ("", "ai.onnx")
+# Exporters write these for a size that they do not know: two such sizes may differ.
+_NO_NAME = re.compile(r"[\W\d_]*|(unk|unknown|none|dynamic)_*\d*", re.IGNORECASE)
 
 
 class Shapes:
     """The types, shapes and known values of the tensors of a model."""
 
     def __init__(
-        self, onnx: Any, model: Any, given: Mapping[str, Sequence[int]], where: str
+        self, onnx: Any, model: Any, given: Mapping[str, Sequence[int] | Array], where: str
     ) -> None:
         self.onnx = onnx
         self.graph = model.graph
         self.where = where
-        self.tensors: dict[str, Tensor] = {}
-        self.values: dict[str, Array] = {}
-        self.versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
+        versions = {_domain(entry.domain): entry.version for entry in model.opset_import}
+        values = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+        self.known = Known(onnx, where, versions, values)
+        self.tensors = self.known.tensors
+        self.values = self.known.values
+        self.versions = versions
         self.opset_imports = list(model.opset_import)
-        # Tensors that a node reads or the model returns; no other needs a shape.
-        self.used = {name for node in self.graph.node for name in node.input} | {
-            o.name for o in self.graph.output
-        }
-        self.used.discard("")
-        made = {name for node in self.graph.node for name in node.output if name}
+        # `used`: tensors that a node reads or the model returns; no other needs a shape.
+        made, self.used = names_in(self.graph)
         self._add_initializers()
         self.input_names = [
             entry.name for entry in self.graph.input if entry.name not in self.tensors
         ]
-        self.given = {name: shape for name, shape in given.items() if name not in self.input_names}
+        shapes = {
+            name: shape.shape if isinstance(shape, np.ndarray) else shape
+            for name, shape in given.items()
+        }
+        self.given = {name: shape for name, shape in shapes.items() if name not in self.input_names}
         for name in self.given:
             if name not in made:
                 raise UnknownName(f"input of {where}", name, self.input_names)
         self.sizes = self._add_inputs(
-            {name: shape for name, shape in given.items() if name in self.input_names}
+            {name: shape for name, shape in shapes.items() if name in self.input_names}
         )
-        self.declared = {
-            entry.name: entry.type for entry in (*self.graph.value_info, *self.graph.output)
-        }
+        self.known.keep_given(self.input_names)
+        outer = {name for node in self.graph.node for name in node.output}
+        self.unroll = Unroll(self.known, outer.union(self.tensors), self.used)
+        self.unroll.declared.update(
+            (entry.name, entry.type) for entry in (*self.graph.value_info, *self.graph.output)
+        )
+        self.declared = self.unroll.declared
+        self.nodes: list[Any] = []  # without control flow and sequences
         for node in self.graph.node:
-            self._add_node(node)
+            self._check_inputs(node)
+            for plain in self.unroll.plain(node):
+                self._add_node(plain)
+                self.nodes.append(plain)
+        self.output_names = [
+            name for entry in self.graph.output for name in self.unroll.tensor_names(entry.name)
+        ]
 
     def call(self, node: Any, used: Container[str] = ()) -> OpCall:
         """A node with its input tensors and its used outputs."""
         kind = (_domain(node.domain), node.op_type)
         return OpCall(
             "packedattention" if kind == ("com.microsoft", "Attention") else node.op_type.lower(),
-            self._attributes(node),
+            self.known.attributes(node),
             tuple(self.tensors[name] if name else None for name in node.input),
             tuple(self.tensors[name] if name in used else None for name in node.output),
         )
 
     def label(self, node: Any) -> str:
         """The name of a node in errors."""
-        return f"node {node_name(node)!r} ({node.op_type})"
-
-    def _attributes(self, node: Any) -> dict[str, Any]:
-        plain = ("INT", "INTS", "FLOAT", "FLOATS", "STRING")
-        types = self.onnx.AttributeProto.AttributeType
-        values = {}
-        for attribute in node.attribute:
-            if types.Name(attribute.type) in plain:
-                value = self.onnx.helper.get_attribute_value(attribute)
-                is_text = isinstance(value, bytes)
-                values[attribute.name] = value.decode(errors="replace") if is_text else value
-        return values
+        return self.known.label(node)
 
     def _add_initializers(self) -> None:
         for tensor in self.graph.initializer:
             self.tensors[tensor.name] = self._tensor_of(tensor)
-            self._keep(tensor.name, tensor)
+            self.known.keep(tensor.name, tensor)
         for sparse in self.graph.sparse_initializer:
             values = self._tensor_of(sparse.values)
             self.tensors[sparse.values.name] = Tensor(values.dtype, tuple(sparse.dims))
@@ -118,24 +115,12 @@ class Shapes:
             )
         return DTYPES[code]
 
-    def _keep(self, name: str, tensor: Any) -> None:
-        """Note the value of a small tensor, unless its data lies in another file."""
-        if self._is_external(tensor) or not _is_small(self.tensors[name]):
-            return
-        try:
-            self.values[name] = self.onnx.numpy_helper.to_array(tensor)
-        except (ValueError, TypeError) as error:  # fewer or more bytes than its shape needs
-            raise InputError(
-                f"{self.where}: tensor {name!r} is damaged ({error}); save the model again"
-            ) from None
-
-    def _is_external(self, tensor: Any) -> bool:
-        return bool(tensor.data_location == self.onnx.TensorProto.EXTERNAL)
-
     def _add_inputs(self, given: Mapping[str, Sequence[int]]) -> dict[str, int]:
         """Fix the shape of every input; returns the sizes of named dimensions."""
         types = {
-            entry.name: entry.type for entry in self.graph.input if entry.name in self.input_names
+            entry.name: _present(entry.type)
+            for entry in self.graph.input
+            if entry.name in self.input_names
         }
         for name, declared in types.items():
             if declared.WhichOneof("value") != "tensor_type":
@@ -154,22 +139,27 @@ class Shapes:
         tensor = declared.tensor_type
         return tuple(map(_dimension, tensor.shape.dim)) if tensor.HasField("shape") else None
 
-    def _add_node(self, node: Any) -> None:
-        graphs = (self.onnx.AttributeProto.GRAPH, self.onnx.AttributeProto.GRAPHS)
-        if node.op_type in _CONTROL_FLOW or any(
-            attribute.type in graphs for attribute in node.attribute
-        ):
-            raise UnsupportedOp(
-                f"{self.where}: {self.label(node)} is control flow, which a placement cannot "
-                "follow; export the model without it, with fixed shapes and loops unrolled "
-                "(torch.onnx.export(..., dynamo=True) does so), or simplify the file with onnxsim"
-            )
+    def _check_inputs(self, node: Any) -> None:
         for name in node.input:
-            if name and name not in self.tensors:
+            if name and name not in self.tensors and name not in self.unroll.sequences:
                 raise InputError(
                     f"{self.where}: {self.label(node)} takes {name!r}, which no node before it "
                     "makes; the file is damaged or out of order, save it again"
                 )
+
+    def _add_node(self, node: Any) -> None:
+        self._check_inputs(node)
+        sequence = next((name for name in node.input if name in self.unroll.sequences), None)
+        if sequence is not None:
+            raise UnsupportedOp(
+                f"{self.where}: {self.label(node)} takes {sequence!r}, a sequence and not a "
+                "tensor; export the model without it"
+            )
+        if bodies(node) and node.op_type not in _onnx_contrib.WITH_BODY:
+            raise UnsupportedOp(
+                f"{self.where}: {self.label(node)} holds a graph, and Roost does not know how "
+                "often that runs; export the model without it"
+            )
         made = self._outputs_of(node)
         for name in filter(None, node.output):
             if name in self.tensors:
@@ -180,23 +170,34 @@ class Shapes:
                 self.tensors[name] = made[name]
             elif name in self.used:
                 raise InputError(self._unknown_shape(node, name))
-        self._follow(node)
+        self.known.follow(node)
+        self.known.keep_given([name for name in node.output if name in self.tensors])
 
     def _unknown_shape(self, node: Any, name: str) -> str:
         external = [
             tensor.name
             for tensor in self.graph.initializer
             if tensor.name in node.input
-            and self._is_external(tensor)
+            and self.known.is_external(tensor)
             and self.tensors[tensor.name].dtype == "int64"
         ]
         why = "does not follow from the shapes of the inputs"
         if external:
             why = f"is in {external[0]!r}, whose data lies in another file, which is not read"
+        advice = ""
+        if deciding := next(self._deciding(), None):
+            advice = f", or the value of an input that decides it: --input {deciding}==VALUE"
         return (
             f"{self.where}: the shape of {name!r}, made by {self.label(node)}, {why}; give it as "
-            f"you give those of inputs: --input {name}=..., one number for each dimension"
+            f"you give those of inputs: --input {name}=..., one number for each dimension{advice}"
         )
+
+    def _deciding(self) -> Iterator[str]:
+        """Inputs of a few whole numbers, such as axes and sizes."""
+        for name in self.input_names:
+            tensor = self.tensors[name]
+            if name not in self.values and tensor.elements <= 8 and not tensor.is_float:
+                yield name
 
     def _outputs_of(self, node: Any) -> dict[str, Tensor]:
         """The outputs: given, else inferred, else by our own rules, else as declared."""
@@ -254,22 +255,21 @@ class Shapes:
         if schema is None:
             return {}
         helper = self.onnx.helper
-        names = [name for name in node.input if name]
-        types = {
-            n: helper.make_tensor_type_proto(_CODES[self.tensors[n].dtype], self.tensors[n].shape)
-            for n in names
-        }
-        data = {
-            n: self.onnx.numpy_helper.from_array(self.values[n], n)
-            for n in names
-            if n in self.values
-        }
+        types, data = {}, {}
+        for name in filter(None, node.input):
+            tensor, value = self.tensors[name], self.values.get(name)
+            shape = tensor.shape
+            if node.op_type == "Range" and shape == (1,):  # runtimes take it; inference does not
+                shape = ()
+            types[name] = helper.make_tensor_type_proto(_CODES[tensor.dtype], shape)
+            if value is not None:
+                data[name] = self.onnx.numpy_helper.from_array(value.reshape(shape), name)
         try:
             inferred: dict[str, Any] = self.onnx.shape_inference.infer_node_outputs(
                 schema, _fitted(node, schema), types, data, opset_imports=self.opset_imports
             )
         except Exception as error:  # the C++ side raises several kinds, all about this node
-            shapes = ", ".join(f"{n} {list(self.tensors[n].shape)}" for n in names)
+            shapes = ", ".join(f"{name} {list(self.tensors[name].shape)}" for name in types)
             reason = str(error).strip().splitlines()[0]
             raise InputError(
                 f"{self.where}: {self.label(node)} does not fit its inputs ({shapes}): {reason}"
@@ -305,66 +305,6 @@ class Shapes:
             return None
         return Tensor(self._dtype(declared.tensor_type.elem_type, name), _ints(shape))
 
-    def _follow(self, node: Any) -> None:
-        """Note the values of a node's outputs if they are small and follow from shapes."""
-        outputs = [self.tensors[name] for name in node.output if name in self.tensors]
-        names = [name for name in node.input if name]
-        if (
-            _domain(node.domain) != ""
-            or not all(map(_is_small, outputs))
-            or node.op_type in _RANDOM
-        ):
-            return
-        if node.op_type == "Shape":
-            bounds = self._attributes(node)
-            shape = self.tensors[names[0]].shape[bounds.get("start", 0) : bounds.get("end")]
-            self.values[node.output[0]] = np.array(shape, dtype=np.int64)
-        elif node.op_type == "Size":
-            self.values[node.output[0]] = np.array(self.tensors[names[0]].elements, dtype=np.int64)
-        elif node.op_type == "Constant":
-            for attribute in node.attribute:
-                self._follow_constant(node, attribute)
-        elif names and all(name in self.values for name in names):
-            self._evaluate(node, names)
-
-    def _follow_constant(self, node: Any, attribute: Any) -> None:
-        name = node.output[0]
-        if attribute.name == "value":
-            self._keep(name, attribute.t)
-        elif attribute.name in ("value_int", "value_ints", "value_float", "value_floats"):
-            dtype = np.dtype(self.tensors[name].dtype)
-            self.values[name] = np.array(
-                self.onnx.helper.get_attribute_value(attribute), dtype=dtype
-            )
-
-    def _evaluate(self, node: Any, names: list[str]) -> None:
-        helper = self.onnx.helper
-        outputs = [name for name in node.output if name]
-        empty = helper.make_empty_tensor_value_info
-        graph = helper.make_graph(
-            [node], "fold", [*map(empty, dict.fromkeys(names))], [*map(empty, outputs)]
-        )
-        try:
-            evaluator = import_module("onnx.reference").ReferenceEvaluator(
-                graph, opsets=self.versions
-            )
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a division by zero, say
-                values = evaluator.run(None, {name: self.values[name] for name in names})
-        except Exception as error:  # an op that the reference does not run: its value stays unknown
-            log.debug("%s: %s could not be evaluated: %s", self.where, self.label(node), error)
-            return
-        for name, value in zip(outputs, values, strict=True):
-            # A value of another shape than inferred would lead to wrong shapes.
-            is_array = isinstance(value, np.ndarray | np.generic)
-            if is_array and np.shape(value) == self.tensors[name].shape:
-                self.values[name] = np.asarray(value, dtype=np.dtype(self.tensors[name].dtype))
-
-
-def node_name(node: Any) -> str:
-    """The name of a node, else of its first output."""
-    return str(node.name or next(filter(None, node.output), node.op_type))
-
 
 def _domain(domain: str) -> str:
     return "" if domain in STANDARD else domain
@@ -386,15 +326,19 @@ def _fitted(node: Any, schema: Any) -> Any:
 def _dimension(dimension: Any) -> Dimension:
     if dimension.HasField("dim_value") and dimension.dim_value >= 0:
         return int(dimension.dim_value)
-    return str(dimension.dim_param) or None
+    name = str(dimension.dim_param)
+    return None if _NO_NAME.fullmatch(name) else name
 
 
 def _ints(shape: tuple[Dimension, ...]) -> Shape:
     return tuple(int(size) for size in shape)  # type: ignore[arg-type]
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.elements <= _MOST_ELEMENTS and tensor.dtype in _FOLLOWED
+def _present(declared: Any) -> Any:
+    """The type of an input; an optional input counts as present."""
+    while declared.WhichOneof("value") == "optional_type":
+        declared = declared.optional_type.elem_type
+    return declared
 
 
 def _type_name(declared: Any) -> str:

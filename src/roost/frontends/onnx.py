@@ -4,6 +4,7 @@ Only shapes and types are read: weights in other files are never opened. Initial
 become parameters. Views are not ops: an op that reads a view reads the tensor behind it. A node
 with several outputs becomes one op, plus a free op for each output that is used. They share a
 group, so each output can go where it is needed. Nodes that no output depends on are left out.
+Control flow is written out: see `_onnx_unroll`.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import ast
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from roost.core import files
+from roost.core.arrays import Array
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError, MissingExtra
 from roost.frontends._onnx_flop import COSTS, QUANTISED, SHAPE_ONLY
-from roost.frontends._onnx_shapes import DTYPES, STANDARD, Shapes, node_name
+from roost.frontends._onnx_known import STANDARD, node_name
+from roost.frontends._onnx_shapes import DTYPES, Shapes
 from roost.frontends.tracing.op_costs import OpCall
 from roost.frontends.tracing.tensors import Count, Coverage, Names, Tensor
 
@@ -48,20 +51,24 @@ class Onnx:
         self,
         source: str | Path,
         *,
-        inputs: Mapping[str, Sequence[int]] | None = None,
+        inputs: Mapping[str, Sequence[int] | Array] | None = None,
         name: str | None = None,
     ) -> Graph:
-        """The graph of a model; `inputs` gives the shapes that the file leaves open."""
+        """The graph of a model.
+
+        `inputs` gives the shapes that the file leaves open. An array in it is a value: it decides
+        an `If` or the length of a loop.
+        """
         return self._read(Path(source), inputs, name)[0]
 
     def coverage(
-        self, source: str | Path, *, inputs: Mapping[str, Sequence[int]] | None = None
+        self, source: str | Path, *, inputs: Mapping[str, Sequence[int] | Array] | None = None
     ) -> Coverage:
         """The shares of a model's costs that come from formulas."""
         return self._read(Path(source), inputs, None)[1]
 
     def _read(
-        self, path: Path, inputs: Mapping[str, Sequence[int]] | None, name: str | None
+        self, path: Path, inputs: Mapping[str, Sequence[int] | Array] | None, name: str | None
     ) -> tuple[Graph, Coverage]:
         try:
             onnx = importlib.import_module("onnx")
@@ -93,6 +100,12 @@ def _load(onnx: Any, path: Path) -> Any:
             f"{path}: is not an ONNX model, or not a whole one (no graph and opset); export it "
             "again"
         )
+    if (damaged := next(_damaged_texts(model), None)) is not None:
+        field, text = damaged
+        raise InputError(
+            f"{path}: a text of the model is not UTF-8 ({field}: {text[:40]!r}); the file is "
+            "damaged, export it again"
+        )
     newest = onnx.defs.onnx_opset_version()
     for entry in model.opset_import:
         if entry.domain in STANDARD and not 1 <= entry.version <= newest:
@@ -110,6 +123,21 @@ def _load(onnx: Any, path: Path) -> Any:
                 f"{path}: the functions in this model cannot be inlined: {error}"
             ) from error
     return model
+
+
+def _damaged_texts(message: Any) -> Iterator[tuple[str, bytes]]:
+    """The texts of a message that are not UTF-8, by field. Protobuf returns them as bytes."""
+    for field, value in message.ListFields():
+        if field.name == "doc_string":  # nobody reads it
+            continue
+        values = (
+            [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+        )
+        if field.type == field.TYPE_STRING:
+            yield from ((field.name, text) for text in values if isinstance(text, bytes))
+        elif field.type == field.TYPE_MESSAGE:
+            for part in values:
+                yield from _damaged_texts(part)
 
 
 class _OnnxWriter:
@@ -134,7 +162,7 @@ class _OnnxWriter:
                 dense_bytes = self.shapes.tensors[name].bytes
                 size = _sparse_bytes(sparse[name]) if name in sparse else dense_bytes
                 self._add_parameter(name, size)
-        for node in self.graph.node:
+        for node in self.shapes.nodes:
             if self.needed.isdisjoint(node.output):
                 continue
             if self._is_view(node):
@@ -146,8 +174,8 @@ class _OnnxWriter:
 
     def _needed(self) -> set[str]:
         """The tensors that an output of the model depends on."""
-        needed = {output.name for output in self.graph.output}
-        for node in reversed(self.graph.node):
+        needed = set(self.shapes.output_names)
+        for node in reversed(self.shapes.nodes):
             if not needed.isdisjoint(node.output):
                 needed.update(self._read_by(node))
         return needed

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from roost.errors import InputError, UnknownName
 
 V = TypeVar("V")
@@ -169,6 +171,8 @@ def _checked(
     name: str, declared: Declared, given: Sequence[int], sizes: dict[str, int], where: str
 ) -> Shape:
     """The given shape, if it fits the declared one; named dimensions go to `sizes`."""
+    if isinstance(given, np.ndarray):
+        raise InputError(f"{where}: {name!r} is given a value, an array, where a shape is needed")
     try:
         shape = tuple(int(size) for size in given)
     except (TypeError, ValueError):
