@@ -288,6 +288,23 @@ def test_without_the_graph_arrows_end_at_the_first_op_that_starts_once_the_tenso
     assert len(ends) == expected
 
 
+def test_without_the_graph_an_arrow_may_end_at_the_first_op_of_all() -> None:
+    builder = GraphBuilder()
+    for name in ("late", "busy"):
+        builder.add(name)
+    builder.add("made", output_bytes=10)
+    builder.add("taken", inputs=["made"])
+    devices = (Device("cpu", "cpu", 1000), Device("gpu", "cuda", 1000))
+    cluster = Cluster("pair", devices, (Link("cpu", "gpu", 100.0, 1.0),))
+    seconds = np.array([1.0, 10.0, 1.0, 1.0])[:, None].repeat(2, axis=1)
+    problem = Problem(builder.freeze(), cluster, seconds)
+    priority = np.array([2.0, 3.0, 0.0, 1.0])  # of the GPU: busy, late, taken
+    placement = Placement(np.array([1, 1, 0, 1]), "priority", priority)
+    arrows = as_perfetto(events_of(reference.simulate(problem, placement)))
+    ends = [into["name"] for kind, _, into in arrows if kind == "arrived"]
+    assert ends == ["late"]
+
+
 def test_a_value_sent_home_comes_from_the_update_that_made_it() -> None:
     builder = GraphBuilder()
     builder.parameter("weight", 100)
