@@ -268,6 +268,19 @@ def test_what_a_device_map_cannot_say():
         device_map(nn.Linear(2, 2), offload, placed(offload, {"": "cuda:0"}))
 
 
+def test_a_block_is_a_module_whose_own_code_combines_its_input_with_a_part():
+    builder = GraphBuilder()
+    builder.add("x", phase="input")
+    builder.add("before", inputs=["x"], module="net")  # one input from outside: no block
+    builder.add("first", inputs=["before"], module="net.first")
+    builder.add("inner", inputs=["first"], module="net.second.inner")
+    builder.add("sum", inputs=["first", "inner"], module="net.second")
+    modules = Modules(builder.freeze())
+    assert [path for path, is_block in modules.is_block.items() if is_block] == ["net.second"]
+    assert modules.unit_of_module("net.first") == "net.first"
+    assert modules.unit_of_module("net.second.inner") == "net.second"
+
+
 def test_residual_connections_of_the_model_itself_cannot_be_split():
     class Loose(nn.Module):
         def __init__(self):
