@@ -1,5 +1,7 @@
 """Building graphs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,57 @@ def test_figures_are_finite_and_not_negative(field):
 def test_an_empty_graph_is_refused():
     with pytest.raises(GraphError, match="has no ops"):
         roost.GraphBuilder().freeze()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"phase": [-1, 0, 0, 0, 0]}, "a phase is none of parameter, input"),
+        ({"phase": [1, 0, 5, 2, 4]}, "a phase is none of"),
+        ({"group": [-2, -1, 0, 0, -1]}, "not among the 1 of this graph"),
+        ({"group": [-1, -1, 1, 0, -1]}, "not among the 1 of this graph"),
+        ({"group_names": ("g", "g")}, "two groups have the same name"),
+        ({"op_names": ("x", "w", "a", "w", "u")}, "two ops are called 'w'"),
+        ({"op_names": ("x", "w", "", "b", "u")}, "op 2 has an empty name"),
+        ({"kinds": ("input",)}, "kinds has 1 entries for 5 ops"),
+        ({"input_start": [1, 0, 2, 4, 6]}, "input_start"),
+        ({"input_start": [0, 0, 2, 0, 4, 6]}, "input_start must go up from 0"),
+        ({"input_start": [1, 1, 1, 2, 4, 6]}, "input_start must go up from 0"),
+        ({"input_op": [-1, 1, 2, 1, 1, 3]}, "an edge starts at no op; ops are 0 to 4"),
+        ({"input_op": [5, 1, 2, 1, 1, 3]}, "an edge starts at no op; ops are 0 to 4"),
+        ({"input_op": [2, 1, 2, 1, 1, 3]}, "'a' takes its own output"),
+        ({"input_op": [3, 1, 2, 1, 1, 3]}, "has a cycle: 'a' -> 'b' -> 'a'"),
+        ({"input_op": [4, 1, 0, 1, 1, 0]}, "'a' comes before its input 'u'"),
+        ({"input_op": [0, 0, 2, 1, 1, 3]}, "'a' has the same input twice"),
+        ({"phase": [1, 0, 0, 2, 4]}, "parameter 'a' has inputs"),
+        ({"output_bytes": [2**59 + 2**10, 0, 0, 0, 0]}, "more than 2.*59"),
+    ],
+)
+def test_arrays_that_are_no_graph_are_refused(graph, change, message):
+    with pytest.raises((GraphError, InputError), match=message):
+        replace(graph, **change)
+
+
+def test_groups_are_numbered_by_their_first_ops(graph):
+    grouped = replace(graph, group=[2, -1, 0, 2, -1], group_names=("first", "none", "second"))
+    assert grouped.group_names == ("second", "first")
+    assert grouped.group.tolist() == [0, -1, 1, 0, -1]
+    assert replace(graph, output_bytes=[2**59, 0, 0, 0, 0]).output_bytes[0] == 2**59
+
+
+def test_a_long_cycle_is_shown_in_part():
+    builder = roost.GraphBuilder()
+    builder.add("op0")
+    for number in range(1, 20):
+        builder.add(f"op{number}", inputs=[f"op{number - 1}"])
+    graph = builder.freeze()
+    start = np.arange(21)
+    for length, shown in ((11, None), (12, "2 more"), (20, "10 more")):
+        source = [length - 1, *range(19)]
+        with pytest.raises(GraphError, match="cycle") as raised:
+            replace(graph, input_start=start, input_op=source)
+        assert str(raised.value).count("more") == (shown is not None)
+        assert (shown or "op5") in str(raised.value)
 
 
 def test_digest_sees_every_field(graph):
