@@ -1,5 +1,10 @@
 """`python -m roost` is the `roost` command."""
 
-from roost.cli import main
+import sys
 
-main()
+try:
+    from roost.cli import main
+
+    main()
+except KeyboardInterrupt:  # while Python imports the command
+    sys.exit(130)

@@ -17,12 +17,28 @@ A placement that overflows memory is a result (`trial.feasible` is false), never
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
+
+_LONG_TEXT = 2000  # characters of a message, from which its names are cut
+_LONG_NAME = re.compile(r"\S{200,}")
+
+
+def cut(text: str) -> str:
+    """A message with long names cut in the middle: a file can hold a name of 100 MB."""
+    if len(text) <= _LONG_TEXT:
+        return text
+    text = _LONG_NAME.sub(lambda name: f"{name[0][:80]}...{name[0][-80:]}", text)
+    half = _LONG_TEXT // 2
+    return text if len(text) <= _LONG_TEXT else f"{text[:half]} ... {text[-half:]}"
 
 
 class RoostError(Exception):
     """Anything Roost raises on purpose."""
+
+    def __str__(self) -> str:
+        return cut(super().__str__())
 
 
 class InputError(RoostError, ValueError):
@@ -42,7 +58,7 @@ class UnknownName(InputError):
 
     def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        near = [] if len(name) > _LONG_TEXT else difflib.get_close_matches(name, names, 1, 0.5)
         message = f"no {what} called {name!r}"
         if near:
             message += f"; did you mean {near[0]!r}?"

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,17 +133,42 @@ def test_a_verb_may_end_with_4() -> None:
 
 
 @pytest.mark.usefixtures("control_c")
-def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
-    pipe = tmp_path / "graph.json"
-    os.mkfifo(pipe)
-    running = subprocess.Popen(
-        [*ROOST, "simulate", str(pipe), "--on", "cpu"], stderr=subprocess.PIPE, text=True
-    )
-    with pipe.open("w"):  # opens once the verb has started to read
-        running.send_signal(signal.SIGINT)
-        _, stderr = running.communicate(timeout=60)
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_control_c_ends_with_130_and_no_traceback(tmp_path: Path, told: signal.Signals) -> None:
+    code = """
+import pathlib, time
+from roost.cli import main
+from roost.core import formats
+def load(path):
+    pathlib.Path("began").touch()
+    time.sleep(60)
+formats.load = load
+main()
+"""
+    (tmp_path / "graph.json").touch()
+    command = [sys.executable, "-c", code, "simulate", "graph.json", "--on", "cpu"]
+    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    while running.poll() is None and not (tmp_path / "began").exists():
+        time.sleep(0.01)
+    running.send_signal(told)
+    _, stderr = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "Traceback" not in stderr
+
+
+def test_control_c_while_the_command_is_imported_is_no_traceback() -> None:
+    code = """
+import runpy, sys
+import roost
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "roost.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+runpy.run_module("roost.__main__", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["--help"]])

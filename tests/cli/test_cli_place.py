@@ -231,7 +231,8 @@ def test_a_disk_that_is_full_is_an_error_line(roost, refused, files: Path, limit
 
 
 @pytest.mark.usefixtures("control_c")
-def test_control_c_shows_and_writes_the_best_so_far(files: Path) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_control_c_shows_and_writes_the_best_so_far(files: Path, told: signal.Signals) -> None:
     folder = files / "out"
     command = [
         *ROOST,
@@ -243,7 +244,7 @@ def test_control_c_shows_and_writes_the_best_so_far(files: Path) -> None:
         if journal.exists() and journal.read_bytes().count(b'"round"') > 2:
             break
         time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(told)
     stdout, stderr = running.communicate(timeout=60)
     assert running.returncode == 0, stderr
     assert json.loads(stdout)["ended"] == "interrupted"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,10 @@ _INTERRUPTED = 130
 
 
 def main() -> None:
-    """The `roost` command."""
+    """The `roost` command. SIGTERM ends it as Ctrl-C does: a search writes the best so far."""
     try:
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         from roost.cli._app import app
 
         app(prog_name="roost")  # also as `python -m roost`: completion depends on the name

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SLOW_SECONDS = 3.0  # after these a live line gives the reason
 _PIPE_SECONDS = 10.0  # between two lines where there is no terminal
-_NO_WIDTH = 100_000
+_NO_WIDTH, _USUAL_WIDTH = 100_000, 80
 _LONG_WORK = ("roost.simulator.compiling", "roost.presets.probe")  # loggers that are shown
 
 AsJson = Annotated[
@@ -49,6 +49,8 @@ def console(stderr: bool = False) -> Console:
         # A name may have characters that the terminal lacks.
         stream.reconfigure(errors="replace")
     out = Plain(stderr=stderr, markup=False, emoji=False, highlight=False)
+    if out.width < 1:  # COLUMNS=0: no width is known
+        out.width = _USUAL_WIDTH if out.is_terminal else _NO_WIDTH
     if not out.is_terminal and "COLUMNS" not in os.environ:
         out.width = _NO_WIDTH  # the reader folds lines
     return out

@@ -193,7 +193,7 @@ def _field_first(message: str) -> str:
 def _meant(message: str) -> str:
     """A suggestion for an unknown field: the nearest field of any file."""
     odd = re.search(r"unknown field `(.+?)`", message)
-    if odd is None:
+    if odd is None or len(odd[1]) > 100:
         return ""
     known = {
         name for form in FORMATS.values() for name in _names_in(msgspec.json.schema(form.file))

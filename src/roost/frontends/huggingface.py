@@ -79,7 +79,7 @@ class Huggingface:
 
     def _config(self, path: Path, transformers: Any) -> Any:
         try:
-            content = json.loads(files.read_plain(path))
+            content = json.loads(files.read_bytes(path))
         except RecursionError:
             raise InputError(f"{path}: is nested too deep") from None
         except ValueError as error:  # also a number of thousands of digits

@@ -53,7 +53,7 @@ def load_weights(
     from safetensors.numpy import load
 
     path = Path(path)
-    data = files.read_plain(path)
+    data = files.read_bytes(path)
     try:
         header = _header(data)
         tensors = load(data)

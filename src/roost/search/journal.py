@@ -229,6 +229,8 @@ class Journal(Past):
                 line = decoder.decode(text)
                 if number > 1:
                     self._add(line)
+            except RecursionError:
+                raise InputError(f"{self.path}: line {number}: is nested too deep") from None
             except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
                 where = f"{self.path}: line {number}"
                 raise InputError(f"{where}: {error}; mend it, or begin a new file") from None

@@ -223,7 +223,7 @@ def _settings(placer: Placer) -> str:
     weights = weights_of(placer)
     if weights is None or not Path(weights).is_file():
         return text
-    content = digest([files.read_plain(Path(weights))])
+    content = digest([files.read_bytes(Path(weights))])
     return text.replace(f"weights={weights!r}", f"weights={content!r}")
 
 
