@@ -228,7 +228,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "opt": {"ffn_dim": 128, "word_embed_proj_dim": 64},
     "dbrx": {
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
         "ffn_config": {
             "ffn_hidden_size": 64,
             "moe_num_experts": 4,
