@@ -373,6 +373,7 @@ def main() -> None:
     if given.do == "show":
         show(given.rows)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end the tests that run
     names = given.folders.split(",") if given.folders else folders()
     run(names, given.count, given.seed, given.rows, given.place.absolute())
 
