@@ -339,8 +339,15 @@ def tried(copy: Copy, mutant: Mutant, seconds: float) -> rows.Row:
 
 
 def show(path: Path) -> None:
-    """Print counts by folder, and the open mutants, from the latest row of each."""
-    latest = {(row["file"], row["site"], row["source"]): row for row in rows.read(path)}
+    """Print counts by folder, and the open mutants, from the latest row of each.
+
+    Rows of files that have changed since do not count.
+    """
+    latest = {
+        (row["file"], row["site"]): row
+        for row in rows.read(path)
+        if (ROOT / row["file"]).is_file() and row["source"] == digest([ROOT / row["file"]])
+    }
     equal = tomllib.loads(EQUAL.read_text())["mutant"]
     key = ("file", "function", "code", "change")
     explained = {tuple(one[name] for name in key) for one in equal}
