@@ -157,6 +157,37 @@ def _group_query_attention(call: OpCall) -> float:
     return 4.0 * batch * steps * (steps + past) * hidden
 
 
+def _linear_attention(call: OpCall) -> float:
+    """Attention with a state of [key size, value size] for each head; `update_rule` changes it."""
+    (batch, steps, width), value_width = call.taken(0).shape, call.taken(2).shape[-1]
+    heads, kept_heads = int(call.attributes["q_num_heads"]), int(call.attributes["kv_num_heads"])
+    state = (width // heads) * (value_width // kept_heads)
+    products = 2 if "delta" in call.attributes.get("update_rule", "gated_delta") else 1
+    return 2.0 * batch * steps * state * (heads + products * kept_heads)
+
+
+def _dft(call: OpCall) -> float:
+    """A fast Fourier transform: 5 n log2(n) FLOP of complex numbers, half of that of real ones."""
+    shape = call.taken(0).shape
+    length = shape[int(call.attributes.get("axis", -2))]
+    numbers = math.prod(shape[:-1])
+    return 2.5 * shape[-1] * numbers * math.log2(max(length, 1))
+
+
+def _stft(call: OpCall) -> float:
+    """A Fourier transform of each frame; it makes [batch, frames, bins, 2]."""
+    batch, frames, bins, _ = call.made.shape
+    length = 2 * bins - 2 if call.attributes.get("onesided", 1) else bins
+    return 2.5 * batch * frames * length * math.log2(max(length, 1))
+
+
+def _grid_sample(call: OpCall) -> float:
+    """Each element made is a weighted sum of the points around it."""
+    mode = call.attributes.get("mode", "linear")
+    points_a_side = 4 if "cubic" in mode else 1 if mode == "nearest" else 2
+    return 2.0 * call.made.elements * float(points_a_side) ** (len(call.made.shape) - 2)
+
+
 _FORMULAS: dict[str, Formula] = by_name(
     {
         _matmul: """
@@ -164,14 +195,18 @@ _FORMULAS: dict[str, Formula] = by_name(
             dynamicquantizematmul qlinearmatmul qgemm
         """,
         _matmul_n_bits: "matmulnbits",
-        _conv(1): "conv fusedconv convinteger deformconv",
+        _conv(1): "conv fusedconv convinteger deformconv causalconvwithstate",
         _conv(3): "qlinearconv",
         _conv_transpose: "convtranspose",
         _recurrent: "lstm dynamicquantizelstm gru rnn",
         _pool: "averagepool lppool maxpool",
         _lrn: "lrn",
         _einsum: "einsum",
-        _attention: "attention",
+        _attention: "attention flexattention",
+        _linear_attention: "linearattention",
+        _dft: "dft",
+        _stft: "stft",
+        _grid_sample: "gridsample",
         _packed_attention(4): "packedattention",
         _packed_attention(8): "qattention",
         _multi_head_attention: "multiheadattention",
