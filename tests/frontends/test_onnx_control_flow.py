@@ -170,7 +170,7 @@ def test_a_loop_whose_length_depends_on_data_asks_for_it(save):
 
 
 def test_a_loop_without_end_is_refused(save, monkeypatch):
-    monkeypatch.setattr(_onnx_unroll, "_MOST_PARTS", 300)
+    monkeypatch.setattr(_onnx_unroll, "MOST_PARTS", 300)
     loop = node("Loop", ["", "", "x"], ["last", "rows"], name="loop", body=loop_body())
     path = save([loop], [tensor("x", [3])], [tensor("last", [3])])
     with pytest.raises(UnsupportedOp, match=r"'loop' \(Loop\) makes more than 300 nodes"):

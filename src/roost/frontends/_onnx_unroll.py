@@ -5,40 +5,33 @@ condition or a trip count may follow from the nodes before it.
 
 - `If` becomes the nodes of one branch. An unknown condition takes the branch with more nodes.
 - `Loop`, `Scan` and `SequenceMap` become as many copies of their body as there are steps.
-- A sequence becomes a list of tensor names, so its ops become `Split`, `Concat` and `Identity`.
+- Sequences become lists of tensor names: see `_onnx_sequences`.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from roost.core.arrays import Array
-from roost.errors import InputError, RoostError, UnsupportedOp
+from roost.errors import InputError, RoostError
 from roost.frontends._onnx_known import STANDARD, Known
+from roost.frontends._onnx_sequences import MOST_PARTS, Nodes, SequenceNodes, single
 
 log = logging.getLogger(__name__)
 
-Nodes = Iterator[Any]
-_MOST_PARTS = 30_000  # nodes that the loops of one model may become
 _PASS_ON = frozenset(("Identity", "Optional", "OptionalGetElement"))  # their output is their input
 
 
-class Unroll:
+class Unroll(SequenceNodes):
     """Writes control flow and sequences of one model out as plain nodes."""
 
     def __init__(self, known: Known, taken: set[str], used: set[str]) -> None:
-        self.known = known
-        self.taken = taken  # names of tensors that no copy may have
-        self.used = used  # tensors that some node reads; copies of them are added
-        self.sequences: dict[str, list[str]] = {}
+        super().__init__(known, taken, used)
         self.declared: dict[str, Any] = {}  # types that bodies declare, by the name of the copy
-        self.copies = Counter[str]()  # of each name, as `@2` counts them
         self.num_parts = 0
         self.by_type: dict[str, Callable[[Any], Nodes]] = {
             "If": self._if,
@@ -69,10 +62,10 @@ class Unroll:
         try:
             for part in parts:
                 self.num_parts += 1
-                if self.num_parts > _MOST_PARTS:
+                if self.num_parts > MOST_PARTS:
                     raise self._refused(
                         node,
-                        f"makes more than {_MOST_PARTS} nodes when it is written out; export the "
+                        f"makes more than {MOST_PARTS} nodes when it is written out; export the "
                         "model with shorter loops",
                     )
                 if part.op_type == "Identity" and part.input[0] not in self.sequences:
@@ -85,12 +78,6 @@ class Unroll:
             raise InputError(
                 f"{self.known.where}: {self.known.label(node)} does not fit its inputs: {error!r}"
             ) from error
-
-    def tensor_names(self, name: str) -> list[str]:
-        """The tensors behind a name: those of a sequence, or the one tensor."""
-        return self.sequences.get(name, [name])
-
-    # Control flow.
 
     def _if(self, node: Any) -> Nodes:
         branches = {each.name: each.g for each in node.attribute}
@@ -107,7 +94,7 @@ class Unroll:
                 node.input[0],
             )
         else:
-            chosen = "then_branch" if _single(condition) else "else_branch"
+            chosen = "then_branch" if single(condition) else "else_branch"
         names: dict[str, str] = {}
         yield from self._copy(branches[chosen], names)
         yield from self._bound(branches[chosen].output, node.output, names)
@@ -115,16 +102,16 @@ class Unroll:
     def _loop(self, node: Any) -> Nodes:
         body = _body(node)
         limit = self._needed_value(node, 0, "trip count") if node.input[0] else None
-        most = None if limit is None else int(_single(limit))
+        most = None if limit is None else int(single(limit))
         condition = node.input[1] if len(node.input) > 1 else ""
         going = self._value(condition) if condition else np.array(True)
         state = list(node.input[2:])
         num_scanned = len(body.output) - 1 - len(state)
         scanned: list[list[str]] = [[] for _ in range(num_scanned)]
         for step in itertools.count() if most is None else range(most):
-            if going is None and (most is None or most > _MOST_PARTS):
+            if going is None and (most is None or most > MOST_PARTS):
                 raise self._unknown(node, condition, "condition")
-            if going is not None and not _single(going):
+            if going is not None and not single(going):
                 break
             step_name = self._fresh(f"{node.output[0]}/step")
             yield self._constant(step_name, np.array(step, dtype=np.int64))
@@ -226,160 +213,6 @@ class Unroll:
             return
         yield from self._joined(names, output, axis)
 
-    def _joined(self, names: Sequence[str], output: str, axis: int) -> Nodes:
-        parts = [self._fresh(f"{name}/row") for name in names]
-        for name, part in zip(names, parts, strict=True):
-            yield from self._with_axes("Unsqueeze", name, part, axis)
-        yield self._node("Concat", parts, [output], axis=axis)
-
-    # Sequences.
-
-    def _pass_on(self, node: Any) -> Nodes:
-        if node.input[0] in self.sequences:
-            self.sequences[node.output[0]] = self.sequences[node.input[0]]
-        else:
-            yield self._node("Identity", node.input[:1], node.output[:1], name=node.name)
-
-    def _has_element(self, node: Any) -> Nodes:
-        yield self._constant(node.output[0], np.array(any(node.input)))
-
-    def _sequence_construct(self, node: Any) -> Nodes:
-        self.sequences[node.output[0]] = list(node.input)
-        yield from ()
-
-    def _sequence_insert(self, node: Any) -> Nodes:
-        names = list(self._sequence(node, 0))
-        names.insert(self._position(node, 2, len(names)), node.input[1])
-        self.sequences[node.output[0]] = names
-        yield from ()
-
-    def _sequence_erase(self, node: Any) -> Nodes:
-        names = list(self._sequence(node, 0))
-        position = self._position(node, 1, -1)
-        self._check_position(node, position, names)
-        del names[position]
-        self.sequences[node.output[0]] = names
-        yield from ()
-
-    def _sequence_at(self, node: Any) -> Nodes:
-        names = self._sequence(node, 0)
-        position = self._position(node, 1, 0)
-        self._check_position(node, position, names)
-        yield self._node("Identity", [names[position]], node.output)
-
-    def _sequence_length(self, node: Any) -> Nodes:
-        length = len(self._sequence(node, 0))
-        yield self._constant(node.output[0], np.array(length, dtype=np.int64))
-
-    def _split_to_sequence(self, node: Any) -> Nodes:
-        settings, taken, output = self.known.attributes(node), node.input[0], node.output[0]
-        axis = int(settings.get("axis", 0))
-        length = self.known.tensors[taken].shape[axis]
-        given = len(node.input) > 1 and node.input[1] != ""
-        split = self._needed_value(node, 1, "split") if given else np.array(1)
-        if split.shape == ():
-            whole, rest = divmod(length, int(split))
-            if whole > _MOST_PARTS:
-                raise self._refused(node, f"makes a sequence of {whole} tensors, which is too long")
-            sizes = [int(split)] * whole + [rest] * (rest > 0)
-        else:
-            sizes = [int(size) for size in split]
-        parts = [self._fresh(f"{output}/{number}") for number in range(len(sizes))]
-        self.sequences[output] = parts
-        if given or settings.get("keepdims", 1):
-            yield from self._split(taken, sizes, parts, axis)
-            return
-        pieces = [self._fresh(f"{part}/kept") for part in parts]
-        yield from self._split(taken, sizes, pieces, axis)
-        for piece, part in zip(pieces, parts, strict=True):
-            yield from self._with_axes("Squeeze", piece, part, axis)
-
-    def _split(self, taken: str, sizes: list[int], parts: list[str], axis: int) -> Nodes:
-        if self.known.versions.get("", 1) < 13:
-            yield self._node("Split", [taken], parts, axis=axis, split=sizes)
-            return
-        sizes_name = self._fresh(f"{parts[0]}/sizes")
-        yield self._constant(sizes_name, np.array(sizes, dtype=np.int64))
-        yield self._node("Split", [taken, sizes_name], parts, axis=axis)
-
-    def _concat_from_sequence(self, node: Any) -> Nodes:
-        settings, names = self.known.attributes(node), self._sequence(node, 0)
-        if not names:
-            raise self._refused(node, "joins an empty sequence; export the model without it")
-        if settings.get("new_axis", 0):
-            yield from self._joined(names, node.output[0], int(settings["axis"]))
-        else:
-            yield self._node("Concat", names, node.output, axis=int(settings["axis"]))
-
-    def _sequence(self, node: Any, index: int) -> list[str]:
-        name = node.input[index]
-        if name not in self.sequences:
-            raise self._refused(node, f"takes {name!r}, which is no sequence; save the model again")
-        return self.sequences[name]
-
-    def _position(self, node: Any, index: int, default: int) -> int:
-        if len(node.input) <= index or not node.input[index]:
-            return default
-        return int(_single(self._needed_value(node, index, "position")))
-
-    def _check_position(self, node: Any, position: int, names: list[str]) -> None:
-        if not -len(names) <= position < len(names):
-            raise InputError(
-                f"{self.known.where}: {self.known.label(node)} takes element {position} of a "
-                f"sequence of {len(names)}; the file is damaged, save it again"
-            )
-
-    # Values, names and new nodes.
-
-    def _value(self, name: str) -> Array | None:
-        return self.known.values.get(name)
-
-    def _needed_value(self, node: Any, index: int, noun: str) -> Array:
-        value = self._value(node.input[index])
-        if value is None:
-            raise self._unknown(node, node.input[index], noun)
-        return value
-
-    def _unknown(self, node: Any, name: str, noun: str) -> UnsupportedOp:
-        return self._refused(
-            node,
-            f"depends on data: its {noun} {name!r} does not follow from shapes and constants; "
-            f"give its value: --input {name}==VALUE (in Python, inputs={{{name!r}: "
-            "np.array(VALUE)}), or export the model without it",
-        )
-
-    def _refused(self, node: Any, reason: str) -> UnsupportedOp:
-        return UnsupportedOp(f"{self.known.where}: {self.known.label(node)} {reason}")
-
-    def _fresh(self, name: str) -> str:
-        """The name itself, or with a number if another tensor has it."""
-        fresh = name
-        while fresh in self.taken:
-            self.copies[name] += 1
-            fresh = f"{name}@{self.copies[name]}"
-        self.taken.add(fresh)
-        if name in self.used:
-            self.used.add(fresh)
-        return fresh
-
-    def _node(
-        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], **rest: Any
-    ) -> Any:
-        return self.known.onnx.helper.make_node(op_type, list(inputs), list(outputs), **rest)
-
-    def _constant(self, name: str, value: Array) -> Any:
-        tensor = self.known.onnx.numpy_helper.from_array(value, name)
-        return self._node("Constant", [], [name], value=tensor)
-
-    def _with_axes(self, op_type: str, taken: str, output: str, axis: int) -> Nodes:
-        """A `Squeeze` or `Unsqueeze` of one axis."""
-        if self.known.versions.get("", 1) < 13:
-            yield self._node(op_type, [taken], [output], axes=[axis])
-            return
-        axes = self._fresh(f"{output}/axes")
-        yield self._constant(axes, np.array([axis], dtype=np.int64))
-        yield self._node(op_type, [taken, axes], [output])
-
 
 def bodies(node: Any) -> list[Any]:
     """The graphs inside a node."""
@@ -406,11 +239,6 @@ def names_in(graph: Any) -> tuple[set[str], set[str]]:
 
 def _body(node: Any) -> Any:
     return {attribute.name: attribute.g for attribute in node.attribute}["body"]
-
-
-def _single(value: Array) -> Any:
-    """The number in an array of one element."""
-    return value.reshape(-1)[0]
 
 
 def _num_nodes(graph: Any) -> int:
