@@ -12,9 +12,9 @@ def graph():
     builder = roost.GraphBuilder()
     builder.parameter("w", 100)
     builder.add("compute", "mm", ["w"], flop=1e9, bytes_read=100)
-    builder.add("memory", "add", flop=1, bytes_read=10**9, bytes_written=10**9)
+    builder.add("memory", "my_mm", flop=1, bytes_read=10**9, bytes_written=10**9, counted=True)
     builder.add("half", "convolution", flop=1e9, dtype="float16")
-    builder.add("unknown", "add", flop=1e9, dtype="int4")
+    builder.add("unknown", "add", flop=1e9, dtype="int4", counted=True)
     builder.add("free", "output", ["compute"], output_bytes=5)
     return builder.freeze()
 

@@ -47,6 +47,8 @@ class Graph(Saved):
     group: Array  # [ops] index in group_names; -1 where the op may go anywhere
     input_start: Array  # [ops + 1] inputs of op i are input_op[input_start[i]:input_start[i + 1]]
     input_op: Array  # [edges] in the order the op takes them, without repeats
+    # [ops] true where FLOP are a count of elements, for want of a formula; no part of the digest
+    counted: Array = ()  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         for column in ("op_names", "kinds", "dtypes", "modules", "group_names"):
@@ -60,6 +62,10 @@ class Graph(Saved):
                 raise GraphError(
                     f"{column} has {len(getattr(self, column))} entries for {count} ops"
                 )
+        counted = np.zeros(count, dtype=bool)
+        counted[:] = self.counted if len(self.counted) else False
+        counted.flags.writeable = False
+        object.__setattr__(self, "counted", counted)
         self._freeze("phase", np.int8, count)
         self._freeze("group", np.int32, count)
         self._freeze("flop", np.float64, count)
@@ -210,8 +216,9 @@ class Graph(Saved):
 
     @cached_property
     def digest(self) -> str:
-        """A short name that differs if any field differs."""
-        return digest(getattr(self, field.name) for field in fields(self))
+        """A short name that differs if any field but `counted` differs."""
+        names = [field.name for field in fields(self) if field.name != "counted"]
+        return digest(getattr(self, name) for name in names)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Graph) and self.digest == other.digest
@@ -249,6 +256,7 @@ class GraphBuilder:
         bytes_read: int = 0,
         bytes_written: int = 0,
         workspace_bytes: int = 0,
+        counted: bool = False,
         phase: str = "forward",
         dtype: str = "float32",
         module: str = "",
@@ -278,6 +286,7 @@ class GraphBuilder:
             "bytes_written": bytes_written,
             "output_bytes": output_bytes,
             "workspace_bytes": workspace_bytes,
+            "counted": counted,
             "group": -1 if group is None else self._groups.setdefault(group, len(self._groups)),
         }
         self._index[name] = len(self._index)

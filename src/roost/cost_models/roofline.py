@@ -59,7 +59,7 @@ def known_share(graph: Graph) -> tuple[float, float]:
     The FLOP of the other ops are counts of elements. Their bytes limit those ops, and bytes are
     counted for every op.
     """
-    known = np.array([class_of(kind) != "other" for kind in graph.kinds])
+    known = ~graph.counted
     moved = graph.bytes_read + graph.bytes_written
     return (
         float(graph.flop[known].sum() / max(graph.flop.sum(), 1.0)),

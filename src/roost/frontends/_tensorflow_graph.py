@@ -204,7 +204,7 @@ class _TensorflowWriter:
             self._tensor(tensor) if (op.name, index) in self.needed else None
             for index, tensor in enumerate(op.outputs)
         )
-        flop, read, written = self._costs(op, outputs)
+        flop, read, written, counted = self._costs(op, outputs)
         used = [tensor for tensor in outputs if tensor is not None]
         several = len(used) > 1
         settings = {
@@ -213,6 +213,7 @@ class _TensorflowWriter:
             "bytes_written": written,
             "output_bytes": 0 if several else written,
             "workspace_bytes": written if several else 0,
+            "counted": counted,
             "dtype": next((tensor for tensor in used if tensor.is_float), used[0]).dtype,
         }
         inputs = [self.op_of[ref] for ref in self._reads(op)]
@@ -223,7 +224,7 @@ class _TensorflowWriter:
             elif tensor is not None:
                 self.op_of[op.name, index] = name
 
-    def _costs(self, op: Any, outputs: tuple[Tensor | None, ...]) -> tuple[float, int, int]:
+    def _costs(self, op: Any, outputs: tuple[Tensor | None, ...]) -> tuple[float, int, int, bool]:
         kind = op.type.lower()
         inputs = tuple(map(self._taken, op.inputs))
         call = OpCall(kind, _attributes(op.node_def), inputs, outputs)
@@ -235,11 +236,11 @@ class _TensorflowWriter:
                 f"{self.where}: op {op.name!r} ({op.type}) has odd inputs: {error!r}"
             ) from error
         self.count.add(kind, flop, read + written, source)
-        return flop, read, written
+        return flop, read, written, source != "formula"
 
     def _add_update(self, op: Any) -> None:
         targets = list(dict.fromkeys(self._targets(op)))
-        flop, read, _ = self._costs(op, ())
+        flop, read, _, counted = self._costs(op, ())
         changed = [self._tensor(tensor) for tensor in op.inputs if self._is_handle(tensor)]
         size = sum(tensor.bytes for tensor in changed)
         settings = {
@@ -247,6 +248,7 @@ class _TensorflowWriter:
             "flop": flop,
             "bytes_read": read - (size if op.type == "AssignVariableOp" else 0),
             "bytes_written": size,
+            "counted": counted,
             "dtype": changed[0].dtype,
         }
         variables = [self.op_of[ref] for ref in targets]

@@ -219,7 +219,7 @@ class _OnnxWriter:
         kind = node.op_type.lower()
         if node.domain not in STANDARD:
             kind = f"{node.domain.lower()}.{kind}"
-        flop, read, written = self._costs(node, call, kind)
+        flop, read, written, counted = self._costs(node, call, kind)
         op = self.names.unused(node_name(node))
         outputs = zip(node.output, call.outputs, strict=True)
         used = {name: tensor for name, tensor in outputs if tensor is not None}
@@ -235,6 +235,7 @@ class _OnnxWriter:
             bytes_written=written,
             output_bytes=0 if several else written,
             workspace_bytes=written if several else 0,
+            counted=counted,
             dtype="int8" if call.op in QUANTISED else _dtype(list(used.values())),
             module=module,
             group=group,
@@ -254,7 +255,7 @@ class _OnnxWriter:
                     group=group,
                 )
 
-    def _costs(self, node: Any, call: OpCall, kind: str) -> tuple[float, int, int]:
+    def _costs(self, node: Any, call: OpCall, kind: str) -> tuple[float, int, int, bool]:
         try:
             flop, source = COSTS.flop(call)
             read, written = COSTS.bytes(call)
@@ -264,7 +265,7 @@ class _OnnxWriter:
                 f"{self.shapes.where}: {label} does not fit its inputs: {error!r}"
             ) from error
         self.count.add(kind, flop, read + written, source)
-        return flop, read, written
+        return flop, read, written, source != "formula"
 
 
 def _sparse_bytes(sparse: Any) -> int:

@@ -168,7 +168,7 @@ def _subset(graph: Graph, kept: Array, number: Array, value: Array) -> Graph:
     columns: dict[str, Any] = {
         name: tuple(getattr(graph, name)[op] for op in ops) for name in texts
     }
-    columns |= {name: getattr(graph, name)[kept] for name in (*arrays, "group")}
+    columns |= {name: getattr(graph, name)[kept] for name in (*arrays, "counted", "group")}
     return replace(
         graph,
         **columns,

@@ -35,6 +35,7 @@ class OpRow(File, gc=False):
     bytes_written: Count = 0
     output_bytes: Count = 0
     workspace_bytes: Count = 0
+    counted: bool = False
     module: str = ""
     group: str | None = None
     allowed: list[str] = msgspec.field(default_factory=list)
@@ -57,6 +58,7 @@ def graph_file(graph: Graph) -> GraphFile:
         "phase": [PHASES[phase] for phase in graph.phase.tolist()],
         "dtype": graph.dtypes,
         **{column: getattr(graph, column).tolist() for column in _NUMBERS},
+        "counted": graph.counted.tolist(),
         "module": graph.modules,
         "group": [None if g < 0 else graph.group_names[g] for g in graph.group.tolist()],
         "allowed": [list(kinds) for kinds in graph.allowed],
@@ -97,6 +99,7 @@ def graph_from(file: GraphFile) -> Graph:
             column: np.array([getattr(row, column) for row in rows], dtype=dtype)
             for column, dtype in _NUMBERS.items()
         },
+        counted=np.array([row.counted for row in rows], dtype=bool),
         group=np.array([groups[row.group] for row in rows], dtype=np.int32),
         group_names=tuple(name for name in groups if name is not None),
         input_start=np.cumsum([0, *map(len, inputs)]),

@@ -142,6 +142,7 @@ class _StepWriter:
             bytes_written=written,
             output_bytes=0 if several else _storage_bytes(value),
             workspace_bytes=sum(map(_storage_bytes, outputs)) if several else 0,
+            counted=not by_formula,
             group=op if several else None,
             **traits,
         )

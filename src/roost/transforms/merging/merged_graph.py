@@ -44,6 +44,8 @@ def merged_graph(
         allowed=tuple(kinds.allowed(units.mask[item]) for item in root.tolist()),
         phase=graph.phase[first],
         flop=np.bincount(new_op, graph.flop),
+        counted=2 * np.bincount(new_op, graph.flop * graph.counted)
+        > np.bincount(new_op, graph.flop),
         bytes_read=_sums(graph.bytes_read, new_op),
         bytes_written=_sums(graph.bytes_written, new_op),
         output_bytes=output,
