@@ -430,6 +430,11 @@ def test_a_softmax_gives_the_closed_choices_nothing():
     assert new_table().entropy == pytest.approx(entropy)
 
 
+def test_a_softmax_of_large_logits_is_finite():
+    table = Softmaxes(np.array([[1000.0, 1000.0], [-1000.0, 1000.0]]), np.ones((2, 2), bool))
+    assert table.probabilities.tolist() == [[0.5, 0.5], [0.0, 1.0]]
+
+
 @pytest.mark.parametrize("clip", [0.02, 10.0])
 def test_steps_of_a_table_follow_autograd(clip):
     table, actions = new_table(), np.array([[0, 1], [2, 0], [0, 0], [1, 1]])
