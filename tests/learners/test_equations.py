@@ -467,6 +467,13 @@ def test_steps_of_a_table_follow_autograd(clip):
     assert divergence > 0
 
 
+def test_a_ratio_at_its_limit_is_not_clipped_yet():
+    for advantage in (1.0, -1.0):
+        table = Softmaxes(np.zeros((1, 2)), np.ones((1, 2), bool))
+        table.improve(np.array([[0]]), np.array([advantage]), steps=1, rate=1.0, clip=0.0)
+        assert table.logits.tolist() == [[advantage / 2, -advantage / 2]]
+
+
 def test_a_refit_goes_a_part_of_the_way_to_the_frequencies():
     table = new_table()
     elite = np.array([[0, 0], [0, 1], [2, 0], [0, 0]])
