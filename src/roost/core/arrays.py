@@ -83,24 +83,59 @@ def state_digest(state: Mapping[str, Any]) -> str:
     )
 
 
+class FileArrays(dict[str, Array]):
+    """Named arrays of a file. Errors about them begin with `where`."""
+
+    def __init__(self, arrays: Mapping[str, Array], where: str) -> None:
+        super().__init__(arrays)
+        self.where = where
+
+
+def wrong_array(state: Mapping[str, Any], name: str, text: str) -> InputError:
+    """The error for an array of a saved state; it names the file where there is one."""
+    where = f"{state.where}: " if isinstance(state, FileArrays) else ""
+    return InputError(f"{where}tensor {name!r} {text}")
+
+
 def taken(
-    state: Mapping[str, Any], name: str, shape: tuple[int | None, ...], kinds: str = "f"
+    state: Mapping[str, Any],
+    name: str,
+    shape: tuple[int | None, ...],
+    kinds: str = "f",
+    *,
+    least: float = -np.inf,
+    most: float = np.inf,
+    finite: bool = True,
 ) -> Array:
     """An array of a saved state. Raises InputError, with its name, if it is not as expected.
 
-    It must be finite, of this shape (None: any length), and of one of these kinds of numbers.
+    It must have this shape (None: any length), one of these kinds of numbers, and values between
+    `least` and `most`. Compiled loops do not check what they get: every array goes through here.
     """
     if name not in state:
-        raise InputError(f"tensor {name!r} is missing")
+        raise wrong_array(state, name, "is missing")
     array = np.asarray(state[name])
     if array.dtype.kind not in kinds:
-        raise InputError(f"tensor {name!r} is {array.dtype}, which is the wrong kind of number")
+        raise wrong_array(state, name, f"is {array.dtype}, which is the wrong kind of number")
     fits = len(array.shape) == len(shape) and all(
         want is None or has == want for has, want in zip(array.shape, shape, strict=True)
     )
     if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
-        raise InputError(f"tensor {name!r} has shape {list(array.shape)}, not [{expected}]")
-    if not np.isfinite(array).all():
-        raise InputError(f"tensor {name!r} has a number that is not finite")
+        raise wrong_array(state, name, f"has shape {list(array.shape)}, not [{expected}]")
+    if np.isnan(array).any() or (finite and not np.isfinite(array).all()):
+        raise wrong_array(state, name, "has a number that is not finite")
+    if (array < least).any() or (array > most).any():
+        raise wrong_array(state, name, f"has a number that is not between {least:g} and {most:g}")
     return array
+
+
+def taken_devices(
+    state: Mapping[str, Any], name: str, allowed: Array, rows: tuple[int | None, ...] = ()
+) -> Array:  # [*rows, units] i4
+    """Devices of a saved state, each one that its unit allows; `allowed` is [units, devices]."""
+    num_units, num_devices = allowed.shape
+    array = taken(state, name, (*rows, num_units), "iu", least=0, most=num_devices - 1)
+    if not allowed[np.arange(num_units), array].all():
+        raise wrong_array(state, name, "puts something on a device that it does not allow")
+    return array.astype(np.int32)

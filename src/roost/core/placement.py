@@ -16,7 +16,7 @@ from roost.errors import InputError
 # priority: as given in the placement, highest first. fifo: whichever op became ready first.
 ORDERS = ("program", "rank", "priority", "fifo")
 
-_MOST_BYTES = 2**59  # sizes are added up in int64
+MOST_BYTES = 2**59  # sizes are added up in int64
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Placement(Saved):
             raise InputError(
                 "prefetch_bytes must be bytes, one number or one for each device, not negative"
             )
-        if (window > _MOST_BYTES).any():
+        if (window > MOST_BYTES).any():
             most = window.max()
             raise InputError(f"prefetch_bytes of {most} are more than 2**59; no machine has that")
         if window.ndim == 0:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.learners.gradients import clipped_gradients, log_probs_of, mean_entropy
 from roost.learners.optimizer_state import restore_state, state_arrays
 from roost.policies.seq2seq import Seq2Seq
@@ -96,7 +96,7 @@ class Ppo:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from `state()` of an earlier learner."""
         restore_state(self.policy, self.optimizer, state)
-        self.penalty = float(state["penalty"])
+        self.penalty = float(taken(state, "penalty", (), least=0))
 
 
 def guarantee(surrogate: float, largest_kl: float, largest_advantage: float, stages: int) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.learners.gradients import clipped_gradients, log_probs_of, mean_entropy
 from roost.learners.optimizer_state import restore_state, state_arrays
 from roost.policies.seq2seq import Seq2Seq
@@ -80,5 +80,5 @@ class Reinforce:
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from `state()` of an earlier learner."""
         restore_state(self.policy, self.optimizer, state)
-        self.baseline = float(state["baseline"])
-        self.num_updates = int(state["num_updates"])
+        self.baseline = float(taken(state, "baseline", ()))
+        self.num_updates = int(taken(state, "num_updates", (), "i", least=0))

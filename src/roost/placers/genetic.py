@@ -9,13 +9,14 @@ order, not an order from nothing; parents exchange whole modules.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import isinf
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, wrong_array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
@@ -59,10 +60,22 @@ class Genetic:
             generations = self._generations(problem, evaluate)
             if generations == 0:
                 break
-            brood = Brood(*(np.array(state[name]) for name in Brood._fields))
+            brood = self._brood(keyed, state)
             state = evaluate.round(partial(self._evolve, keyed, brood, generations))
         assert evaluate.best is not None
         return evaluate.best.placement
+
+    def _brood(self, keyed: KeyedProblem, state: Mapping[str, Array]) -> Brood:
+        """The brood in the state of a round; raises InputError if it is not one of this search."""
+        keys = taken(state, "keys", (None, 2 * keyed.units.num_units), least=0, most=1)
+        if not 1 <= len(keys) <= self.individuals:
+            raise wrong_array(state, "keys", f"has {len(keys)} rows, not 1 to {self.individuals}")
+        return Brood(
+            keys=np.array(keys),
+            steps=np.array(taken(state, "steps", (len(keys),), least=0)),
+            excesses=np.array(taken(state, "excesses", (len(keys),), least=0)),
+            state=np.array(taken(state, "state", (1,), "u")),
+        )
 
     def _generations(self, problem: Problem, evaluate: Evaluate) -> int:
         """Generations of the next round."""

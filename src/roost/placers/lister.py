@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent, InputError, MissingExtra
@@ -185,7 +185,7 @@ class Lister:
             best = _best(scheduler, schedules, cost, MOST_KEPT)
             return Round(best, schedules.simulations, {"cost": cost})
 
-        return np.asarray(evaluate.round(run)["cost"])
+        return taken(evaluate.round(run), "cost", (None,), least=0, finite=False)
 
     def _try_orders(self, problem: Problem, evaluate: Evaluate) -> None:
         """Try the best devices in every order, if trials are left for that."""

@@ -13,12 +13,13 @@ prior for fast devices, and spends the end of the budget on refining the best pl
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, taken_devices, wrong_array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.learners.rewards import standardised
@@ -87,9 +88,9 @@ class Post:
             samples: list[tuple[Array, Array]] = []  # choices and seconds of batches since a refit
             if (kept := evaluate.kept()) is not None:
                 choices.restore(kept)
-                table.logits = np.array(kept["logits"])
-                samples = list(zip(kept["choices"], kept["seconds"], strict=True))
-                rng.bit_generator.state = json.loads(kept["rng"].tobytes())
+                table.logits = np.array(taken(kept, "logits", prior.shape))
+                samples = self._samples(kept, choices.groups.allowed)
+                _restore_chance(rng, kept)
             while choices.budget_left > 0:
                 batch = table.sample(rng, self.batch)
                 costs = choices.try_batch(batch)
@@ -109,6 +110,12 @@ class Post:
                     samples = []
                 evaluate.keep(partial(self._state, choices, table, samples, rng))
         return choices.refined()
+
+    def _samples(self, state: Mapping[str, Array], allowed: Array) -> list[tuple[Array, Array]]:
+        """The samples in a saved state."""
+        batches = taken_devices(state, "choices", allowed, (None, self.batch))
+        seconds = taken(state, "seconds", batches.shape[:2], least=0)
+        return list(zip(batches.astype(np.asarray(state["choices"]).dtype), seconds, strict=True))
 
     def _refit(self, table: Softmaxes, samples: list[tuple[Array, Array]]) -> None:
         """Refit the table to the fastest samples."""
@@ -135,3 +142,12 @@ class Post:
             "seconds": seconds.reshape(-1, self.batch),
             "rng": np.frombuffer(rng_text, dtype=np.uint8),
         }
+
+
+def _restore_chance(rng: np.random.Generator, state: Mapping[str, Array]) -> None:
+    """Give a generator the state that `Post._state` wrote."""
+    text = taken(state, "rng", (None,), "u").tobytes()
+    try:
+        rng.bit_generator.state = json.loads(text)
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        raise wrong_array(state, "rng", "is not the state of a generator") from None

@@ -23,7 +23,7 @@ import numpy as np
 
 from roost import __version__, catalog
 from roost.core import rows
-from roost.core.arrays import Array, digest
+from roost.core.arrays import Array, FileArrays, digest
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.states import read_state, write_state
@@ -112,7 +112,9 @@ class Journal(Past):
         except InputError as error:
             raise InputError(f"{self.path}: {error}; begin a new file") from None
         known = [self._trial(trial) for trial in trials]
-        return PastEvaluation(known, line.simulations, line.elapsed, digests, state)
+        where = f"{self.path}: state of a round of {line.placer!r}"
+        arrays = FileArrays(state, where)
+        return PastEvaluation(known, line.simulations, line.elapsed, digests, arrays)
 
     def _trial(self, line: TrialLine) -> Trial:
         """The trial of a line, with the placement that is written there."""
@@ -182,7 +184,7 @@ class Journal(Past):
             if not waiting:
                 del self._trials_left[line.digest]
         arrays = {name.removeprefix("state."): value for name, value in state.items()}
-        return SavedState([self._past_trial(line) for line in own], arrays)
+        return SavedState([self._past_trial(line) for line in own], FileArrays(arrays, str(path)))
 
     def _state_path(self, placer: str) -> Path:
         return self.path.with_name(f"{self.path.name}.{placer}.npz")

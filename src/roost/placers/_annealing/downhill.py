@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from roost.core.arrays import taken_devices
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
@@ -35,7 +36,8 @@ def go_downhill(problem: Problem, evaluate: Evaluate, start: Placement) -> Place
         # Where it begins is simulated too.
         length = int(min(longest, evaluate.simulations_left - 2))
         chain = annealer.chain(placed, seed + moves)
-        placed = evaluate.round(partial(_run, annealer, chain, length))["placed"]
+        state = evaluate.round(partial(_run, annealer, chain, length))
+        placed = taken_devices(state, "placed", units.allowed)
         moves += length
     return annealer.placement(placed)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roost.core.arrays import Array, digest
-from roost.core.placement import ORDERS, Placement
+from roost.core.arrays import Array, digest, taken, taken_devices, wrong_array
+from roost.core.placement import MOST_BYTES, ORDERS, Placement
 from roost.core.problem import Problem
 from roost.placers._annealing.annealer import Cost
 from roost.placers._annealing.state import ChainState
@@ -92,19 +92,40 @@ def packed(chains: Sequence[OrderedChain]) -> dict[str, Array]:
     return state
 
 
-def unpacked(problem: Problem, state: Mapping[str, Array]) -> list[OrderedChain]:
-    """The chains that `packed` wrote."""
-    return [_unpacked(problem, state, slot) for slot in range(int(state["chains"]))]
+def unpacked(
+    problem: Problem, state: Mapping[str, Array], ties: Sequence[str]
+) -> list[OrderedChain]:
+    """The chains that `packed` wrote, of these kinds. Raises InputError for wrong ones."""
+    taken(state, "chains", (), "i", least=len(ties), most=len(ties))
+    return [_unpacked(problem, state, slot, tie) for slot, tie in enumerate(ties)]
 
 
-def _unpacked(problem: Problem, state: Mapping[str, Array], slot: int) -> OrderedChain:
-    kind, order = state[f"{slot}.kind"].tolist()
-    window = state[f"{slot}.window"]
+def _unpacked(problem: Problem, state: Mapping[str, Array], slot: int, tie: str) -> OrderedChain:
+    units, num_devices = units_of(problem, tie), problem.cluster.num_devices
+    kind, order = taken(
+        state, f"{slot}.kind", (2,), "i", least=0, most=max(len(_KINDS), len(ORDERS)) - 1
+    ).tolist()
+    if kind != _KINDS.index(tie):
+        raise wrong_array(state, f"{slot}.kind", "is not that of the chain before")
+    shape = (num_devices,) if np.ndim(state.get(f"{slot}.window", 0)) else ()
+    window = taken(state, f"{slot}.window", shape, "i", least=0, most=MOST_BYTES)
+    priority = None
+    if ORDERS[order] == "priority":
+        priority = taken(state, f"{slot}.priority", (problem.graph.num_ops,))
     example = problem.placement(
         np.zeros(problem.graph.num_ops, dtype=np.int32),
         ORDERS[order],
-        state.get(f"{slot}.priority"),
+        priority,
         window if window.ndim else int(window),
     )
-    own = ChainState(*(np.array(state[f"{slot}.{name}"]) for name in ChainState._fields))
-    return OrderedChain(_KINDS[kind], units_of(problem, _KINDS[kind]), example, own)
+    figures = {
+        name: np.array(taken(state, f"{slot}.{name}", (1,), least=0))
+        for name in ("penalty", "best_step", "best_excess", "step")
+    }
+    own = ChainState(
+        placed=taken_devices(state, f"{slot}.placed", units.allowed),
+        best=taken_devices(state, f"{slot}.best", units.allowed),
+        rng=np.array(taken(state, f"{slot}.rng", (1,), "u")),
+        **figures,
+    )
+    return OrderedChain(tie, units, example, own)

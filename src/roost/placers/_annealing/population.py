@@ -176,7 +176,8 @@ class Population:
 
     def _round(self, chains: list[OrderedChain], number: int) -> list[OrderedChain]:
         """Anneal every chain for one round; returns them as they stand after it."""
-        return unpacked(self.problem, self.evaluate.round(lambda: self._anneal(chains, number)))
+        state = self.evaluate.round(lambda: self._anneal(chains, number))
+        return unpacked(self.problem, state, [chain.tie for chain in chains])
 
     def _anneal(self, chains: list[OrderedChain], number: int) -> Round:
         """Anneal the chains in threads, then look for better orders."""

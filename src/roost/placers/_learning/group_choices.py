@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from roost.bounds.alike import alike
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import BudgetSpent
@@ -228,11 +228,14 @@ class GroupChoices:
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Continue from `state()` of an earlier search."""
-        keys = [row.tobytes() for row in state["known"]]
-        costs = map(tuple, state["found"].tolist())
-        self.known = dict(zip(keys, costs, strict=True))
-        self._num_stale, self._num_exhausted = (int(number) for number in state["stale"])
-        num_compared, *log_seconds = state["compared"]
+        known = taken(state, "known", (None, 2), "u")
+        costs = taken(state, "found", (len(known), 2), least=0)
+        self.known = {
+            row.tobytes(): (seconds, failed)
+            for row, (seconds, failed) in zip(known, costs.tolist(), strict=True)
+        }
+        self._num_stale, self._num_exhausted = taken(state, "stale", (2,), "i", least=0).tolist()
+        num_compared, *log_seconds = taken(state, "compared", (1 + len(self._log_seconds),))
         self._num_compared = int(num_compared)
         self._log_seconds = np.array(log_seconds)
         self._choose_order()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from roost.bounds.alike import alike
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, wrong_array
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.learners.hardware import check_train_on
@@ -107,7 +107,12 @@ def restore_search(
 
     learner.restore(state)
     choices.restore(state)
-    generator.set_state(torch.from_numpy(np.array(state["generator"])))
+    shape = tuple(generator.get_state().shape)
+    chance = taken(state, "generator", shape, "u", most=255).astype(np.uint8)
+    try:
+        generator.set_state(torch.from_numpy(chance))
+    except RuntimeError:
+        raise wrong_array(state, "generator", "is not the state of a generator") from None
 
 
 def _twins(problem: Problem) -> list[int]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.core.problem import Problem
 from roost.placers import Evaluate, Round
 from roost.placers._lister.portable_rules import COLUMN, COLUMNS, drawn_rules, varied_rules
@@ -158,4 +158,5 @@ class RuleSearch:
             placements = [schedules.placement(row) for row in kept]
             return Round(placements, schedules.simulations, {"cost": cost})
 
-        return np.asarray(self.evaluate.round(run)["cost"])
+        state = self.evaluate.round(run)
+        return taken(state, "cost", (len(rows),), least=0, finite=False)

@@ -12,7 +12,7 @@ from math import prod
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, taken_devices, wrong_array
 from roost.core.graph import FORWARD
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -272,13 +272,45 @@ class PlacetoEpisodes(GroupEpisodes):
     def resume(self, state: Mapping[str, Array], settings: PlacetoSettings) -> None:
         """Go on from a state."""
         self.settings = settings
-        for name in _KEPT:
-            setattr(self, name, np.array(state[name]))
+        for name, array in self._checked(state).items():
+            setattr(self, name, array)
         self.tried = self.device.copy()
-        self.baseline.past = np.array(state["baseline"])
-        tried = state["tried"].astype(self.device.dtype)
-        outcomes = np.array(state["tried_outcome"])
+        past = np.asarray(state.get("baseline"))
+        if past.dtype.kind != "f" or past.shape != self.baseline.past.shape or np.isinf(past).any():
+            raise wrong_array(state, "baseline", "is missing, infinite, or of another shape")
+        self.baseline.past = np.array(past)
+        tried = taken_devices(state, "tried", self.units.allowed, (None,))
+        outcomes = np.array(
+            taken(state, "tried_outcome", (len(tried), 2 + self.features.num_devices), least=0)
+        )
         self.remembered = {p.tobytes(): o for p, o in zip(tried, outcomes, strict=True)}
+
+    def _checked(self, state: Mapping[str, Array]) -> dict[str, Array]:
+        """The kept arrays of a saved state. Raises InputError if they are not of these episodes."""
+        num_groups, num_devices = self.num_steps, self.features.num_devices
+        allowed = self.units.allowed
+        devices = taken_devices(state, "device", allowed, (None,))
+        rows = len(devices)
+        grid, outcome = (rows, num_groups), (rows, 2 + num_devices)
+        starts = taken_devices(state, "starts", allowed, (None,))
+        kept = {
+            "device": devices,
+            "visited": taken(state, "visited", grid, "b"),
+            "visits": taken(state, "visits", grid, "i", least=0, most=num_groups - 1),
+            "num_groups": taken(state, "num_groups", (rows,), "i", least=1, most=num_groups),
+            "step": taken(state, "step", (rows,), "i", least=-1),
+            "length": taken(state, "length", (rows,), "i", least=0),
+            "outcome": taken(state, "outcome", outcome, least=0),
+            "previous": taken(state, "previous", (rows,), "i", least=0, most=num_devices - 1),
+            "group_start": taken(state, "group_start", grid, least=0),
+            "group_finish": taken(state, "group_finish", grid, least=0),
+            "starts": starts,
+            "first_outcome": taken(state, "first_outcome", (len(starts), 2 + num_devices), least=0),
+            "best": taken_devices(state, "best", allowed),
+            "best_outcome": taken(state, "best_outcome", outcome[1:], least=0),
+        }
+        assert set(kept) == set(_KEPT)
+        return {name: np.array(array) for name, array in kept.items()}
 
 
 def group_times(units: Units, placement: Placement) -> tuple[Array, Array]:  # [groups] seconds

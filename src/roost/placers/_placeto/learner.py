@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken
 from roost.learners.episodes import PolicyUpdate
 from roost.learners.hardware import torch_device
 from roost.learners.optimizer_state import (
@@ -151,9 +151,10 @@ class PlacetoLearner:
 
     def resume(self, state: Mapping[str, Array]) -> None:
         """Go on from a state."""
-        self.seed, phase, *counts = (int(count) for count in state["learned"])
+        learned = taken(state, "learned", (2 + len(_COUNTS),), "i", least=0)
+        self.seed, phase, *counts = learned.tolist()
         self.start_phase(phase)
-        self.fresh = float(state["fresh"])
+        self.fresh = float(taken(state, "fresh", ()))
         for name, count in zip(_COUNTS, counts, strict=True):
             setattr(self, name, count)
         restore_state(self.policy, self.optimizer, state)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, taken_devices
 from roost.core.cluster import MEMORY
 from roost.core.graph import FORWARD
-from roost.core.placement import Placement
+from roost.core.placement import MOST_BYTES, Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.placers import Evaluate, Round
@@ -107,8 +107,10 @@ def streamed_placements(problem: Problem, evaluate: Evaluate) -> list[Trial]:
     # Drawn even if a journal has the round: later random numbers must be the same.
     rng = np.random.default_rng(int(evaluate.rng.integers(2**62)))
     state = evaluate.round(lambda: _SettingsSearch(program, excess, rng, evaluate).run(), "walks")
-    rows = zip(state["devices"], state["windows"].tolist(), strict=True)
-    placements = [program.as_placement(np.array(device), window) for device, window in rows]
+    rows = taken_devices(state, "devices", problem.allowed, (None,))
+    windows = taken(state, "windows", (len(rows),), "i", least=0, most=MOST_BYTES)
+    pairs = zip(rows, windows.tolist(), strict=True)
+    placements = [program.as_placement(row, window) for row, window in pairs]
     return [whole, *evaluate(placements)]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from roost import catalog
-from roost.core.arrays import Array
+from roost.core.arrays import Array, taken, taken_devices
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.trial import Trial
@@ -102,10 +102,11 @@ def _round_of(
 
 
 def _placements(problem: Problem, state: Mapping[str, Array]) -> list[Placement]:
-    rows = zip(state["devices"], state["priorities"], strict=True)
+    devices = taken_devices(state, "devices", problem.allowed, (None,))
+    priorities = taken(state, "priorities", devices.shape)
     return [
-        problem.placement(np.array(device), "priority", np.array(priority))
-        for device, priority in rows
+        problem.placement(device, "priority", priority)
+        for device, priority in zip(devices, priorities, strict=True)
     ]
 
 
