@@ -5,7 +5,7 @@ TF_BIN := .venv-tf/bin
 COVERAGE_BIN := .venv-coverage/bin
 INSTALL := install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-slow test-tf check wheel bench bench-placers bench-coverage mutants schemas clean
+.PHONY: demo test test-bounds fuzz test-slow test-tf check wheel bench bench-placers bench-coverage mutants schemas clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/demo.py
@@ -18,6 +18,14 @@ check: .venv/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The tests of compiled loops, with checks of every index. They compile anew for some minutes.
+test-bounds: .venv/.ready-dev
+	ROOST_BOUNDS_CHECK=1 $(BIN)/python -m pytest tests/simulator tests/placers tests/search/test_forged.py
+
+# Changed files for every reader: about half an hour. FUZZ_INPUTS=1000 is a minute.
+fuzz: .venv/.ready-dev
+	FUZZ_INPUTS=$${FUZZ_INPUTS:-100000} $(BIN)/python -m pytest -m slow tests/fuzz
 
 # What takes minutes, and what needs TensorFlow, which has an environment of its own.
 test-slow: .venv/.ready-dev

@@ -64,7 +64,10 @@ class Layout(NamedTuple):
     busy: Busy | None
 
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+# `make test-bounds` sets it: an index out of range is then an IndexError, at half the speed.
+CHECKS_BOUNDS = os.environ.get("ROOST_BOUNDS_CHECK", "") not in ("", "0")
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": CHECKS_BOUNDS}
+_BARE: dict[str, Any] = {} if CHECKS_BOUNDS else {"_nrt": False}  # an error needs the counts
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -78,12 +81,12 @@ def bare(function: Callable[..., Any]) -> Any:
     Numba counts references to arrays it takes out of tuples, with atomic instructions, even inside
     loops.
     """
-    return _compile(function, _OPTIONS | {"_nrt": False})
+    return _compile(function, _OPTIONS | _BARE)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """Compile into the callers: passing forty arrays costs more than most loops here."""
-    return _compile(function, _OPTIONS | {"_nrt": False, "forceinline": True})
+    return _compile(function, _OPTIONS | _BARE | {"forceinline": True})
 
 
 def _compile(function: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -112,11 +115,15 @@ def _cache_folder() -> Path | None:
     for content in compiled_sources().values():
         text.update(content)
     user = os.getuid() if hasattr(os, "getuid") else 0
-    given = [os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME"), "~/.cache", ""]
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if not Path(base).is_absolute():
+        base = "~/.cache"  # its standard: ignore a relative one
+    given = [os.environ.get("NUMBA_CACHE_DIR"), base, "~/.cache", ""]
     for root in (root for root in given if root is not None):
         try:
             mine = Path(root or tempfile.gettempdir()).expanduser() / f"roost-{user}"
-            folder = mine / f"kernels-{text.hexdigest()[:16]}"
+            kind = "checked-kernels" if CHECKS_BOUNDS else "kernels"
+            folder = mine / f"{kind}-{text.hexdigest()[:16]}"
             folder.mkdir(parents=True, exist_ok=True)
             # Machine code is run as it is found, so in a folder that others share it must be nobody
             # else's.
