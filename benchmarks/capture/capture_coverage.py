@@ -1,15 +1,18 @@
 """Capture of models of timm, torchvision, transformers and diffusers, for inference and training.
 
-    python benchmarks/capture/capture_coverage.py measure [MODEL ...]   append a row for each model and step
-    python benchmarks/capture/capture_coverage.py page                  render the page from its rows
+    python benchmarks/capture/capture_coverage.py measure [--again] [PACKAGE or MODEL ...]
+    python benchmarks/capture/capture_coverage.py page
+
+`measure` appends a row for each model and step that has none; it can be stopped and goes on. The
+variable PROCESSES is how many run at a time. `page` renders the page from the rows.
 
 `make bench-coverage` installs the packages in an environment of their own, and does both. Every
 model is built on the meta device and captured in a process of its own with a time limit. A row
 has success or the refusal, CPU seconds, and FLOP against PyTorch's counter, which runs the model
 on meta tensors, or on the CPU where the model is small.
 
-PyTorch's counter is blind to some ops and wrong about others. `HAND` has formulas for these. They
-are written here anew, from the definition of the op, and share no code with Roost.
+PyTorch's counter is blind to some ops and wrong about others. `hand_formulas` counts these anew,
+from the definition of the op, and shares no code with Roost.
 """
 
 from __future__ import annotations
@@ -253,14 +256,16 @@ def versions() -> dict[str, str]:
 
 
 def measure(names: list[str]) -> None:
-    """Append a row for each model and step that has no row of this commit yet."""
+    """Append a row for each model and step that has no sound row yet, or for all `--again`."""
+    again = "--again" in names
+    names = [name for name in names if name != "--again"]
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["coverage_preload"])  # imports take 10 s: once is enough
     from coverage_models import MODELS
 
     provenance = results.measured_with()
     provenance["versions"] |= versions()
-    there = {key(row) for row in results.read(ROWS) if row["commit"] == results.commit()}
+    there = set() if again else {key(row) for row in results.sound(results.read(ROWS))}
     jobs = [(m.package, m.name, train) for m in MODELS for train in (False, True)]
     jobs = [job for job in jobs if job not in there and (not names or {job[0], job[1]} & {*names})]
     running: list[Any] = []
