@@ -92,6 +92,12 @@ def _goals(rows: list[Row]) -> str:
     said = results.verdict(worst, CLOSE, compared)
     off = [r for r in compared if _is_off(r, "counter_flop")]
     reasoned = all(_reasons(r) for r in off)
+    planned = 2 * sum(PLANNED.values())
+    there = sum(r["package"] in PLANNED for r in rows)
+    if there < planned:
+        said = f"open: {there} of {planned} steps measured"
+    elif not reasoned:
+        said = "missed"
     lines += [
         "",
         f"FLOP of products and convolutions, against PyTorch's counter: {len(compared)} steps "
