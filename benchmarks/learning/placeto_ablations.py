@@ -8,7 +8,7 @@ Every step of an episode is a trial, so an update takes as many trials as groups
 Rows are appended, one for each run; those that are there already are not run again.
 `placeto_page.py` makes the page of them.
 
-Variants beginning with "paper" are as published, apart from what they leave out. Those beginning
+Variants beginning with "paper" are the paper as far as known, apart from what they leave out. Those beginning
 with "faster" learn with the rate and the entropy weight of the tuned setting: the published ones
 hardly leave the uniform policy in as few updates, so that what is left out can make no difference.
 """

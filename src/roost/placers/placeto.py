@@ -9,11 +9,11 @@ which groups are there, so that a policy runs on any number of any devices; mess
 means. The released code has only one return that runs (the best still to come); here it is the
 paper's. Parameters that several groups read are groups, fetched once a step from their home.
 
-`setting="paper"` is otherwise as published. The network is run anew at every step on features of
-the whole placement (8 rounds of messages, 8 episodes side by side), and every step is a trial.
-There is one update at the end of each episode, with returns to its end, less the mean return of
-that step in the last 10 rounds. Every episode begins at the same random placements. Adam goes from
-1e-3 to 1e-4, the entropy weight from 1 to 0; the gradient norm is 1.25.
+`setting="paper"` is otherwise the paper as far as known. The network is run anew at every step on
+features of the whole placement (8 rounds of messages, 8 episodes side by side), and every step is a
+trial. There is one update at the end of each episode, with returns to its end, less the mean return
+of that step in the last 10 rounds. Every episode begins at the same random placements. Adam goes
+from 1e-3 to 1e-4, the entropy weight from 1 to 0; the gradient norm is 1.25.
 
 `setting="tuned"` needs far fewer trials. It differs from the paper:
 

@@ -1,5 +1,7 @@
-"""The settings of Placeto: as published, and tuned to need fewer trials. `placeto.py` explains
-both."""
+"""The settings of Placeto: the paper's as far as known, and others that need fewer trials.
+
+`placeto.py` explains both.
+"""
 
 from __future__ import annotations
 
