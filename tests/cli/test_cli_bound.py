@@ -76,7 +76,9 @@ def test_placers_are_those_of_the_folder_each_with_a_sentence(roost) -> None:
 
 def test_a_sentence_does_not_end_within_et_al() -> None:
     assert first_sentence("single").endswith("Mirhoseini et al. 2017.")
-    assert first_sentence("mincut") == "MinCut: as `scotch`, without the CPU."
+    assert (
+        first_sentence("mincut") == "MinCut: the mapping of `scotch` without the CPU, a baseline."
+    )
 
 
 def test_listing_placers_imports_nothing_heavy() -> None:

@@ -404,7 +404,7 @@ def test_a_model_of_another_graph_is_refused(problem):
     other = small_net.problem(train=True)
     source = measuring(other)  # whose model is not trained
     with pytest.raises(
-        InputError, match=rf"has graph {problem.graph.digest}, the problem {other.graph.digest}"
+        InputError, match=rf"has graph {problem.graph.digest}, the problem has {other.graph.digest}"
     ):
         source.open()
     assert not source.candidates.num_started

@@ -2,5 +2,3 @@
 
 All other folders pass these to each other.
 """
-
-from roost.core import formats as formats  # so that every noun can be saved

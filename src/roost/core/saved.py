@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,4 +19,6 @@ class Saved:
 
     def save(self, path: str | Path) -> None:
         """Write the noun to a file, compressed if the name ends in `.gz`."""
+        if not _writers:  # what reads and writes files is slow to import, so it comes when needed
+            importlib.import_module("roost.core.formats")
         _writers[0](self, path)

@@ -185,7 +185,7 @@ class Lister:
             best = _best(scheduler, schedules, cost, MOST_KEPT)
             return Round(best, schedules.simulations, {"cost": cost})
 
-        return taken(evaluate.round(run), "cost", (None,), least=0, finite=False)
+        return taken(evaluate.round(run), "cost", (None,), finite=False)
 
     def _try_orders(self, problem: Problem, evaluate: Evaluate) -> None:
         """Try the best devices in every order, if trials are left for that."""

@@ -159,4 +159,4 @@ class RuleSearch:
             return Round(placements, schedules.simulations, {"cost": cost})
 
         state = self.evaluate.round(run)
-        return taken(state, "cost", (len(rows),), least=0, finite=False)
+        return taken(state, "cost", (len(rows),), finite=False)
