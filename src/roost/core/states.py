@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ _UNREADABLE = (
     RuntimeError,
     zipfile.BadZipFile,
     zlib.error,
+    SyntaxError,
+    tokenize.TokenError,
 )
 
 
