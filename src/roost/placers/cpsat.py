@@ -68,7 +68,7 @@ class Cpsat:
 
 
 def _tried(found: Exact, evaluate: Evaluate) -> list[Trial]:
-    """What the solver found, evaluated; where nothing fits, the last it looked at."""
+    """Trials of the solver's answer; if nothing fits, of the last placements it looked at."""
     if found.placement is not None:
         return evaluate([found.placement])
     return evaluate(found.candidates[-_SHOWN:]) if found.candidates else []

@@ -46,7 +46,7 @@ _CALLS: list[_Call] = []  # of the trace that runs now, in order
 
 
 def is_traceable(function: type, args: tuple[Any, ...]) -> bool:
-    """Whether the function gets all it works on as arguments.
+    """True where the function gets all its tensors as arguments.
 
     One that runs a module, as checkpoints do, gives gradients to weights that it is not given.
     """
