@@ -1,4 +1,7 @@
-"""Graph -> Graph: one file per transform, each with a way back for placements."""
+"""Graph -> Graph: one file per transform, each with a way back for placements.
+
+`microbatch` is another kind: it makes several ops of one, so it has its own result.
+"""
 
 from __future__ import annotations
 
