@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from roost.bounds import cumulative
 from roost.bounds._model import SolverModel
 from roost.bounds._relaxed import Relaxed
 from roost.bounds.heads_tails import Ends, through
@@ -76,6 +77,10 @@ def solve_exactly(
     stop = time.monotonic() + seconds
     search = _Search(problem, upper, seed, workers, in_turn)
     search.know(start)
+    if cumulative.applies(problem):
+        search.work_left = work
+        search.run_cumulative(stop)
+        return search.found()
     if not links or problem.graph.num_ops > _FEW:
         share = _EASY_SHARE if links else 1.0
         search.work_left = share * work
@@ -132,6 +137,26 @@ class _Search:
         return Exact(
             self.placement, self.step_time, bound, optimal, np.isinf(bound), tuple(self.tried)
         )
+
+    def run_cumulative(self, stop: float) -> None:
+        """Solve the model that does not tell devices apart; prove that nothing is shorter."""
+        relaxed = Relaxed.of(self.problem)
+        horizon = min(self.step_time, self.upper)
+        if not relaxed.possible:
+            return
+        if np.isinf(horizon):
+            horizon = longest_step(self.problem)
+        seconds = stop - time.monotonic()
+        if seconds <= 0 or self.work_left <= 0 or horizon <= 0:
+            return
+        answer = cumulative.solve_cumulative(
+            relaxed, Ends.of(relaxed), horizon, self.timeline, self.seed, seconds, self.work_left
+        )
+        self.work_left -= answer.work
+        self.bound = max(self.bound, answer.bound)
+        if answer.device is not None and answer.begin is not None:
+            self._note(_simulated(self.problem, answer.device, answer.begin))
+        self.slack = max(self.slack, answer.slack)
 
     def run(self, links: bool, stop: float) -> None:
         """Solve and simulate. If the simulator disagrees, forbid the answer's devices and solve

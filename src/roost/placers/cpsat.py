@@ -13,6 +13,7 @@ import logging
 from dataclasses import dataclass
 from math import inf, isinf
 
+from roost.bounds import cumulative
 from roost.bounds.exact import Exact, solve_exactly
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -36,15 +37,16 @@ class Cpsat:
     # a core. It does not depend on the clock, so the same seed gives the same answer.
     work: float = 8.0
     largest: int = 150  # groups, and ops without one; raises InputError above this
+    largest_alike: int = 400  # the same where devices are alike and transfers free
     workers: int = 2  # where there are more than a few groups
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         """Start from the best so far, or from the best device."""
         num_units = Units.of(problem, "nothing").num_units
-        if num_units > self.largest:
+        largest = self.largest_alike if cumulative.applies(problem) else self.largest
+        if num_units > largest:
             raise InputError(
-                f"{num_units} groups are more than the {self.largest} that cpsat takes; auto "
-                f"takes any"
+                f"{num_units} groups are more than the {largest} that cpsat takes; auto takes any"
             )
         start = evaluate.best
         if start is None:
