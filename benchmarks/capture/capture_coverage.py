@@ -185,7 +185,7 @@ def one(package: str, name: str, train: bool) -> dict[str, Any]:
     """Capture one model; the refusal where it is refused."""
     import coverage_preload  # noqa: F401  before any package imports torchvision
     import torch
-    from coverage_models import MODELS
+    from coverage_models import COMPILED, DECLARED, MODELS
 
     from roost.errors import RoostError
     from roost.frontends.torch import step_of
@@ -194,6 +194,8 @@ def one(package: str, name: str, train: bool) -> dict[str, Any]:
     model = next(m for m in MODELS if (m.package, m.name) == (package, name))
     module, inputs = built(model, train, "meta")
     row: dict[str, Any] = {"parameters": sum(p.numel() for p in module.parameters())}
+    if package == "torchvision":
+        row["ops_declared_by_name"] = list(DECLARED) if COMPILED else []
     begin = time.process_time()
     try:
         step = step_of(module, inputs, train=train, loss=model.loss if train else None)

@@ -102,6 +102,7 @@ def timm(name: str) -> Model:
 
 
 COMPILED: list[Any] = []  # torchvision's ops that are declared here: they live as long as this list
+DECLARED = ("nms", "qnms", "roi_align")
 
 
 def declare_torchvision_ops() -> None:
@@ -109,6 +110,7 @@ def declare_torchvision_ops() -> None:
 
     A build for CUDA does not load beside PyTorch for CPUs. Capture runs no op: it needs the shapes
     only, which the Python part of torchvision registers. Without the names, its import fails.
+    `COMPILED` is empty where the library loads. Rows of torchvision say which of the two it was.
     """
     spec = importlib.util.find_spec("torchvision")
     if COMPILED or spec is None or spec.origin is None:
@@ -120,11 +122,11 @@ def declare_torchvision_ops() -> None:
         pass
     library = torch.library.Library("torchvision", "DEF")
     COMPILED.append(library)
-    for name in ("nms", "qnms"):
+    for name in DECLARED[:2]:
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     pooled = "float spatial_scale, SymInt pooled_height, SymInt pooled_width"
     library.define(
-        f"roi_align(Tensor input, Tensor rois, {pooled}, int sampling_ratio, bool aligned) -> Tensor"
+        f"{DECLARED[2]}(Tensor input, Tensor rois, {pooled}, int sampling_ratio, bool aligned) -> Tensor"
     )
 
 

@@ -49,6 +49,7 @@ def page(path: Path) -> str:
         "diffusers have few and small layers, except those under *real sizes*. CPU seconds are "
         "those of the capture alone, without imports and building.\n",
         _versions(rows),
+        _declared(rows),
         _goals(rows),
         _refusals(rows),
         _real_sizes(rows),
@@ -67,6 +68,20 @@ def _versions(rows: list[Row]) -> str:
     )
     lines = [f"- {text} ({number} rows)" for text, number in named.items()]
     return "\n".join(["Versions and machine:\n", *lines, ""])
+
+
+def _declared(rows: list[Row]) -> str:
+    """A paragraph on ops that were known by name only."""
+    rows = [row for row in rows if row.get("ops_declared_by_name")]
+    if not rows:
+        return ""
+    names = ", ".join(f"`{name}`" for name in rows[0]["ops_declared_by_name"])
+    return (
+        f"torchvision's compiled library did not load beside this PyTorch (in {len(rows)} rows). Its ops "
+        f"{names} were declared by name, so that torchvision imports. Capture needs their shapes "
+        "only, which the Python part of torchvision gives. These rows do not show that a model of "
+        "torchvision with these ops runs.\n"
+    )
 
 
 def _goals(rows: list[Row]) -> str:
