@@ -1,13 +1,14 @@
 """Changes one operator, comparison or constant at a time, and shows which changes no test notices.
 
-    python benchmarks/mutants.py run --count 300 --seed 0           all folders but zoo and cli
-    python benchmarks/mutants.py run --folders learners,core        these folders
-    python benchmarks/mutants.py show                               counts, and the open mutants
+    python benchmarks/mutants.py run --count 300 --seed 0        a sample of all folders but zoo and cli
+    python benchmarks/mutants.py run --folders learners,core     those of the sample in these folders
+    python benchmarks/mutants.py run --most-compiled 2           at most 2 of each folder in compiled loops
+    python benchmarks/mutants.py show                            counts, and the open mutants
 
 A mutant is a copy of Roost with one such change. It is killed if a test of its folder fails or
-takes too long. `run` works in a copy of the tracked files, with a cache of compiled loops of its
-own; the checkout stays as it is. A mutant of a compiled loop takes minutes: all loops are compiled
-again.
+takes too long. Tests that call the changed function run first, then all tests of the folder.
+`run` works in a copy of the tracked files, with a cache of compiled loops of its own; the checkout
+stays as it is. A mutant of a compiled loop takes minutes: all loops are compiled again.
 
 Each mutant is one row. `run` can be stopped, and continues: it skips a killed mutant as long as its
 file is the same, and a mutant that survived as long as its file and its tests are.
@@ -18,17 +19,12 @@ from __future__ import annotations
 
 import argparse
 import ast
-import hashlib
 import json
-import os
 import random
-import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -37,12 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import rows
+from mutant_tests import Calls, Chosen, Copy, digest, import_heavy
 
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "out" / "mutants.jsonl"
 EQUAL = Path(__file__).parent / "equal_mutants.toml"
 LEFT_OUT = {"cli", "zoo", "testing"}  # `testing` helps tests, and has none of its own
-MEMORY = 8 << 30  # bytes: a mutant may ask for ever more
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
@@ -174,16 +170,11 @@ def folders() -> list[str]:
 
 
 def tests_of(tree: Path, folder: str) -> list[Path]:
-    """Folders and files of the tests that mirror a folder."""
-    tests = [tree / "tests" / folder, *sorted((tree / "tests").glob(f"test_{folder}*.py"))]
-    return [path for path in tests if path.exists()]
-
-
-def nearest_first(tests: list[Path], mutant: Mutant) -> list[Path]:
-    """Tests with those of the mutant's own file in front: they kill it soonest."""
-    name = f"test_{Path(mutant.file).stem.strip('_')}.py"
-    near = [file for path in tests for file in sorted(path.rglob(name))]
-    return [*near, *tests]
+    """Folders and files of the tests that mirror a folder, and its contract."""
+    tests = tree / "tests"
+    contract = tests / "contracts" / f"test_{folder}.py"
+    found = [tests / folder, *sorted(tests.glob(f"test_{folder}*.py")), contract]
+    return [path for path in found if path.exists()]
 
 
 def sample(tree: Path, names: list[str], count: int, seed: int) -> list[Mutant]:
@@ -191,79 +182,6 @@ def sample(tree: Path, names: list[str], count: int, seed: int) -> list[Mutant]:
     files = [file for name in names for file in sorted((tree / "src/roost" / name).rglob("*.py"))]
     every = [mutant for file in files for mutant in mutants_of(tree, file)]
     return random.Random(seed).sample(every, min(count, len(every)))
-
-
-class Copy:
-    """A copy of the tracked files, in which the tests of a mutant run."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.tree = place / "tree"
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-        )
-        shutil.rmtree(self.tree, ignore_errors=True)
-        for name in filter(None, listed.stdout.split("\0")):
-            if (ROOT / name).is_file():
-                (self.tree / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, self.tree / name)
-
-    def loops(self) -> set[Path]:
-        """The caches of compiled loops: one for each state of their text."""
-        return set((self.place / "numba").glob("*/kernels-*"))
-
-    def test(self, tests: list[Path], limit: float) -> tuple[str, float, str]:
-        """`passed`, `failed` or `slow`; seconds; the test that failed."""
-        env = os.environ | {
-            "NUMBA_CACHE_DIR": str(self.place / "numba"),
-            "PYTHONPATH": str(self.tree / "src"),
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "--tb=no",
-            "-p",
-            "no:cacheprovider",
-            *map(str, tests),
-        ]
-        began = time.monotonic()
-        with tempfile.TemporaryFile("w+") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self.tree,
-                env=env,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY)),
-            )
-            try:
-                code = process.wait(limit)
-                outcome = "passed" if code == 0 else "failed"
-            except subprocess.TimeoutExpired:
-                outcome = "slow"
-            finally:
-                if process.poll() is None:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-            output.seek(0)
-            lines = output.read().strip().splitlines()
-        if outcome == "failed" and code in (3, 4, 5):
-            raise RuntimeError(f"pytest cannot run {tests}: {lines[-1:]}")
-        named = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
-        return outcome, time.monotonic() - began, (named or lines or [""])[-1][:200]
-
-
-def digest(paths: list[Path]) -> str:
-    """Digest of files, and of all Python files of folders."""
-    text = hashlib.sha256()
-    for path in paths:
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            text.update(file.read_bytes())
-    return text.hexdigest()[:16]
 
 
 def row_of(tree: Path, mutant: Mutant) -> rows.Row:
@@ -289,44 +207,56 @@ def is_known(row: rows.Row, past: list[rows.Row]) -> bool:
     )
 
 
-def run(names: list[str], count: int, seed: int, path: Path, place: Path) -> None:
-    """Try the mutants that have no row yet, folder by folder."""
+def is_compiled(tree: Path, mutant: Mutant) -> bool:
+    """True if the change makes Numba compile all loops again."""
+    return "roost.simulator.kernels" in (tree / mutant.file).read_text() or (
+        "/kernels/" in mutant.file
+    )
+
+
+def run(names: list[str], path: Path, place: Path, drawn: Settings) -> None:
+    """Try the mutants that have no row yet, folder by folder; those of compiled loops last."""
     path.parent.mkdir(parents=True, exist_ok=True)
     provenance = rows.measured_with()
+    import_heavy()
     copy = Copy(place)
-    drawn = sample(copy.tree, names, count, seed)
-    for name in names:
-        mine = [mutant for mutant in drawn if mutant.folder == name]
-        past = rows.read(path)
-        left = [one for one in mine if not is_known(row_of(copy.tree, one), past)]
-        print(f"{name}: {len(mine)} mutants, {len(left)} of them not tried yet", flush=True)
-        if not left:
-            continue
-        tests = tests_of(copy.tree, name)
-        for _ in range(2):  # the first time, Numba compiles all loops
-            outcome, seconds, named = copy.test(tests, 3600)
-            if outcome != "passed":
-                raise SystemExit(f"the tests of {name} fail without a change: {named}")
-        for mutant in left:
-            row = row_of(copy.tree, mutant) | tried(copy, mutant, seconds) | {"seed": seed}
-            with path.open("a") as file:
-                file.write(json.dumps(row | provenance) + "\n")
-            if row["outcome"] == "survived":
-                print(f"  survived: {mutant.file}:{mutant.line}: {mutant.change}", flush=True)
+    every = sample(copy.tree, folders(), drawn.count, drawn.seed)
+    loops = [one for one in every if is_compiled(copy.tree, one)]
+    for compiled in (False, True):
+        for name in names:
+            mine = [one for one in every if one.folder == name and (one in loops) == compiled]
+            past = rows.read(path)
+            left = [one for one in mine if not is_known(row_of(copy.tree, one), past)]
+            left = left[: drawn.most_compiled] if compiled else left
+            kind = " of compiled loops" if compiled else ""
+            print(f"{name}: {len(mine)} mutants{kind}, {len(left)} to try", flush=True)
+            calls = copy.calls(tests_of(copy.tree, name)) if left else Calls()
+            for mutant in left:
+                row = row_of(copy.tree, mutant) | tried(copy, mutant, calls, compiled)
+                with path.open("a") as file:
+                    file.write(json.dumps(row | {"seed": drawn.seed} | provenance) + "\n")
+                if row["outcome"] == "survived":
+                    print(f"  survived: {mutant.file}:{mutant.line}: {mutant.change}", flush=True)
     show(path)
 
 
-def tried(copy: Copy, mutant: Mutant, seconds: float) -> rows.Row:
-    """Run the tests of a mutant, which take `seconds` without a change, and give the outcome."""
+def tried(copy: Copy, mutant: Mutant, calls: Calls, compiled: bool) -> rows.Row:
+    """Run the tests that call the changed function; if none fails, all tests of its folder."""
     target = copy.tree / mutant.file
     original = target.read_text()
     kept = copy.loops()
-    is_compiled = "roost.simulator.kernels" in original or "/kernels/" in mutant.file
-    limit = 60 + 4 * seconds + (1800 if is_compiled else 0)
+    near = f"test_{Path(mutant.file).stem.strip('_')}.py"
+    callers = [] if compiled else calls.tests_of(mutant.file, mutant.function)
+    outcome, took, named = "passed", 0.0, ""
     try:
         target.write_text(mutated(original, mutant))
-        tests = nearest_first(tests_of(copy.tree, mutant.folder), mutant)
-        outcome, took, named = copy.test(tests, limit)
+        for chosen in ([callers] if callers else []) + [list(calls.seconds)]:
+            files = sorted({copy.tree / test.partition("::")[0] for test in chosen})
+            plugin = Chosen(calls.order(chosen, near), calls, 1800 if compiled else 0)
+            outcome, seconds, named = copy.test(files, 7200, plugin)
+            took += seconds
+            if outcome != "passed":
+                break
     finally:
         target.write_text(original)
         for folder in copy.loops() - kept:
@@ -335,6 +265,7 @@ def tried(copy: Copy, mutant: Mutant, seconds: float) -> rows.Row:
         "outcome": "survived" if outcome == "passed" else "killed",
         "by": named if outcome == "failed" else outcome,
         "seconds": round(took, 1),
+        "compiled": compiled,
     }
 
 
@@ -367,13 +298,23 @@ def show(path: Path) -> None:
         print(f"{folder}: {', '.join(figures)}")
 
 
+@dataclass(frozen=True)
+class Settings:
+    """How the sample is drawn."""
+
+    count: int
+    seed: int
+    most_compiled: int  # mutants of compiled loops in each folder
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("do", choices=["run", "show"])
     parser.add_argument("--folders", help="such as learners,core; by default all but zoo and cli")
-    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--count", type=int, default=300, help="mutants over all folders")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-compiled", type=int, default=1000, help="compiled, of each folder")
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--place", type=Path, default=Path(tempfile.gettempdir()) / "roost-mutants")
     given = parser.parse_args()
@@ -382,7 +323,8 @@ def main() -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end the tests that run
     names = given.folders.split(",") if given.folders else folders()
-    run(names, given.count, given.seed, given.rows, given.place.absolute())
+    drawn = Settings(given.count, given.seed, given.most_compiled)
+    run(names, given.rows, given.place.absolute(), drawn)
 
 
 if __name__ == "__main__":
