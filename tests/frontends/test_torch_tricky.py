@@ -221,3 +221,25 @@ def test_a_refusal_is_not_buried_under_a_graph(capfd):
     with pytest.raises(InputError, match="decides by the values of a tensor"):
         capture(Deciding(), X)
     assert capfd.readouterr() == ("", "")
+
+
+class NamedAs(nn.Module):
+    """A module with a part, a weight and a buffer under the names of attributes of PyTorch's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+        self.code = nn.Parameter(torch.ones(8))
+        self.register_buffer("meta", torch.ones(8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.graph(x) * self.code + self.meta).sum()
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_a_module_may_be_called_graph(train):
+    step = step_of(NamedAs(), X, train=train)
+    assert {"graph.0.weight", "code", "meta"} <= set(step.program.residents)
+    assert ("graph.1.running_mean" in step.program.new_values) == train
+    assert ("graph.0.weight" in step.program.gradients) == train
+    assert any(module.startswith("graph.0") for module in step.graph.modules)

@@ -31,8 +31,7 @@ def export(
     try:
         with _GradientGuard(train), _without_graphs():
             exported = torch.export.export(module, args, kwargs, strict=False)
-        decomposed: ExportedProgram = exported.run_decompositions({})
-        return decomposed
+        return decomposed(exported)
     except InputError:
         raise
     except Exception as error:
@@ -42,6 +41,42 @@ def export(
                 f"the example inputs do not fit the model's forward: {error}"
             ) from error
         raise refusal(error, line) from error
+
+
+def decomposed(exported: ExportedProgram) -> ExportedProgram:
+    """The same program, with updates of buffers as outputs; names of tensors stay."""
+    others = _other_names(exported)
+    back = {other: name for name, other in others.items()}
+    _rename(exported, others)
+    try:
+        result: ExportedProgram = exported.run_decompositions({})
+    finally:
+        _rename(exported, back)
+    _rename(result, back)
+    return result
+
+
+def _other_names(exported: ExportedProgram) -> dict[str, str]:
+    """Names of tensors that PyTorch would lose, each with another name.
+
+    It restores the modules as parts of a GraphModule, which has attributes of its own: `graph`,
+    `code`, `meta` and more. A module of the model by that name would be lost.
+    """
+    own = torch.fx.GraphModule(nn.Module(), torch.fx.Graph())
+    names = [*exported.state_dict, *exported.constants]
+    return {name: f"roost_{name}" for name in names if hasattr(own, name.partition(".")[0])}
+
+
+def _rename(exported: ExportedProgram, others: dict[str, str]) -> None:
+    """Give tensors of an exported program other names, in place and in the same order."""
+    for values in (exported.state_dict, exported.constants):
+        renamed = {others.get(name, name): value for name, value in values.items()}
+        values.clear()
+        values.update(renamed)
+    signature = exported.graph_signature
+    for spec in (*signature.input_specs, *signature.output_specs):
+        if spec.target is not None:
+            spec.target = others.get(spec.target, spec.target)
 
 
 @contextmanager

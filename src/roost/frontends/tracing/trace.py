@@ -6,7 +6,7 @@ every value is made once and never changed, so any op may run on any device. The
 1. `fake_copy` copies the module with fake tensors in place of its own; tied weights stay one.
 2. `torch.export`, not strict, runs the model's Python once. A model that depends on data fails
    here, with its line.
-3. `run_decompositions({})` turns updates of buffers, as in BatchNorm, into outputs. Otherwise they
+3. `decomposed` turns updates of buffers, as in BatchNorm, into outputs. Otherwise they
    would change behind the graph's back.
 4. `make_fx` traces that graph and `torch.autograd.grad` of its loss. Hooks on the autograd nodes
    give each backward op its module.
@@ -27,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from roost.errors import InputError, UnsupportedOp
 from roost.frontends.tracing.dispatched import refuse_dispatched
-from roost.frontends.tracing.export import export, quiet
+from roost.frontends.tracing.export import decomposed, export, quiet
 from roost.frontends.tracing.exported_inputs import check_fixed_shapes
 from roost.frontends.tracing.fake_model import fake_copy, fake_tensors, loose_tensors
 from roost.frontends.tracing.joint_trace import joint_program
@@ -66,8 +66,9 @@ def trace_exported(exported: torch.export.ExportedProgram, *, train: bool = Fals
     """Trace a program that was exported before, and perhaps saved."""
     check_fixed_shapes(exported)
     with quiet():
-        exported = exported.run_decompositions({})
-        return joint_program(exported, FakeTensorMode(allow_non_fake_inputs=True), train)
+        return joint_program(
+            decomposed(exported), FakeTensorMode(allow_non_fake_inputs=True), train
+        )
 
 
 @contextmanager
