@@ -6,9 +6,11 @@ Names are loaded when they are first used, so that `import roost` costs nothing.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # true for type checkers; `typing` takes long to import: see roost.cli
 if TYPE_CHECKING:
+    from typing import Any
+
     from roost import zoo
     from roost.bounds import bound
     from roost.core.cluster import Cluster, Device, Link

@@ -171,6 +171,23 @@ runpy.run_module("roost.__main__", run_name="__main__")
     assert (done.returncode, done.stderr) == (130, "")
 
 
+def test_the_command_imports_nothing_slow_before_it_can_catch_control_c() -> None:
+    code = """
+import __future__, importlib, signal, sys
+before = {*sys.modules}
+from roost.cli import main
+print(*sorted({*sys.modules} - before))
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+        check=True,
+    )
+    assert done.stdout.split() == ["roost", "roost.cli"]
+
+
 @pytest.mark.parametrize("args", [["clusters"], ["clusters", "--json"], ["--help"]])
 def test_a_closed_pipe_is_no_traceback(args: list[str]) -> None:
     read, write = os.pipe()

@@ -46,6 +46,21 @@ tf.saved_model.save(module, "signatures", signatures={"apply": module.apply, "tw
 frozen = convert_variables_to_constants_v2(module.twice.get_concrete_function())
 tf.io.write_graph(frozen.graph, ".", "frozen.pb", as_text=False)
 
+# A file that writes another one when it is loaded
+from tensorflow.python.trackable.resource import TrackableResource
+
+class Writes(TrackableResource):
+    def _create_resource(self):
+        return tf.raw_ops.MutableHashTableV2(key_dtype=tf.string, value_dtype=tf.int64)
+    def _initialize(self):
+        tf.io.write_file("initialised", "")
+
+hostile = Signatures()
+hostile.resource = Writes()
+hostile.resource.resource_handle
+tf.saved_model.save(hostile, "hostile", signatures={"apply": hostile.apply})
+tf.io.gfile.exists("initialised") and tf.io.gfile.remove("initialised")
+
 # Functions
 def step_of(model, optimizer):
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -229,6 +244,22 @@ def test_functions_called_twice_are_inlined_twice(made):
         inputs={"x": (2, 4)},
     )
     assert again.digest == graph.digest
+
+
+@tf_test
+def test_the_initialiser_of_a_saved_model_runs_with_trust_alone(made, tmp_path):
+    command = [sys.executable, "-m", "roost", "capture", str(made / "hostile"), "-o", "graph.json"]
+    command += ["--set", "signature=apply", "--input", "x=2,4"]
+    refused = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "can run code of its author" in refused.stderr
+    assert [*tmp_path.iterdir()] == []
+    trusted = subprocess.run(
+        [*command, "--trust"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert trusted.returncode == 0, trusted.stderr
+    assert (tmp_path / "initialised").exists()  # so the file was hostile
+    assert flop(roost.load(tmp_path / "graph.json"), "matmul") == 2 * (2 * 4 * 3)
 
 
 @tf_test

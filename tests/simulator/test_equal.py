@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from roost.core.placement import Placement
+from roost.presets import measurement_cache
 from roost.simulator import compiled, reference
+from roost.simulator.kernels import base
 from roost.testing.problems import scattered, training_like
 from support.nasty import nasty
 
@@ -148,3 +150,20 @@ def test_without_a_home_or_a_cache_it_still_compiles(tmp_path):
     }
     found = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
+
+
+def test_a_relative_cache_folder_counts_nowhere(tmp_path, monkeypatch):
+    """Its standard says to ignore it: no folder appears in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    base._cache_folder.cache_clear()
+    try:
+        compiled_loops = base._cache_folder()
+    finally:
+        base._cache_folder.cache_clear()
+    assert compiled_loops is not None
+    assert compiled_loops.parents[1] == tmp_path / "home/.cache"
+    assert measurement_cache.folder() == tmp_path / "home/.cache/roost"
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]

@@ -1,15 +1,18 @@
 """The `roost` command: one file for each verb.
 
-`main` imports the verbs (`_app`) itself, so that Ctrl-C works during the import.
+`main` imports the verbs (`_app`) itself, so that Ctrl-C works during the import. Up to `main` the
+command imports nothing slow, such as `typing`: Ctrl-C there shows a traceback of Python.
 """
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # true for type checkers
 if TYPE_CHECKING:
+    from typing import Any
+
     from roost.cli._app import app
 
 __all__ = ["app", "main"]
