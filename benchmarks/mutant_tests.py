@@ -21,7 +21,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 MEMORY = 8 << 30  # bytes: a mutant may ask for ever more
 HEAVY = ("numpy", "numba", "torch", "hypothesis", "jsonschema", "scipy.optimize", "networkx")
+STARTERS = ("/subprocess.py", "/multiprocessing/process.py", "/multiprocessing/context.py")
 ENDED_BY_ALARM = -signal.SIGALRM
 
 
@@ -48,6 +49,7 @@ class Calls:
 
     seconds: dict[str, float] = field(default_factory=dict)  # test -> seconds
     of: dict[str, list[str]] = field(default_factory=dict)  # "file function" -> tests
+    starters: list[str] = field(default_factory=list)  # tests that start other processes
 
     def tests_of(self, file: str, function: str) -> list[str]:
         """Tests that call the function; of a line outside of all functions, those of its file."""
@@ -56,6 +58,15 @@ class Calls:
             return exact
         within = (tests for name, tests in self.of.items() if name.startswith(f"{file} "))
         return sorted({test for tests in within for test in tests})
+
+    def others_of(self, callers: list[str]) -> list[str]:
+        """Tests that may notice a change of a function though they do not call it here.
+
+        They share fixtures with callers, or start processes, which may call it.
+        """
+        files = {test.partition("::")[0] for test in callers}
+        shared = [test for test in self.seconds if test.partition("::")[0] in files]
+        return sorted({*shared, *self.starters} - {*callers})
 
     def order(self, tests: list[str], near: str) -> dict[str, int]:
         """Place of each test: those of the file `near` first, then quick test files, then quick tests.
@@ -95,7 +106,9 @@ class Recorder:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
             self.calls.seconds[item.nodeid] = round(time.perf_counter() - began, 4)
-            for name in self.now:
+            if "process" in self.now:
+                self.calls.starters.append(item.nodeid)
+            for name in self.now - {"process"}:
                 self.calls.of.setdefault(name, []).append(item.nodeid)
 
     def _called(self, frame: Any, event: str, argument: Any) -> None:
@@ -104,6 +117,8 @@ class Recorder:
         if code.co_filename.startswith(self.prefix):
             name = re.sub(r"\.?<[a-z]*>", "", code.co_qualname)
             self.now.add(f"src/{code.co_filename.removeprefix(self.prefix)} {name}")
+        elif code.co_filename.endswith(STARTERS):
+            self.now.add("process")
 
 
 class Chosen:
@@ -166,14 +181,13 @@ class Copy:
     def calls(self, tests: list[Path]) -> Calls:
         """Which test calls which function; read from the last time as long as no file changed."""
         source = self.tree / "src"
-        file = self.place / f"calls-{digest([*tests, source / 'roost'])}.json"
+        file = self.place / f"all-calls-{digest([*tests, source / 'roost'])}.json"
         if not file.exists():
             recorder = Recorder(source)
 
             def record() -> int:
                 code = self._pytest(tests, self.place / "output.txt", (recorder,))
-                found = {"seconds": recorder.calls.seconds, "of": recorder.calls.of}
-                file.with_suffix(".new").write_text(json.dumps(found))
+                file.with_suffix(".new").write_text(json.dumps(asdict(recorder.calls)))
                 return code
 
             code = forked(record, 3600)

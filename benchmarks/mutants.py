@@ -6,13 +6,15 @@
     python benchmarks/mutants.py show                            counts, and the open mutants
 
 A mutant is a copy of Roost with one such change. It is killed if a test of its folder fails or
-takes too long. Tests that call the changed function run first, then all tests of the folder.
+takes too long. Tests that call the changed function run first. Then come those that share fixtures
+with them, or start processes; no other test can notice the change.
 `run` works in a copy of the tracked files, with a cache of compiled loops of its own; the checkout
 stays as it is. A mutant of a compiled loop takes minutes: all loops are compiled again.
 
 Each mutant is one row. `run` can be stopped, and continues: it skips a killed mutant as long as its
 file is the same, and a mutant that survived as long as its file and its tests are.
-`equal_mutants.toml` lists survivors that change no result, each with the reason.
+`equal_mutants.toml` lists survivors that change no result, each with the reason. Those with `needs`
+run on other hardware alone, so no test here can notice them.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ from mutant_tests import Calls, Chosen, Copy, digest, import_heavy
 ROOT = Path(__file__).parents[1]
 ROWS = ROOT / "out" / "mutants.jsonl"
 EQUAL = Path(__file__).parent / "equal_mutants.toml"
+KEY = ("file", "function", "code", "change")  # of a mutant in EQUAL
+OUTCOMES = ("killed", "equal", "not tested here", "open")
 LEFT_OUT = {"cli", "zoo", "testing"}  # `testing` helps tests, and has none of its own
 
 OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -241,7 +245,10 @@ def run(names: list[str], path: Path, place: Path, drawn: Settings) -> None:
 
 
 def tried(copy: Copy, mutant: Mutant, calls: Calls, compiled: bool) -> rows.Row:
-    """Run the tests that call the changed function; if none fails, all tests of its folder."""
+    """Run the tests that call the changed function; if none fails, others that may notice.
+
+    Where no test is known to call it, and for compiled loops, run all tests of the folder.
+    """
     target = copy.tree / mutant.file
     original = target.read_text()
     kept = copy.loops()
@@ -250,7 +257,9 @@ def tried(copy: Copy, mutant: Mutant, calls: Calls, compiled: bool) -> rows.Row:
     outcome, took, named = "passed", 0.0, ""
     try:
         target.write_text(mutated(original, mutant))
-        for chosen in ([callers] if callers else []) + [list(calls.seconds)]:
+        for chosen in [callers, calls.others_of(callers)] if callers else [list(calls.seconds)]:
+            if not chosen:
+                continue
             files = sorted({copy.tree / test.partition("::")[0] for test in chosen})
             plugin = Chosen(calls.order(chosen, near), calls, 1800 if compiled else 0)
             outcome, seconds, named = copy.test(files, 7200, plugin)
@@ -279,23 +288,31 @@ def show(path: Path) -> None:
         for row in rows.read(path)
         if (ROOT / row["file"]).is_file() and row["source"] == digest([ROOT / row["file"]])
     }
-    equal = tomllib.loads(EQUAL.read_text())["mutant"]
-    key = ("file", "function", "code", "change")
-    explained = {tuple(one[name] for name in key) for one in equal}
     counts: Counter[tuple[str, str]] = Counter()
+    reasons = explained()
     for row in latest.values():
-        folder = Path(row["file"]).parts[2]
-        outcome = row["outcome"]
-        if outcome == "survived":
-            is_equal = tuple(row[name] for name in key) in explained
-            outcome = "equal" if is_equal else "open"
-        counts[folder, outcome] += 1
+        outcome = outcome_of(row, reasons)
+        counts[Path(row["file"]).parts[2], outcome] += 1
         counts["all", outcome] += 1
         if outcome == "open":
             print(f"open: {row['file']}:{row['line']}: {row['change']}")
     for folder in dict.fromkeys(name for name, _ in counts):
-        figures = [f"{counts[folder, key]} {key}" for key in ("killed", "equal", "open")]
+        figures = [f"{counts[folder, outcome]} {outcome}" for outcome in OUTCOMES]
         print(f"{folder}: {', '.join(figures)}")
+
+
+def explained() -> dict[tuple[str, ...], dict[str, str]]:
+    """The survivors with a reason, by their place and change."""
+    every = tomllib.loads(EQUAL.read_text())["mutant"]
+    return {tuple(one[name] for name in KEY): one for one in every}
+
+
+def outcome_of(row: rows.Row, reasons: dict[tuple[str, ...], dict[str, str]]) -> str:
+    """One of OUTCOMES."""
+    if row["outcome"] == "killed":
+        return "killed"
+    reason = reasons.get(tuple(row[name] for name in KEY))
+    return "open" if reason is None else "not tested here" if "needs" in reason else "equal"
 
 
 @dataclass(frozen=True)

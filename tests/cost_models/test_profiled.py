@@ -3,6 +3,7 @@ and counted."""
 
 import json
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import roost
 from roost.core.cluster import Cluster, Device, Link
 from roost.core.graph import INPUT
-from roost.cost_models.profiled import Profiled
+from roost.cost_models.profiled import Profiled, alone_on
 from roost.cost_models.roofline import Roofline
 from roost.cost_models.timing import timed_ops, timers, updates, whole_step
 from roost.cost_models.timing.overwrites import overwrites
@@ -469,3 +470,11 @@ def test_without_a_way_to_be_told_progress_is_logged(caplog, monkeypatch):
     for done in range(1, 7):
         told(done, 6)
     assert caplog.messages == [f"timing ops: {done} of 6" for done in (1, 4, 6)]
+
+
+def test_a_cpu_device_calls_in_a_thread_of_its_own():
+    """It has the threads and cores of the device, which ops are timed with."""
+    here = threading.current_thread()
+    found, there = alone_on(cluster("cpu"), 0, lambda device: (device, threading.current_thread()))
+    assert found == torch.device("cpu")
+    assert there is not here

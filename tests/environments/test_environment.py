@@ -17,8 +17,9 @@ from roost.environments._grouped_problem import (
     GROUP_FEATURES,
     LINK_FEATURES,
 )
+from roost.environments._observation import Sizes
 from roost.environments.placement import PlacementEnvironment
-from roost.errors import UnknownName
+from roost.errors import InputError, UnknownName
 from roost.placers.toolkit import fastest_allowed, groups_of
 from roost.testing.problems import training_like
 from support.nasty import nasty
@@ -429,3 +430,10 @@ def test_naming_the_module_registers_it():
         "print(gymnasium.make('roost.environments:roost/Placement-v0', problem=training_like(20, 2)).action_space)"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "Discrete(2)"
+
+
+def test_edges_count_in_the_size_of_an_observation():
+    many = Sizes(groups=1, edges=10**7, devices=1)
+    with pytest.raises(InputError, match=r"10,000,000 edges .* take about 8.2 GiB"):
+        many._check_bytes(1, 10)
+    many._check_bytes(1, 9)

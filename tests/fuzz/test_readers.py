@@ -1,4 +1,6 @@
-"""Whatever a file holds, its reader gives a noun or an InputError in a short time: `make fuzz`.
+"""Whatever a file holds, its reader gives a noun or an InputError, soon and in little memory.
+
+`make fuzz` runs these tests.
 
 FUZZ_INPUTS is the number of changed files in all; each reader gets a share.
 """
@@ -7,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ pytestmark = pytest.mark.slow
 
 INPUTS = int(os.environ.get("FUZZ_INPUTS", "2000"))
 MOST_SECONDS = 10.0  # for one file
+MOST_MEMORY = 2**30  # bytes above those before, for one file
 SHAPES = {"a": (3, 2), "b": (4,)}
 
 # Pieces that mean something in one of the formats.
@@ -70,11 +74,39 @@ def changed(data: bytes, changes: list[tuple[str, float, int, bytes]]) -> bytes:
     return data
 
 
+def memory(field: str) -> int:
+    """Bytes of this process: `VmRSS`, those it holds, or `VmHWM`, the most it held."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+@contextmanager
+def within_limits() -> Iterator[None]:
+    """Fail if the work takes too long or too much memory."""
+    Path("/proc/self/clear_refs").write_text("5")  # the most begins with what is held now
+    before = memory("VmRSS")
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < MOST_SECONDS
+    assert memory("VmHWM") - before < MOST_MEMORY
+
+
+def test_the_limits_of_one_file_hold() -> None:
+    """A passing peak counts, though its memory is given back."""
+    for _ in range(2):
+        with pytest.raises(AssertionError), within_limits():
+            np.ones(MOST_MEMORY + 2**26, np.uint8).sum()
+    with within_limits():
+        np.ones(2**26, np.uint8).sum()
+
+
 def no_traceback(
     name: str, data: bytes, read: Callable[[Path], Any], folder: Path, share: float
 ) -> None:
-    """Read many changed copies of a file. Only InputError may come of it, and soon."""
+    """Read many changed copies of a file. Only InputError may come of it, within the limits."""
     path = folder / name
+    path.write_bytes(data)
+    read(path)  # imports and compiled loops are no cost of a changed file
 
     @settings(
         max_examples=max(1, int(share * INPUTS)),
@@ -85,12 +117,11 @@ def no_traceback(
     @given(CHANGES)
     def check(changes: list[tuple[str, float, int, bytes]]) -> None:
         path.write_bytes(changed(data, changes))
-        began = time.monotonic()
-        try:
-            read(path)
-        except InputError as error:
-            assert len(str(error)) < 3000  # noqa: PT017
-        assert time.monotonic() - began < MOST_SECONDS
+        with within_limits():
+            try:
+                read(path)
+            except InputError as error:
+                assert len(str(error)) < 3000  # noqa: PT017
 
     check()
 
@@ -191,10 +222,11 @@ def test_states_of_rounds_with_a_true_digest(tmp_path: Path) -> None:
         row.digest = rows_digest(row.state)
         changed_lines = [*lines[:number], msgspec.json.encode(row), *lines[number + 1 :], b""]
         path.write_bytes(b"\n".join(changed_lines))
-        try:
-            search(problem, "annealing", trials=600, journal=path, prove=False)
-        except InputError as error:
-            assert "trials.jsonl" in str(error)  # noqa: PT017
+        with within_limits():
+            try:
+                search(problem, "annealing", trials=600, journal=path, prove=False)
+            except InputError as error:
+                assert "trials.jsonl" in str(error)  # noqa: PT017
 
     check()
 

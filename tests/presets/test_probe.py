@@ -318,3 +318,41 @@ def test_a_small_product_that_took_long_is_not_the_last(monkeypatch):
     rate = _figures._matmul_rate(torch.float32, torch.device("cpu"), clock, 0.02)
     assert sizes == [256, 512, 1024, 2048]
     assert rate == 2 * 1024**3 / 0.01
+
+
+def test_the_bandwidth_counts_what_a_copy_reads_and_writes(monkeypatch):
+    bytes_copied = []
+
+    def clock(call):
+        bytes_copied.append(call().numel())
+        return 0.5
+
+    assert _figures._memory_bandwidth(torch.device("cpu"), clock, 1000) == 2 * 1000 / 0.5
+    assert bytes_copied == [1000]
+
+
+def test_the_copy_that_gives_the_bandwidth_is_larger_than_all_caches(monkeypatch):
+    sizes = []
+    monkeypatch.setattr(_figures, "_device", lambda device, clock, size, enough: sizes.append(size))
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**40)
+    for cache in (2**20, 2**28):
+        monkeypatch.setattr(machine, "cache_bytes", lambda cache=cache: cache)
+        _figures.of_cpu(1)
+    monkeypatch.setattr(machine, "available_memory", lambda: 2**20)
+    _figures.of_cpu(1)
+    assert sizes == [128 * 2**20, 4 * 2**28, 2**17]
+
+
+@pytest.mark.usefixtures("_nothing_warned")
+def test_a_link_in_the_cache_folder_is_not_followed(caplog, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    measurement_cache.write("probe", {"a": 1}, {"b": 2})
+    file = measurement_cache.path_of("probe", {"a": 1})
+    file.rename(tmp_path / "elsewhere.json")
+    file.symlink_to(tmp_path / "elsewhere.json")
+    assert measurement_cache.read("probe", {"a": 1}) == {}
+    assert "is not a plain file of this user" in caplog.text
+    caplog.clear()
+    measurement_cache.write("probe", {"a": 1}, {"b": 3})
+    assert file.is_symlink()
+    assert "is not a plain file of this user" in caplog.text
