@@ -94,8 +94,8 @@ def page(file: Path = ROWS) -> str:
     lines = [
         "# Standard Task Graphs",
         "",
-        "`auto` against the best schedules known on equal processors: Kasahara's random graphs of "
-        "50 and 100 tasks, the even numbers. A result is free everywhere. *Proved*: the bound is "
+        "`auto` against the best schedules known on equal processors: Kasahara's random graphs, "
+        "those with even numbers. A result is free everywhere. *Proved*: the bound is "
         "within a millionth of the step.",
         "",
         "| trials | tasks | processors | graphs | as good as known | better | proved | "

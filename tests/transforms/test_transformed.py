@@ -20,7 +20,11 @@ from support.nasty import nasty
 STEPS = (Prune(), Colocate(single_consumer=True), Coarsen(12))
 
 
-@pytest.mark.parametrize("name", catalog.names("transforms"))
+# `microbatch` makes many ops of one: it has a way back of its own.
+MERGING = [name for name in catalog.names("transforms") if name != "microbatch"]
+
+
+@pytest.mark.parametrize("name", MERGING)
 def test_every_transform_keeps_its_promises(name):
     transform = catalog.find("transforms", name)()
     # Settings can be logged.
