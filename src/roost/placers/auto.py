@@ -22,6 +22,7 @@ from roost.placers._annealing.population import Heat, Population
 from roost.placers._shared.units import Units
 from roost.placers._starts.offload import needs_offload
 from roost.placers._starts.starting_points import ask, distinct, offloads, whole_groups
+from roost.transforms.microbatch import copies_of
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ _EXACT_SECONDS = 2.0  # and where it gets at least so much time
 _EXACT_SHARE = 0.5  # of the seconds
 # Groups where devices are alike and transfers free: the solver is many times faster there.
 _EASY_UNITS = 400
+# Asked first where the step is unrolled into microbatches.
+_OF_COPIES = ("single", "data_parallel", "hybrid", "pipeline")
 _WORK = 1e-6  # of the solver, in its own count, for a trial and op of the budget
 _MOST_TRIALS = 10**7
 
@@ -46,13 +49,18 @@ class Auto:
     baseline_share: float = 0.4  # of the budget: no baseline begins after it
     heat: Heat = field(default_factory=Heat)
     threads: int | None = None
+    begin: tuple[Placement, ...] = ()  # placements to begin with, beside those of the baselines
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
-        trials = self._ask_baselines(problem, evaluate)
-        trials += whole_groups(problem, evaluate)
+        trials = evaluate(self.begin) if self.begin else []
+        trials += self._ask_baselines(problem, evaluate)
+        copied = bool((copies_of(problem.graph) > 0).any())
+        if not copied:
+            trials += whole_groups(problem, evaluate)
         if needs_offload(problem) or not any(trial.feasible for trial in trials):
             trials += offloads(problem, evaluate)
-        self._ask_exact(problem, evaluate)
+        if not copied:
+            self._ask_exact(problem, evaluate)
         starts = distinct(trials if evaluate.best is None else [evaluate.best, *trials])
         Population(problem, evaluate, self.heat, self.threads).run(
             [trial.placement for trial in starts]
@@ -66,7 +74,7 @@ class Auto:
         kept = 1 - self.baseline_share
         least_seconds = kept * evaluate.seconds_left
         least_trials = kept * evaluate.trials_left
-        for name in self.baselines:
+        for name in self._names(problem):
             # Without a limit nothing is less than infinite.
             late = evaluate.seconds_left < least_seconds or evaluate.trials_left < least_trials
             if trials and late:
@@ -76,6 +84,12 @@ class Auto:
             except (MissingExtra, InputError) as error:
                 log.info("without %s: %s", name, error)
         return trials
+
+    def _names(self, problem: Problem) -> tuple[str, ...]:
+        """The baselines, those for copies first."""
+        if self.begin or not (copies_of(problem.graph) > 0).any():
+            return self.baselines
+        return tuple(dict.fromkeys((*_OF_COPIES, *self.baselines)))
 
     def _ask_exact(self, problem: Problem, evaluate: Evaluate) -> None:
         """The exact placer, where it may come to an end."""

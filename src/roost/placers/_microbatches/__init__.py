@@ -1,0 +1,1 @@
+"""Pipelines, data parallelism and mixtures: placements of a step that is unrolled into copies."""

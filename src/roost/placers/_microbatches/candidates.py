@@ -1,0 +1,156 @@
+"""Candidates: layouts and schedules of a step for a number of microbatches, the best first.
+
+Their seconds are estimates, made without unrolling anything: the schedule of the tasks, or the load
+of the busiest bus if that takes longer. So the candidates of many numbers of microbatches can be
+compared before the first graph is unrolled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.core.problem import Problem
+from roost.core.trial import Trial, best_of
+from roost.placers import Evaluate
+from roost.placers._microbatches.copied_step import CopiedStep
+from roost.placers._microbatches.layouts import Layout, Replica, balanced, replicated, whole
+from roost.placers._microbatches.realised import (
+    devices_of,
+    realised,
+    realised_again,
+    with_smaller_windows,
+)
+from roost.placers._microbatches.task_schedule import SCHEDULES, TaskSchedule, scheduled
+from roost.placers._splits.unit_graph import accelerators
+
+PIPELINE, DATA_PARALLEL, HYBRID = "pipeline", "data_parallel", "hybrid"
+FAMILIES = (DATA_PARALLEL, HYBRID, PIPELINE)
+_MOST_CHUNKS = 4  # of one device
+_ATTEMPTS = 3  # with smaller windows, where memory is missing
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A layout with a schedule, and an estimate of its step."""
+
+    family: str  # one of FAMILIES
+    count: int  # microbatches
+    schedule: TaskSchedule
+    seconds: float  # estimated
+
+    @property
+    def layout(self) -> Layout:
+        return self.schedule.layout
+
+    def devices(self, problem: Problem) -> Array:  # [ops]
+        """The device of each op of an unrolled problem."""
+        return devices_of(CopiedStep.of(problem), self.layout)
+
+
+def candidates(
+    step: CopiedStep,
+    count: int,
+    families: Sequence[str] = FAMILIES,
+    schedules: Sequence[str] = SCHEDULES,
+) -> list[Candidate]:
+    """The candidates of some families, the shortest first; each layout once."""
+    found: list[Candidate] = []
+    seen: set[tuple[Layout, str]] = set()
+    for family in families:
+        for layout in _layouts(step, count, family):
+            pipelined = layout.num_chunks > 1
+            for name in schedules if pipelined else schedules[:1]:
+                if (layout, name) in seen:
+                    continue
+                seen.add((layout, name))
+                schedule = scheduled(step, layout, name)
+                seconds = max(schedule.seconds, _busiest_bus(step, layout))
+                found.append(Candidate(family, count, schedule, seconds))
+    return sorted(found, key=lambda each: each.seconds)
+
+
+def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
+    fast = accelerators(step.problem)
+    if family == DATA_PARALLEL:
+        every = list(range(step.problem.cluster.num_devices))
+        for devices in [fast] if len(fast) == len(every) else [fast, every]:
+            yield replicated(step, [whole(step, device) for device in devices], count)
+    elif family == PIPELINE:
+        for devices in _orders(step.problem, fast):
+            for chunks in _numbers_of_chunks(count):
+                yield Layout((_chain(step, devices, chunks, count),), (0,) * count)
+    else:
+        for size in range(2, len(fast)):
+            if len(fast) % size == 0:
+                for chains in _groups(fast, size):
+                    for chunks in _numbers_of_chunks(count)[:2]:
+                        rows = [_chain(step, chain, chunks, count) for chain in chains]
+                        yield replicated(step, rows, count)
+
+
+def _numbers_of_chunks(count: int) -> list[int]:
+    """Chunks for each device: several only pay with several microbatches."""
+    return [number for number in (1, 2, _MOST_CHUNKS) if number <= max(1, count // 2)]
+
+
+def _chain(step: CopiedStep, devices: Sequence[int], chunks: int, count: int) -> Replica:
+    """The chain cut for devices in turn; activations as an early backward pass leaves them."""
+    depth = len(devices)
+    held = [min(count, depth - place) for place in range(depth)]
+    return balanced(step, list(devices) * chunks, held * chunks)
+
+
+def _orders(problem: Problem, devices: Sequence[int]) -> list[list[int]]:
+    """Devices in their own order, the fastest first, and the fastest last."""
+    seconds = np.where(problem.allowed, problem.op_time, 0.0).sum(axis=0)
+    by_speed = sorted(devices, key=lambda device: (seconds[device], device))
+    orders = [list(devices), by_speed, by_speed[::-1]]
+    alike = len({float(seconds[device]) for device in devices}) == 1
+    return orders[:1] if alike else [list(row) for row in dict.fromkeys(map(tuple, orders))]
+
+
+def _groups(devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
+    """Chains of `size` devices: side by side in the list, or each stage side by side."""
+    number = len(devices) // size
+    yield [[devices[place * number + row] for place in range(size)] for row in range(number)]
+    yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
+
+
+def _busiest_bus(step: CopiedStep, layout: Layout) -> float:
+    """Seconds that the busiest bus needs for weights and gradients of replicas."""
+    if len(layout.replicas) == 1:
+        return 0.0
+    cluster = step.problem.cluster
+    rows = np.stack(
+        [
+            np.array(replica.devices)[layout.chunk_of_element(number, step.num_elements)]
+            for number, replica in enumerate(layout.replicas)
+        ]
+    )  # [replicas, elements]
+    load = np.zeros(len(cluster.bus_gap))
+    size = step.weight_bytes / len(rows)
+    for one in rows:
+        for other in rows:
+            apart = one != other
+            for here, there, nbytes in zip(one[apart], other[apart], size[apart], strict=True):
+                load[cluster.bus[here, there]] += nbytes * cluster.seconds_per_byte[here, there]
+                load[cluster.bus[there, here]] += nbytes * cluster.seconds_per_byte[there, here]
+    return float(load.max())
+
+
+def candidate_trial(problem: Problem, candidate: Candidate, evaluate: Evaluate) -> Trial:
+    """The best trial of a candidate: in the order of its schedule, or as devices become free."""
+    step = CopiedStep.of(problem)
+    placement = realised(step, candidate.schedule)
+    trials = evaluate([placement, realised_again(problem, placement)])
+    for _ in range(_ATTEMPTS):
+        best = best_of(trials)
+        if best.feasible or not np.any(best.placement.prefetch_bytes):
+            break
+        missing = np.maximum(best.peak_memory - problem.cluster.memory, 0)
+        trials += evaluate([with_smaller_windows(best.placement, missing)])
+    return best_of(trials)

@@ -1,0 +1,357 @@
+"""Find the best placement of a step over numbers of microbatches: M is part of the answer.
+
+1. The whole batch, M = 1, is searched as any step.
+2. Pipelines, data parallelism and mixtures are estimated for every M, before anything is unrolled.
+   The most promising are unrolled, with gradients added up as their devices ask for, and simulated.
+3. The best of these are annealed, first the best few in turn, then the best alone.
+
+The answer is never worse than any of them, the whole batch included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isinf
+
+from roost.core.graph import UPDATE
+from roost.core.placement import Placement
+from roost.core.problem import Problem
+from roost.core.trial import Result, Trial
+from roost.cost_models import estimate
+from roost.errors import BudgetSpent, InputError
+from roost.placers import Placer
+from roost.placers.auto import Auto
+from roost.placers.toolkit import Candidate, CopiedStep, candidate_trial, candidates
+from roost.search.budget import Budget
+from roost.search.evaluate import Evaluation, Progress, Search
+from roost.search.simulating import Simulating
+from roost.search.solve import search
+from roost.search.warm_up import warm_up
+from roost.transforms.microbatch import Microbatch, Microbatched, refuse_batch_statistics
+
+log = logging.getLogger(__name__)
+
+COUNTS = (1, 2, 4, 8, 16)  # numbers of microbatches that are searched by default
+_SECONDS = 10.0  # where neither trials nor seconds are given
+_WHOLE = 0.25  # of the budget, for the whole batch
+_STARTS = 0.5  # of the budget: no start is simulated after it
+_TURNS = 0.1  # of the budget, for each of the best few that are annealed in turn
+_FINALISTS = 3
+_MOST_OF_FAMILY = 6  # starts of one family
+_MOST_OF_COUNT = 2  # of these with one number of microbatches
+
+
+@dataclass(frozen=True)
+class MicrobatchRow:
+    """The best step that a placer has with a number of microbatches."""
+
+    count: int
+    placer: str
+    step_time: float  # seconds
+    feasible: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MicrobatchResult:
+    """The best placement over all numbers of microbatches, and its problem."""
+
+    count: int  # microbatches
+    microbatched: Microbatched
+    problem: Problem  # of the unrolled graph
+    result: Result
+    rows: tuple[MicrobatchRow, ...]
+
+    @property
+    def best(self) -> Trial:
+        return self.result.best
+
+    def __repr__(self) -> str:
+        return f"MicrobatchResult({self.count} microbatches: {self.result!r})"
+
+
+@dataclass(eq=False)
+class _Start:
+    """An unrolled step with its best placements so far."""
+
+    microbatched: Microbatched
+    problem: Problem
+    trials: list[Trial] = field(default_factory=list)
+
+    @property
+    def best(self) -> Trial:
+        return self.trials[0]
+
+    def add(self, trial: Trial) -> None:
+        """Keep a trial, the best first."""
+        self.trials.append(trial)
+        self.trials.sort(key=lambda each: (not each.feasible, each.missing_bytes, each.step_time))
+
+
+def solve_microbatches(
+    problem_of: Callable[[int], Problem],
+    counts: Sequence[int] = COUNTS,
+    *,
+    seconds: float | None = None,
+    trials: int | None = None,
+    seed: int = 0,
+    placer: str | Placer = "auto",
+    on_trial: Callable[[Progress], object] | None = None,
+    batch_statistics: bool = False,
+    shared_inputs: Sequence[str] = (),
+    threads: int | None = None,
+    budget: Budget | None = None,
+) -> MicrobatchResult:
+    """Search placements of a step in M microbatches, for every M of `counts`.
+
+    - `problem_of(M)` gives the problem of the step of one microbatch, captured at batch B / M.
+    - `placer` searches the whole batch (M = 1), if 1 is among the counts.
+    - `shared_inputs`: inputs that all microbatches read whole, by op name.
+    - `batch_statistics`: allow layers such as BatchNorm, which see one microbatch at a time.
+
+    - `threads` that anneal; default: as many as there are cores.
+    - `budget` replaces seconds and trials.
+
+    The default budget is 10 seconds; capturing is not counted. Equal trials give equal results.
+    """
+    chosen = _checked_counts(counts)
+    if seconds is None and trials is None:
+        seconds = _SECONDS
+    limits = (inf if trials is None else trials, inf if seconds is None else seconds)
+    Budget(*limits)
+    problems = {count: problem_of(count) for count in chosen}
+    if not batch_statistics and max(chosen) > 1:
+        refuse_batch_statistics(problems[max(chosen)].graph)
+    settings = Microbatch(1, shared_inputs=tuple(shared_inputs), batch_statistics=batch_statistics)
+    placer_of_copies = Auto(threads=threads)
+    warm_up(placer_of_copies, prove=True, busy=problems[chosen[0]].cluster.keeps_busy)
+    spending = Budget(*limits) if budget is None else budget
+    run = _Run(problems, settings, spending, seed, on_trial, threads)
+    if 1 in problems:
+        run.search_whole(placer)
+    if max(chosen) > 1:
+        run.simulate_starts()
+        run.anneal_in_turn()
+    return run.finished()
+
+
+class _Run:
+    """One search over numbers of microbatches."""
+
+    def __init__(
+        self,
+        problems: dict[int, Problem],
+        settings: Microbatch,
+        budget: Budget,
+        seed: int,
+        on_trial: Callable[[Progress], object] | None,
+        threads: int | None,
+    ) -> None:
+        self.problems = problems
+        self.settings = settings
+        self.budget = budget
+        self.seed = seed
+        self.on_trial = on_trial
+        self.threads = threads
+        self.starts: list[_Start] = []
+        self.rows: dict[tuple[int, str], Trial] = {}
+        self.whole: Result | None = None
+
+    def search_whole(self, placer: str | Placer) -> None:
+        """Search the whole batch with a part of the budget; with all of it if M is 1 only."""
+        share = _WHOLE if len(self.problems) > 1 else 1.0
+        problem = self.problems[1]
+        start = _Start(replace(self.settings, count=1).apply(problem.graph), problem)
+        result = self._searched(start, placer, share)
+        self.whole = result
+        name = placer if isinstance(placer, str) else result.placer
+        for each, trial in {**result.baselines, name: result.best}.items():
+            self._note(1, each, trial)
+
+    def simulate_starts(self) -> None:
+        """Unroll and simulate the most promising candidates of each family, in turn."""
+        found: list[Candidate] = []
+        for count, problem in self.problems.items():
+            if count > 1:
+                found += candidates(CopiedStep.of(problem), count)
+        found.sort(key=lambda each: each.seconds)
+        fewest_seconds = (1 - _STARTS) * self.budget.seconds
+        fewest_trials = (1 - _STARTS) * self.budget.trials
+        families: set[str] = set()
+        for candidate in _in_turn(found):
+            late = (
+                self.budget.seconds_left < fewest_seconds or self.budget.trials_left < fewest_trials
+            )
+            if late and candidate.family in families and self.starts:
+                continue
+            try:
+                self._simulate(candidate)
+            except BudgetSpent:
+                break
+            families.add(candidate.family)
+
+    def _simulate(self, candidate: Candidate) -> None:
+        """Unroll the step of a candidate, with sums that suit it, and simulate it."""
+        problem = self.problems[candidate.count]
+        settings = replace(self.settings, count=candidate.count)
+        chain = _Start(*self._unrolled(settings.apply(problem.graph)))
+        devices = candidate.devices(chain.problem)
+        arranged, _ = chain.microbatched.arranged(chain.problem.placement(devices))
+        start = self._start(arranged)
+        state = Search(start.problem, Simulating(start.problem, 1), self.budget, self.seed)
+        trial = candidate_trial(start.problem, candidate, Evaluation(state, candidate.family))
+        start.add(replace(trial, placer=candidate.family))
+        self._note(candidate.count, candidate.family, trial)
+
+    def _start(self, arranged: Microbatched) -> _Start:
+        """The start with this graph, which may be there already."""
+        for start in self.starts:
+            if start.microbatched.graph == arranged.graph:
+                return start
+        self.starts.append(_Start(*self._unrolled(arranged)))
+        return self.starts[-1]
+
+    def _unrolled(self, made: Microbatched) -> tuple[Microbatched, Problem]:
+        base = self.problems[made.count]
+        return made, unrolled_problem(base, made)
+
+    def anneal_in_turn(self) -> None:
+        """Anneal the best few starts for a short time each."""
+        finalists = self._ranked()[:_FINALISTS]
+        if len(finalists) < 2:
+            return
+        for start in finalists:
+            if self.budget.is_spent:
+                return
+            self._anneal(start, _TURNS)
+
+    def finished(self) -> MicrobatchResult:
+        """Anneal the best start with the rest of the budget, unless the whole batch is better."""
+        ranked = self._ranked()
+        whole = self.whole
+        if whole is not None and not (ranked and ranked[0].best.better_than(whole.best)):
+            made = replace(self.settings, count=1).apply(self.problems[1].graph)
+            if ranked and not self.budget.is_spent:
+                start = _Start(made, self.problems[1], [whole.best])
+                whole = self._anneal(start, 1.0)
+            return self._result(made, self.problems[1], whole)
+        best = self._rearranged(ranked[0])
+        if self.budget.is_spent:
+            self.budget.trials += 8  # the answer is simulated once more, and its bound proved
+            self.budget.seconds += 0.1
+        result = self._anneal(best, 1.0, prove=True)
+        return self._result(best.microbatched, best.problem, result)
+
+    def _rearranged(self, start: _Start) -> _Start:
+        """The start with sums arranged for its best placement, if that is better."""
+        made, placement = start.microbatched.arranged(start.best.placement)
+        if made.graph == start.microbatched.graph:
+            return start
+        other = _Start(*self._unrolled(made))
+        trial = Simulating(other.problem, 1).trials([placement])[0]
+        if not trial.better_than(start.best):
+            return start
+        self.budget.num_trials += 1
+        other.add(replace(trial, placer=start.best.placer))
+        return other
+
+    def _anneal(self, start: _Start, share: float, prove: bool = False) -> Result:
+        """Anneal from the best placements of a start."""
+        begin = tuple(_distinct(trial.placement for trial in start.trials))[:4]
+        result = self._searched(start, self._annealer(begin), share, prove)
+        start.add(result.best)
+        self._note(start.microbatched.count, "auto", result.best)
+        return result
+
+    def _annealer(self, begin: tuple[Placement, ...]) -> Auto:
+        return Auto(baselines=("single",), begin=begin, threads=self.threads)
+
+    def _searched(
+        self, start: _Start, placer: str | Placer, share: float, prove: bool = True
+    ) -> Result:
+        """Search with a share of the whole budget, as far as it is left."""
+        seconds = min(self.budget.seconds_left, share * self.budget.seconds)
+        trials = min(self.budget.trials_left, share * self.budget.trials)
+        part = Budget(
+            trials=inf if isinf(trials) else max(1, int(trials)),
+            seconds=inf if isinf(seconds) else max(0.05, seconds),
+            clock=self.budget.clock,
+        )
+        result = search(
+            start.problem,
+            placer,
+            seed=self.seed,
+            on_trial=self.on_trial,
+            workers=self.threads,
+            budget=part,
+            prove=prove,
+        )
+        self.budget.num_trials += part.num_trials
+        return result
+
+    def _ranked(self) -> list[_Start]:
+        """The starts, the best first."""
+        ranked: list[_Start] = []
+        for start in self.starts:
+            worse = (n for n, each in enumerate(ranked) if start.best.better_than(each.best))
+            ranked.insert(next(worse, len(ranked)), start)
+        return ranked
+
+    def _note(self, count: int, placer: str, trial: Trial) -> None:
+        if trial.better_than(self.rows.get((count, placer))):
+            self.rows[count, placer] = trial
+
+    def _result(self, made: Microbatched, problem: Problem, result: Result) -> MicrobatchResult:
+        rows = [
+            MicrobatchRow(count, placer, trial.step_time, trial.feasible)
+            for (count, placer), trial in sorted(self.rows.items())
+        ]
+        spent = replace(
+            result, placer="auto", num_trials=self.budget.num_trials, seconds=self.budget.elapsed
+        )
+        return MicrobatchResult(made.count, made, problem, spent, tuple(rows))
+
+
+def unrolled_problem(base: Problem, made: Microbatched) -> Problem:
+    """The problem of an unrolled graph, with the costs of the step of one microbatch.
+
+    Sums of gradients cost what a roofline of the cluster says. Where ops were timed, they cost as
+    many seconds a byte as updates.
+    """
+    if made.count == 1:
+        return base
+    graph = made.graph
+    updates = base.graph.phase == UPDATE
+    moved = base.graph.bytes_read + base.graph.bytes_written
+    if base.costs.source == "roofline" or not moved[updates].sum():
+        estimated = estimate(graph, base.cluster).op_time
+    else:
+        rate = base.op_time[updates].sum(axis=0) / moved[updates].sum()
+        estimated = (graph.bytes_read + graph.bytes_written)[:, None] * rate[None, :]
+    costs = replace(base.costs, op_time=made.op_time(base.op_time, estimated))
+    return Problem(graph, base.cluster, costs)
+
+
+def _in_turn(found: Sequence[Candidate]) -> Iterable[Candidate]:
+    """The best of each family, then the second best of each, and so on."""
+    rows: dict[str, list[Candidate]] = {}
+    for candidate in found:
+        row = rows.setdefault(candidate.family, [])
+        same = sum(each.count == candidate.count for each in row)
+        if len(row) < _MOST_OF_FAMILY and same < _MOST_OF_COUNT:
+            row.append(candidate)
+    for turn in range(_MOST_OF_FAMILY):
+        for row in sorted(rows.values(), key=lambda row: row[0].seconds):
+            if turn < len(row):
+                yield row[turn]
+
+
+def _distinct(placements: Iterable[Placement]) -> list[Placement]:
+    return list({placement.digest: placement for placement in placements}.values())
+
+
+def _checked_counts(counts: Sequence[int]) -> list[int]:
+    if isinstance(counts, int) or not counts:
+        raise InputError(f"counts is {counts!r}; give numbers of microbatches, such as (1, 2, 4)")
+    return sorted({Microbatch(count).count for count in counts})
