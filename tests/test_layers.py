@@ -37,6 +37,7 @@ FAMILIES = {
         "_genetic",
         "_annealing",
         "_starts",
+        "_microbatches",
         "_episodes",
         "toolkit",
         "_learning",

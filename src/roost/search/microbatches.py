@@ -234,7 +234,8 @@ class _Run:
             made = replace(self.settings, count=1).apply(self.problems[1].graph)
             if ranked and not self.budget.is_spent:
                 start = _Start(made, self.problems[1], [whole.best])
-                whole = self._anneal(start, 1.0)
+                again = self._anneal(start, 1.0)
+                whole = replace(again, bound=whole.bound, baselines=whole.baselines)
             return self._result(made, self.problems[1], whole)
         best = self._rearranged(ranked[0])
         if self.budget.is_spent:
