@@ -28,7 +28,7 @@ class Pipeline:
     schedule: str = "any"
 
     def __post_init__(self) -> None:
-        check_choice("schedule", self.schedule, ("any", *SCHEDULES))
+        check_choice(self, "schedule", ("any", *SCHEDULES))
 
     def place(self, problem: Problem, evaluate: Evaluate) -> Placement:
         return self.several(problem, evaluate)[0]

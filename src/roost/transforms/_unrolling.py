@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.core.graph import BACKWARD, UPDATE, Graph
+from roost.core.graph import BACKWARD, INPUT, PARAMETER, UPDATE, Graph
 from roost.errors import GraphError
 
 SHARED = -1  # copy of an op that exists once
@@ -61,8 +61,9 @@ class Unroller:
         copied = np.flatnonzero(self.is_copied).tolist()
         shared = np.flatnonzero(np.logical_not(self.is_copied)).tolist()
         sums = {value: self._sums(value) for value in self.is_buffer}
+        at_end = [op for op in shared if graph.phase[op] not in (PARAMETER, INPUT)]
         for op in shared:
-            if graph.phase[op] != UPDATE:
+            if graph.phase[op] in (PARAMETER, INPUT):
                 self._add(graph.op_names[op], op, SHARED, [])
         for copy in range(self.count):
             for op in copied:
@@ -72,19 +73,19 @@ class Unroller:
                     if each.after == copy:
                         new = self._add(each.name, op, SHARED, list(each.inputs))
                         self.kind_of_sum[new] = each.kind
-        for op in shared:
-            if graph.phase[op] == UPDATE:
-                finals = [self._final(source) for source in self.inputs[op]]
-                self._add(graph.op_names[op], op, SHARED, finals)
+        for op in at_end:
+            finals = [self._final(source) for source in self.inputs[op]]
+            self._add(graph.op_names[op], op, SHARED, finals)
         return self._graph()
 
     def _values(self) -> dict[int, bool]:
-        """The copied ops that updates read; true for the new value of a buffer."""
+        """The copied ops that updates and late sums read; true for the new value of a buffer."""
         values: dict[int, bool] = {}
-        for op in np.flatnonzero(self.graph.phase == UPDATE).tolist():
+        for op in np.flatnonzero(np.logical_not(self.is_copied)).tolist():
             for source in self.inputs[op]:
                 if self.is_copied[source]:
-                    values[source] = self.graph.kinds[op] == "copy"
+                    is_update = self.graph.phase[op] == UPDATE
+                    values[source] = bool(is_update and self.graph.kinds[op] == "copy")
         return values
 
     def _sums(self, value: int) -> list[Sum]:
@@ -185,9 +186,10 @@ class Unroller:
         for op in np.flatnonzero(graph.phase == UPDATE).tolist():
             residents = [source for source in self.inputs[op] if graph.is_parameter[source]]
             for value in self.inputs[op]:
-                if self.is_copied[value]:
-                    of = residents[0] if residents else value
-                    size[value] = int(graph.output_bytes[of])
+                of = residents[0] if residents else value
+                for added in [value] if self.is_copied[value] else self.inputs[value]:
+                    if self.is_copied[added]:
+                        size[added] = int(graph.output_bytes[of])
         return size
 
     def _groups(self) -> tuple[Array, tuple[str, ...]]:

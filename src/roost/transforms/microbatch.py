@@ -8,6 +8,9 @@ The graph given is the step of one microbatch, captured at batch B / M. In the u
   `mm_7#sum2` and so on. Copies of one block are added up first, block by block, so a device that
   has a block to itself sends one sum. `Microbatched.arranged` fits the blocks to a placement.
 
+A tied weight has a gradient from each of its layers. Their sum is made once, after all copies; with
+`late_sums` false for each copy, as PyTorch does it.
+
 A pipeline, data parallelism, offloading and every mixture of them are placements of this graph.
 Program order is that of gradient accumulation on one device: the whole of copy 0, then copy 1.
 
@@ -27,7 +30,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roost.core.arrays import Array, frozen
-from roost.core.graph import INPUT, PARAMETER, UPDATE, Graph
+from roost.core.graph import BACKWARD, INPUT, PARAMETER, UPDATE, Graph
 from roost.core.placement import Placement
 from roost.errors import InputError
 from roost.transforms._unrolling import SHARED as SHARED
@@ -46,6 +49,8 @@ class Microbatch:
     blocks: int = 1
     shared_inputs: tuple[str, ...] = ()  # inputs that every copy reads whole, by op name
     batch_statistics: bool = False  # unroll graphs with BatchNorm too
+    # Add up the gradients that a tied weight has from its layers once, after all copies.
+    late_sums: bool = True
 
     def __post_init__(self) -> None:
         for name in ("count", "blocks"):
@@ -139,12 +144,11 @@ class Microbatched:
         return other, self._moved_to(other, placement, home)
 
     def _homes(self, device: Array) -> dict[int, int]:
-        """Value that is added up -> the device of the first update that reads its sum."""
+        """Value that is added up -> the device of the first op that reads its sum."""
         homes = {}
         for value, total in self.total.items():
             readers = self.graph.consumers_of(total)
-            updates = readers[self.graph.phase[readers] == UPDATE]
-            homes[value] = int(device[updates[0] if len(updates) else total])
+            homes[value] = int(device[readers[0] if len(readers) else total])
         return homes
 
     def _copies_of_values(self) -> dict[int, list[int]]:
@@ -249,4 +253,21 @@ def _is_copied(graph: Graph, settings: Microbatch) -> Array:  # [ops] bool
             raise InputError(f"shared_inputs has {name!r}, which is no input of the graph")
     copied = ~np.isin(graph.phase, (PARAMETER, UPDATE))
     copied[[graph.index_of(name) for name in settings.shared_inputs]] = False
+    if settings.late_sums:
+        copied[_late_sums(graph, copied)] = False
     return copied
+
+
+def _late_sums(graph: Graph, copied: Array) -> list[int]:
+    """The sums of gradients that updates alone read."""
+    found = []
+    consumers = graph.consumer_lists()
+    adds = [op for op, kind in enumerate(graph.kinds) if kind == "add"]
+    for op in adds:
+        inputs = graph.inputs_of(op)
+        readers = consumers[op]
+        whole = len(inputs) == 2 and bool(copied[inputs].all())
+        gradients = whole and bool((graph.phase[[op, *inputs.tolist()]] == BACKWARD).all())
+        if gradients and readers and all(graph.phase[reader] == UPDATE for reader in readers):
+            found.append(op)
+    return found

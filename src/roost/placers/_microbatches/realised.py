@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.core.graph import UPDATE
+from roost.core.graph import BACKWARD, UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers._microbatches.copied_step import NUM_KINDS, ONCE, CopiedStep
@@ -62,10 +62,9 @@ def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
     home = _homes(step, by_replica)
     rest = ~copied & ~step.is_sum
     device[rest] = home[step.base[rest]]
-    updates = graph.phase == UPDATE
     home_of_value = np.full(step.num_bases, -1)
     inputs = graph.input_lists()
-    for op in np.flatnonzero(updates).tolist():
+    for op in np.flatnonzero(rest).tolist():
         for source in inputs[op]:
             if step.is_sum[source]:
                 home_of_value[step.base[source]] = device[op]
@@ -100,6 +99,9 @@ def _homes(step: CopiedStep, by_replica: Array) -> Array:  # [bases]
     total: dict[int, float] = {}
     for base, root in together.items():
         total[root] = total.get(root, 0.0) + float(size[base])
+    for maker, reader in zip(source.tolist(), target.tolist(), strict=True):
+        if once[maker] and once[reader] and reader in together:  # a sum of gradients goes along
+            together.setdefault(maker, together[reader])
     for base in np.flatnonzero(once).tolist():
         root = together.get(base, base)
         lead = first_reader.get(root, first_reader.get(base, root))
@@ -159,13 +161,15 @@ def _starts(step: CopiedStep, schedule: TaskSchedule, device: Array) -> Array:  
     upto = np.cumsum(seconds) - seconds
     ordered = task[order]
     begins = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
-    offset = upto - np.repeat(upto[begins], np.diff([*begins, len(ordered)]))
-    start[copied[order]] = schedule.start.ravel()[ordered] + offset
+    if len(ordered):
+        offset = upto - np.repeat(upto[begins], np.diff([*begins, len(ordered)]))
+        start[copied[order]] = schedule.start.ravel()[ordered] + offset
     cluster = problem.cluster
     latency = cluster.sent_latency
     rate = cluster.sent_seconds_per_byte
     inputs = graph.input_lists()
-    late = np.flatnonzero(step.is_sum | (graph.phase == UPDATE))
+    is_late = step.is_sum | ((step.copy == SHARED) & (graph.phase >= BACKWARD))
+    late = np.flatnonzero(is_late)
     is_parameter = graph.is_parameter
     for op in late.tolist():
         here = device[op]
