@@ -18,7 +18,7 @@ from math import inf, isinf
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.core.trial import Result, Trial
+from roost.core.trial import Result, Trial, best_of
 from roost.cost_models import estimate
 from roost.errors import BudgetSpent, InputError
 from roost.placers import Placer
@@ -27,7 +27,7 @@ from roost.placers.toolkit import Candidate, CopiedStep, candidate_trial, candid
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search
 from roost.search.simulating import Simulating
-from roost.search.solve import search
+from roost.search.solve import named_placer, search
 from roost.search.warm_up import warm_up
 from roost.transforms.microbatch import Microbatch, Microbatched, refuse_batch_statistics
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 COUNTS = (1, 2, 4, 8, 16)  # numbers of microbatches that are searched by default
 _SECONDS = 10.0  # where neither trials nor seconds are given
-_WHOLE = 0.25  # of the budget, for the whole batch
+_WHOLE = 0.1  # of the budget, for a first look at the whole batch
 _STARTS = 0.5  # of the budget: no start is simulated after it
 _TURNS = 0.1  # of the budget, for each of the best few that are annealed in turn
 _FINALISTS = 3
@@ -133,7 +133,7 @@ def solve_microbatches(
     if max(chosen) > 1:
         run.simulate_starts()
         run.anneal_in_turn()
-    return run.finished()
+    return run.finished(placer)
 
 
 class _Run:
@@ -226,7 +226,15 @@ class _Run:
                 return
             self._anneal(start, _TURNS)
 
-    def finished(self) -> MicrobatchResult:
+    @staticmethod
+    def _whole_again(placer: str | Placer, whole: Result) -> Placer:
+        """The placer, or `auto` beginning at the best placement so far."""
+        if isinstance(placer, str) and placer != "auto":
+            return named_placer(placer)
+        own = placer if isinstance(placer, Auto) else Auto()
+        return replace(own, begin=(*own.begin, whole.best.placement))
+
+    def finished(self, placer: str | Placer) -> MicrobatchResult:
         """Anneal the best start with the rest of the budget, unless the whole batch is better."""
         ranked = self._ranked()
         whole = self.whole
@@ -234,8 +242,9 @@ class _Run:
             made = replace(self.settings, count=1).apply(self.problems[1].graph)
             if ranked and not self.budget.is_spent:
                 start = _Start(made, self.problems[1], [whole.best])
-                again = self._anneal(start, 1.0)
-                whole = replace(again, bound=whole.bound, baselines=whole.baselines)
+                again = self._searched(start, self._whole_again(placer, whole), 1.0)
+                best_trial = best_of([whole.best, again.best])
+                whole = replace(whole, best=best_trial, ended=again.ended)
             return self._result(made, self.problems[1], whole)
         best = self._rearranged(ranked[0])
         if self.budget.is_spent:

@@ -7,8 +7,8 @@ compared before the first graph is unrolled.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def candidates(
     found: list[Candidate] = []
     seen: set[tuple[Layout, str]] = set()
     for family in families:
-        for layout in _layouts(step, count, family):
+        for layout in _with_homes(_layouts(step, count, family)):
             pipelined = layout.num_chunks > 1
             for name in schedules if pipelined else schedules[:1]:
                 if (layout, name) in seen:
@@ -90,6 +90,14 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
                     for chunks in _numbers_of_chunks(count)[:2]:
                         rows = [_chain(step, chain, chunks, count) for chain in chains]
                         yield replicated(step, rows, count)
+
+
+def _with_homes(layouts: Iterable[Layout]) -> Iterator[Layout]:
+    """The layouts; those of unlike replicas also with all parameters at the busiest."""
+    for layout in layouts:
+        yield layout
+        if len({len(copies) for copies in layout.copies}) > 1:
+            yield replace(layout, gathered=True)
 
 
 def _numbers_of_chunks(count: int) -> list[int]:
@@ -132,8 +140,11 @@ def _busiest_bus(step: CopiedStep, layout: Layout) -> float:
         ]
     )  # [replicas, elements]
     load = np.zeros(len(cluster.bus_gap))
-    size = step.weight_bytes / len(rows)
-    for one in rows:
+    homes = rows
+    if layout.gathered:
+        homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
+    size = step.weight_bytes / len(homes)
+    for one in homes:
         for other in rows:
             apart = one != other
             for here, there, nbytes in zip(one[apart], other[apart], size[apart], strict=True):

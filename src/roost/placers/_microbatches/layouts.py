@@ -33,6 +33,8 @@ class Layout:
 
     replicas: tuple[Replica, ...]
     replica_of_copy: tuple[int, ...]  # [copies]
+    # Parameters live with the replica that has most copies; else they are spread over all.
+    gathered: bool = False
 
     @property
     def num_chunks(self) -> int:

@@ -16,7 +16,13 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
-from roost.placers._microbatches.copied_step import NUM_KINDS, ONCE, CopiedStep
+from roost.placers._microbatches.copied_step import (
+    BACKWARD_WORK,
+    NUM_KINDS,
+    ONCE,
+    WEIGHT_WORK,
+    CopiedStep,
+)
 from roost.placers._microbatches.layouts import Layout
 from roost.placers._microbatches.task_schedule import TaskSchedule
 from roost.placers._shared.orders import list_scheduled
@@ -59,7 +65,8 @@ def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
     device = np.zeros(graph.num_ops, dtype=np.int64)
     replica = np.array(layout.replica_of_copy)[step.copy[copied]]
     device[copied] = by_replica[replica, step.base[copied]]
-    home = _homes(step, by_replica)
+    most = int(np.argmax([len(copies) for copies in layout.copies]))
+    home = _homes(step, by_replica[[most]] if layout.gathered else by_replica)
     rest = ~copied & ~step.is_sum
     device[rest] = home[step.base[rest]]
     home_of_value = np.full(step.num_bases, -1)
@@ -155,6 +162,8 @@ def _starts(step: CopiedStep, schedule: TaskSchedule, device: Array) -> Array:  
     )
     chunk = chunks[replica, base]
     kind = step.kind[base]
+    if not schedule.splits_backward:
+        kind = np.where(kind == WEIGHT_WORK, BACKWARD_WORK, kind)
     task = (step.copy[copied] * layout.num_chunks + chunk) * NUM_KINDS + kind
     order = np.lexsort((copied, task))
     seconds = own[copied][order]

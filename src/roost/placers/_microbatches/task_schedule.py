@@ -7,8 +7,8 @@ task that is ready, by one of these rules:
 - `1f1b` (PipeDream-flush; Megatron-LM, Narayanan et al., SC 2021): a backward task as soon as there
   is one. A chunk holds activations of as few microbatches as keep the pipeline busy. With several
   chunks on a device this is the interleaved order.
-- `zero_bubble` (Qi et al., 2023): as `1f1b`, but gradients of weights fill the time in which a
-  device would wait.
+- `zero_bubble` (Qi et al., 2023): as `1f1b`, but gradients of weights are tasks of their own. They
+  fill the time in which a device would wait.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class TaskSchedule:
     start: Array  # [copies, chunks, kinds] seconds
     seconds: float
 
+    @property
+    def splits_backward(self) -> bool:
+        """True if gradients of weights are tasks of their own."""
+        return self.name == "zero_bubble"
+
 
 def scheduled(step: CopiedStep, layout: Layout, name: str) -> TaskSchedule:
     """Schedule the tasks of a layout by a rule."""
@@ -66,6 +71,9 @@ class _Replica:
             self.seconds[number] = step.work[:, chunk == number, device].sum(axis=1)
         self.forward_hop, self.backward_hop = self._hops(step, layout, replica)
         self.trains = bool(step.work[BACKWARD_WORK:].any())
+        self.splits = name == "zero_bubble"
+        if not self.splits:
+            self.seconds[:, BACKWARD_WORK] += self.seconds[:, WEIGHT_WORK]
         self.limit = self._limits()
 
     def _hops(
@@ -112,7 +120,8 @@ class _Replica:
         for row in ready.values():
             heapify(row)
         waiting: dict[int, list[tuple[tuple[int, ...], Task]]] = {d: [] for d in ready}
-        left = len(self.copies) * len(self.devices) * (NUM_KINDS if self.trains else 1)
+        kinds = 1 + self.trains * (1 + self.splits)
+        left = len(self.copies) * len(self.devices) * kinds
         end = 0.0
         while left:
             device, now = self._next(ready, waiting, held)
@@ -140,7 +149,8 @@ class _Replica:
             elif self.trains:
                 heappush(ready[devices[chunk]], (done, (copy, chunk, BACKWARD_WORK)))
         elif kind == BACKWARD_WORK:
-            heappush(ready[devices[chunk]], (done, (copy, chunk, WEIGHT_WORK)))
+            if self.splits:
+                heappush(ready[devices[chunk]], (done, (copy, chunk, WEIGHT_WORK)))
             if chunk:
                 arrives = done + self.backward_hop[chunk - 1]
                 heappush(ready[devices[chunk - 1]], (arrives, (copy, chunk - 1, BACKWARD_WORK)))
@@ -206,11 +216,6 @@ class _Replica:
         several = len(self.devices) > len(set(self.devices))
         depth = len(set(self.devices))
         block = self.copies.index(copy) // depth if several else 0
-        if self.name == "gpipe":
-            rank = (0, 2, 1)[kind]
-        elif self.name == "zero_bubble":
-            rank = (1, 0, 2)[kind]
-        else:
-            rank = (2, 1, 0)[kind]
+        rank = (0, 1, 2)[kind] if self.name == "gpipe" else (1, 0, 2)[kind]
         level = chunk // depth if kind == FORWARD_WORK else -(chunk // depth)
         return rank, block, level, copy
