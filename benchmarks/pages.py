@@ -26,6 +26,7 @@ SCRIPTS = {
     "learning_throughput": "learning/throughput.py",
     "learning_tuning_x86_64_2core": "learning/tuning.py",
     "learning_x86_64": "learning/curves.py",
+    "microbatches_simulated_x86_64_2core": "microbatches/simulated_page.py",
     "offload_h200": "gpu/offload.py",
     "peak_memory_h200": "gpu/peak_memory.py",
     "placers_x86_64_2core": "placers.py",
