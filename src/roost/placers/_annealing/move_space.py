@@ -1,6 +1,7 @@
 """The moves that a search has: units, blocks of units, and rows of blocks.
 
-A block is a module or a part of one. Rows are in the order of the forward pass.
+A block is a module or a part of one. Rows are in the order of the forward pass. In a step that is
+unrolled into microbatches, stretches of layers in neighbouring copies are blocks too.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.graph import FORWARD
 from roost.placers._annealing.state import Space
+from roost.placers._shared.layers import Layers
 from roost.placers._shared.units import Units
+from roost.transforms.microbatch import SHARED, copies_of
 
 _MOST_BLOCKS = 4  # for each unit: every level of the modules has its blocks
+_MOST_COPY_BLOCKS = 16  # likewise, of stretches of copies
 _LONGEST_WINDOW = 64
 
 
@@ -33,8 +37,10 @@ def _space_of(units: Units) -> Space:
     parts = _part_blocks(units, paths)
     leaves = _leaf_blocks(paths)
     modules = _module_blocks(paths)
-    blocks = [*singles, *parts, *leaves, *modules]
-    level = np.cumsum([0, len(singles), len(parts), len(leaves), len(modules)]).astype(np.int64)
+    copied = _copy_blocks(units)
+    levels = [singles, parts, leaves, modules, *([copied] if copied else [])]
+    blocks = [block for row in levels for block in row]
+    level = np.cumsum([0, *map(len, levels)]).astype(np.int64)
     forward = _first_forward(units)
     rows = [np.arange(units.num_units)]  # units by their first op
     for first, kind in ((level[1], parts), (level[2], leaves)):
@@ -118,6 +124,43 @@ def _module_blocks(paths: list[str]) -> list[Array]:
             found.append(np.array(members))
     total = np.cumsum([len(block) for block in found]) if found else np.zeros(0)
     return [block for block, upto in zip(found, total, strict=True) if upto <= room]
+
+
+def _copy_blocks(units: Units) -> list[Array]:
+    """Stretches of layers times ranges of copies, both in powers of two; none if nothing is copied.
+
+    With all layers that is a copy, with all copies a layer.
+    """
+    graph = units.problem.graph
+    copy = copies_of(graph)[units.leader]
+    count = int(copy.max(initial=0)) + 1
+    if count < 2:
+        return []
+    layer = Layers.of(graph).layer[units.leader]
+    num_layers = int(layer.max()) + 1
+    of_pair: dict[tuple[int, int], list[int]] = {}
+    for unit in np.flatnonzero(copy != SHARED).tolist():
+        of_pair.setdefault((int(copy[unit]), int(layer[unit])), []).append(unit)
+    found = []
+    room = _MOST_COPY_BLOCKS * units.num_units
+    for copies in _ranges(count):
+        for layers in _ranges(num_layers):
+            pairs = [(one, other) for one in copies for other in layers]
+            members = [unit for pair in pairs for unit in of_pair.get(pair, ())]
+            if 1 < len(members) <= room:
+                found.append(np.array(members, dtype=np.int64))
+                room -= len(members)
+    return found
+
+
+def _ranges(count: int) -> list[range]:
+    """Ranges of a power of two of neighbours, the shortest first, and the whole."""
+    found = []
+    length = 1
+    while length < count:
+        found += [range(first, min(count, first + length)) for first in range(0, count, length)]
+        length *= 2
+    return [*found, range(count)]
 
 
 def _leaf_blocks(paths: list[str]) -> list[Array]:
