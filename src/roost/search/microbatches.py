@@ -22,7 +22,7 @@ from roost.core.trial import Result, Trial, best_of
 from roost.cost_models import estimate
 from roost.errors import BudgetSpent, InputError
 from roost.placers import Placer
-from roost.placers.auto import Auto
+from roost.placers.auto import Auto, Heat
 from roost.placers.toolkit import Candidate, CopiedStep, candidate_trial, candidates
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search
@@ -39,6 +39,10 @@ _WHOLE = 0.1  # of the budget, for a first look at the whole batch
 _STARTS = 0.5  # of the budget: no start is simulated after it
 _TURNS = 0.1  # of the budget, for each of the best few that are annealed in turn
 _FINALISTS = 3
+_NEAR = 1.04  # times the shortest step: starts that are annealed in turn
+_HOPELESS = 1.2  # times the shortest step: candidates estimated at more are not unrolled
+# Starts made by hand are good: a hot chain would only lose them.
+_HEAT = Heat(hot=1e-4, warm=3e-5, cold=3e-6)
 _MOST_OF_FAMILY = 6  # starts of one family
 _MOST_OF_COUNT = 2  # of these with one number of microbatches
 
@@ -183,13 +187,19 @@ class _Run:
             late = (
                 self.budget.seconds_left < fewest_seconds or self.budget.trials_left < fewest_trials
             )
-            if late and candidate.family in families and self.starts:
+            hopeless = candidate.seconds > _HOPELESS * self._shortest()
+            if (late or hopeless) and candidate.family in families and self.starts:
                 continue
             try:
                 self._simulate(candidate)
             except BudgetSpent:
                 break
             families.add(candidate.family)
+
+    def _shortest(self) -> float:
+        """The shortest step of a start that fits."""
+        steps = [start.best.step_time for start in self.starts if start.best.feasible]
+        return min(steps, default=inf)
 
     def _simulate(self, candidate: Candidate) -> None:
         """Unroll the step of a candidate, with sums that suit it, and simulate it."""
@@ -218,7 +228,12 @@ class _Run:
 
     def anneal_in_turn(self) -> None:
         """Anneal the best few starts for a short time each."""
-        finalists = self._ranked()[:_FINALISTS]
+        shortest = self._shortest()
+        finalists = [
+            start
+            for start in self._ranked()[:_FINALISTS]
+            if not start.best.feasible or start.best.step_time <= _NEAR * shortest
+        ]
         if len(finalists) < 2:
             return
         for start in finalists:
@@ -275,7 +290,7 @@ class _Run:
         return result
 
     def _annealer(self, begin: tuple[Placement, ...]) -> Auto:
-        return Auto(baselines=("single",), begin=begin, threads=self.threads)
+        return Auto(baselines=("single",), begin=begin, threads=self.threads, heat=_HEAT)
 
     def _searched(
         self, start: _Start, placer: str | Placer, share: float, prove: bool = True
