@@ -170,8 +170,8 @@ def serve(connection: Connection, job: Job, cache: str, parent: int) -> None:
 
 def _serve(connection: Connection, job: Job) -> None:
     import torch
-
     from competitors import KINDS, batches
+
     from roost.presets import machine
 
     torch.set_num_threads(len(job.cores))
