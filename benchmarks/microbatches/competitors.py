@@ -96,13 +96,13 @@ class Share(OneDevice):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.rank = job.rank
-        self.share = job.share
+        whole = len(next(batches(job))[0])
+        first = round(whole * job.share)
+        self.rows = slice(0, first) if job.rank == 0 else slice(first, whole)
+        self.facts = {f"rows of process {job.rank}": self.rows.stop - self.rows.start}
 
     def step(self, batch: tuple[Tensor, ...], copies: int) -> float:
-        first = round(len(batch[0]) * self.share)
-        rows = slice(None, first) if self.rank == 0 else slice(first, None)
-        return super().step(tuple(each[rows] for each in batch), copies)
+        return super().step(tuple(each[self.rows] for each in batch), copies)
 
 
 def meet(job: Job) -> None:

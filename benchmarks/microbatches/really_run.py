@@ -36,10 +36,11 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import really_run_page
-import rows as results
 import stages
 from competitors import Job
 from teams import Slowdown, Team, TeamFailed
+
+import rows as results
 
 FAST, SLOW = 0, 1  # the cores
 SHARE = 2 / 3  # of the work for the fast core, if the other is half as fast
@@ -297,6 +298,8 @@ def main() -> int:
         return 0
     if unknown := set(given.models) - stages.SIZES.keys():
         parser.error(f"no model {', '.join(unknown)}; there are {', '.join(stages.SIZES)}")
+    if given.small and not given.rows:
+        parser.error("--small tries the benchmark out: name a file of its own with --rows FILE")
     if {FAST, SLOW} - os.sched_getaffinity(0):
         parser.error(f"this process may not use cores {FAST} and {SLOW}")
     with tempfile.TemporaryDirectory() as cache:
