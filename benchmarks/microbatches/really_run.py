@@ -25,6 +25,7 @@ import random
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -32,8 +33,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import really_run_page
 import stages
@@ -80,6 +80,8 @@ class Bench:
     given: argparse.Namespace
     cache: Path
     began: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    # What the competitors said of themselves, by model and competitor.
+    facts: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
 
     def write(self, row: dict[str, Any]) -> None:
         common = {"run": self.began, "seed": self.given.seed, "small": self.given.small}
@@ -141,7 +143,7 @@ def set_up(
 ) -> dict[str, Team]:
     """The competitors that are ready. Roost comes last and alone, since it measures the machine."""
     teams: dict[str, Team] = {}
-    facts: dict[str, Any] = {}
+    facts = bench.facts[model]
     took: dict[str, float] = {}
     cache = bench.cache / case
     for batch in (sorted(names - {"roost"}), ["roost"]):
@@ -181,7 +183,7 @@ def losses(bench: Bench, model: str, teams: dict[str, Team]) -> None:
     if not {"one", "roost"} <= teams.keys():
         return
     found: dict[str, list[float]] = {}
-    copies = facts_of(bench, model).get("roost", {}).get("copies") or 1
+    copies = bench.facts[model]["roost"].get("copies") or 1
     for name in ("one", "roost"):
         try:
             found[name] = teams[name].lap(STEPS_OF_LOSSES, copies).losses
@@ -190,14 +192,6 @@ def losses(bench: Bench, model: str, teams: dict[str, Team]) -> None:
             teams.pop(name).close()
             return
     bench.write({"what": "losses", "model": model, "case": "equal", "copies": copies} | found)
-
-
-def facts_of(bench: Bench, model: str) -> dict[str, Any]:
-    """What the competitors of this run said of themselves."""
-    every = results.read(rows_file(bench.given))
-    mine = [row for row in every if (row["run"], row["model"]) == (bench.began, model)]
-    facts: dict[str, Any] = mine[-1]["facts"]
-    return facts
 
 
 def rounds(

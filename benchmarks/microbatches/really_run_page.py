@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ PARALLEL = ("ddp", "1f1b M=4", "1f1b M=8")
 UNEVEN = ("1f1b cut 2:1 M=4", "1f1b cut 2:1 M=8")
 CEILING = "ceiling"
 ROOST = "roost"
+KINDS_OF_ROWS = ("setup", "round", "losses", "memory")
 CASES = {"equal": "Two cores alike", "slow": "The second core slowed"}
 
 
@@ -83,19 +84,10 @@ def found(rows: list[Row]) -> list[Found]:
     chosen = []
     for (model, case), began in every.items():
         here = [row for row in rows if (row["run"], row["model"]) == (began, model)]
-        of: Callable[[str], list[Row]] = lambda what, here=here, case=case: [  # type: ignore[misc]
-            row for row in here if row["what"] == what and row["case"] == case
-        ]
-        chosen.append(
-            Found(
-                model,
-                case,
-                of("setup")[-1],
-                of("round"),
-                next(iter(of("losses")), None),
-                next(iter(of("memory")), None),
-            )
-        )
+        mine = [row for row in here if row["case"] == case]
+        of = {what: [row for row in mine if row["what"] == what] for what in KINDS_OF_ROWS}
+        once = {what: next(iter(of[what]), None) for what in ("losses", "memory")}
+        chosen.append(Found(model, case, of["setup"][-1], of["round"], **once))
     return chosen
 
 

@@ -199,7 +199,7 @@ def cut(name: str, model: Any, inputs: tuple[Tensor, ...], share: float) -> Cut:
     last = end(model, where)
     own = {id(parameter) for parameter in first.parameters()}
     tied = [parameter for parameter in last.parameters() if id(parameter) in own]
-    says = f"after layer {where} of {len(model.layers)}" if where else "encoder | decoder"
+    says = f"after layer {where} of {len(model.layers)}" if where else "encoder, decoder"
     return Cut(first, last, tied, says)
 
 
