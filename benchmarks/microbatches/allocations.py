@@ -13,20 +13,13 @@ import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 SOURCE = Path(__file__).with_suffix(".c")
 MOST_EVENTS = 4_000_000
 _EVENT = np.dtype([("address", "u8"), ("bytes", "i8"), ("thread", "i8")])
-
-
-class Placed(NamedTuple):
-    """A runtime inside a trainer, with what its simulation needs."""
-
-    problem: Any
-    placement: Any
 
 
 def library(folder: Path) -> Path | None:
@@ -86,40 +79,26 @@ def peaks(events: np.ndarray, owner: Mapping[int, int], count: int) -> list[int]
     return most
 
 
-def memory(trainer: Any, step: Callable[[], Any]) -> dict[str, dict[str, float]] | None:
-    """Peak memory of each device in a step, simulated and allocated.
+def memory(plan: Any, step: Callable[[], Any]) -> dict[str, dict[str, float]] | None:
+    """Peak memory of each device in a step of a trainer: simulated, and allocated.
 
     What stays from step to step was allocated before, so its exact bytes are added.
     """
-    from roost.simulator.compiled import simulate
-
-    placed = runtime_of(trainer)
-    if placed is None:
-        return None
-    graph = placed.problem.graph
-    names = placed.problem.cluster.device_names
+    found = plan.found
+    graph = found.problem.graph
+    names = found.problem.cluster.device_names
+    device = found.problem.check(found.result.best.placement).device
     events = noted(step)
     if events is None:
         return None
     taken = peaks(events, threads_of(names), len(names))
-    simulated = simulate(placed.problem, placed.placement).peak_memory
-    home = np.asarray(placed.placement.device)[graph.is_parameter]
-    residents = np.bincount(home, graph.output_bytes[graph.is_parameter], minlength=len(names))
+    own = graph.is_parameter
+    residents = np.bincount(device[own], graph.output_bytes[own], minlength=len(names))
     return {
         name: {
             "measured": float(residents[number] + taken[number]),
-            "simulated": float(simulated[number]),
+            "simulated": float(plan.peak_memory[name]),
             "residents": float(residents[number]),
         }
         for number, name in enumerate(names)
     }
-
-
-def runtime_of(trainer: Any) -> Placed | None:
-    """The problem and the placement that a trainer runs, wherever it keeps them."""
-    for thing in (trainer, *vars(trainer).values()):
-        problem = getattr(thing, "problem", None)
-        placement = getattr(thing, "placement", None)
-        if hasattr(problem, "graph") and hasattr(placement, "device"):
-            return Placed(problem, placement)
-    return None

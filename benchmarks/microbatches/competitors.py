@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+import allocations
 import stages
 import torch
 import torch.distributed as dist
@@ -216,13 +217,18 @@ class Roost:
         )
         plan = self.trainer.plan
         self.facts: dict[str, Any] = {
-            "copies": first_of(plan, "microbatches", "count", "copies"),
-            "expected": first_of(plan, "step_time", "expected", "expected_seconds"),
+            "copies": plan.microbatches,
+            "expected": plan.step_time,
+            "one device expected": plan.one_device_step_time,
             "plan": str(plan),
         }
 
     def step(self, batch: tuple[Tensor, ...], copies: int) -> float:
         return float(self.trainer.step(*batch))
+
+    def memory(self, batch: tuple[Tensor, ...]) -> dict[str, dict[str, float]] | None:
+        """Peak memory of each device in one more step, simulated and allocated."""
+        return allocations.memory(self.trainer.plan, lambda: self.trainer.step(*batch))
 
     def close(self) -> None:
         self.trainer.close()
@@ -230,12 +236,6 @@ class Roost:
 
 class Missing(Exception):
     """A competitor that cannot take part here; the text says why."""
-
-
-def first_of(thing: Any, *names: str) -> Any:
-    """The first number among some attributes, or None."""
-    found = (getattr(thing, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int | float)), None)
 
 
 KINDS: dict[str, type[Any]] = {

@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -35,6 +36,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import allocations
 import really_run_page
 import stages
 from competitors import Job
@@ -79,6 +81,7 @@ class Bench:
 
     given: argparse.Namespace
     cache: Path
+    library: Path | None  # notes the allocations of Roost's process
     began: str = field(default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     # What the competitors said of themselves, by model and competitor.
     facts: dict[str, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
@@ -119,6 +122,7 @@ def run(bench: Bench) -> None:
             equal = set_up(bench, stack, model, "equal", {lane.team for lane in LANES})
             losses(bench, model, equal)
             rounds(bench, model, "equal", equal, LANES, None)
+            memory(bench, model, equal)
             if bench.given.slow:
                 slow_case(bench, stack, model, equal)
 
@@ -147,7 +151,15 @@ def set_up(
     took: dict[str, float] = {}
     cache = bench.cache / case
     for batch in (sorted(names - {"roost"}), ["roost"]):
-        begun = {name: Team(name, bench.jobs(name, model, case), cache) for name in batch}
+        begun = {
+            name: Team(
+                name,
+                bench.jobs(name, model, case),
+                cache,
+                bench.library if name == "roost" else None,
+            )
+            for name in batch
+        }
         for team in begun.values():
             stack.callback(team.close)
         start = time.perf_counter()
@@ -192,6 +204,19 @@ def losses(bench: Bench, model: str, teams: dict[str, Team]) -> None:
             teams.pop(name).close()
             return
     bench.write({"what": "losses", "model": model, "case": "equal", "copies": copies} | found)
+
+
+def memory(bench: Bench, model: str, teams: dict[str, Team]) -> None:
+    """Peak memory of Roost's devices, simulated and allocated."""
+    if "roost" not in teams or bench.library is None:
+        return
+    try:
+        devices = teams["roost"].memory()
+    except TeamFailed as error:
+        say_skipped(model, "equal", "roost", error)
+        teams.pop("roost").close()
+        return
+    bench.write({"what": "memory", "model": model, "case": "equal", "devices": devices})
 
 
 def rounds(
@@ -296,9 +321,10 @@ def main() -> int:
         parser.error("--small tries the benchmark out: name a file of its own with --rows FILE")
     if {FAST, SLOW} - os.sched_getaffinity(0):
         parser.error(f"this process may not use cores {FAST} and {SLOW}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as cache:
         try:
-            run(Bench(given, Path(cache)))
+            run(Bench(given, Path(cache), allocations.library(Path(cache))))
         except KeyboardInterrupt:
             print("stopped; the rounds so far are kept", file=sys.stderr)
             return 130

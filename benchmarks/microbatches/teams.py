@@ -15,7 +15,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -43,8 +44,10 @@ class TeamFailed(Exception):
 class Team:
     """The processes of one competitor."""
 
-    def __init__(self, name: str, jobs: Sequence[Job], cache: Path) -> None:
-        """Start the processes; `ready` waits for them."""
+    def __init__(
+        self, name: str, jobs: Sequence[Job], cache: Path, preloaded: Path | None = None
+    ) -> None:
+        """Start the processes, with a preloaded library; `ready` waits for them."""
         self.name = name
         self.members: list[tuple[Any, Connection]] = []
         self._folder = tempfile.TemporaryDirectory()
@@ -54,7 +57,8 @@ class Team:
             ours, theirs = context.Pipe()
             arguments = (theirs, replace(job, store=store), str(cache), os.getpid())
             process = context.Process(target=serve, args=arguments, daemon=True)
-            process.start()
+            with _preloading(preloaded):
+                process.start()
             theirs.close()
             self.members.append((process, ours))
 
@@ -67,17 +71,25 @@ class Team:
 
     def lap(self, steps: int, copies: int, seconds: float = 300.0) -> Lap:
         """Take steps in all processes at once."""
-        for _, connection in self.members:
-            try:
-                connection.send((steps, copies))
-            except OSError as error:
-                raise TeamFailed(f"a process of it is gone: {error}") from error
-        answers = self._answers(seconds)
+        answers = self._ask(("lap", steps, copies), seconds)
         begin = min(answer["begin"] for answer in answers)
         end = max(answer["end"] for answer in answers)
         members = [(answer["end"] - answer["begin"]) / steps for answer in answers]
         known = [answer["losses"] for answer in answers if not math.isnan(answer["losses"][0])]
         return Lap((end - begin) / steps, members, known[0] if known else [])
+
+    def memory(self, seconds: float = 300.0) -> dict[str, Any]:
+        """Peak memory of each device in one step; empty where it cannot be measured."""
+        answer = self._ask(("memory", 1, 1), seconds)[0]
+        return answer["devices"] or {}
+
+    def _ask(self, message: tuple[str, int, int], seconds: float) -> list[dict[str, Any]]:
+        for _, connection in self.members:
+            try:
+                connection.send(message)
+            except OSError as error:
+                raise TeamFailed(f"a process of it is gone: {error}") from error
+        return self._answers(seconds)
 
     def _answers(self, seconds: float) -> list[dict[str, Any]]:
         """One answer of each process, in their order; the first failure ends the waiting."""
@@ -125,6 +137,17 @@ class Team:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+@contextmanager
+def _preloading(library: Path | None) -> Iterator[None]:
+    """Processes that start in here have a library loaded before all others."""
+    if library is not None:
+        os.environ["LD_PRELOAD"] = str(library)
+    try:
+        yield
+    finally:
+        os.environ.pop("LD_PRELOAD", None)
 
 
 class Slowdown:
@@ -181,9 +204,12 @@ def _serve(connection: Connection, job: Job) -> None:
     connection.send(competitor.facts)
     while True:
         try:
-            steps, copies = connection.recv()
+            what, steps, copies = connection.recv()
         except EOFError:
             break
+        if what == "memory":
+            connection.send({"devices": competitor.memory(next(given))})
+            continue
         chosen = [next(given) for _ in range(steps)]
         begin = time.perf_counter()
         losses = [competitor.step(batch, copies) for batch in chosen]
