@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -196,7 +196,8 @@ def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
 class Roost:
     """`roost.trainer` on two virtual devices with one core each; it chooses the microbatches.
 
-    It measures the machine as it finds it, in a folder of its own, so a slowed core counts.
+    It is told that the second device is slowed, by its peak in the cluster: the way to say that a
+    core serves other programs too.
     """
 
     def __init__(self, job: Job) -> None:
@@ -205,7 +206,7 @@ class Roost:
         make: Any = getattr(roost, "trainer", None)
         if make is None:
             raise Missing("this Roost has no `roost.trainer`")
-        cluster = roost.probe(virtual=2)
+        cluster = slowed(roost.probe(virtual=2), job.options["slower"])
         self.trainer = make(
             network(job),
             next(batches(job)),
@@ -232,6 +233,18 @@ class Roost:
 
     def close(self) -> None:
         self.trainer.close()
+
+
+def slowed(cluster: Any, times: float) -> Any:
+    """The cluster with a second device that is so many times slower."""
+    first, second = cluster.devices
+    second = replace(
+        second,
+        peak={kind: rate / times for kind, rate in second.peak.items()},
+        memory_bandwidth=second.memory_bandwidth / times,
+        launch_overhead=second.launch_overhead * times,
+    )
+    return replace(cluster, devices=(first, second))
 
 
 class Missing(Exception):

@@ -134,7 +134,7 @@ def _case(title: str, here: list[Found]) -> list[str]:
         lines.append(
             "A process at equal priority keeps the second core busy, which slows every competitor "
             "alike. One device is the fast core. The ceiling's two shares of the batch fit the "
-            "speeds. Columns with `cut` are 1F1B with stages cut by hand for these speeds; they do "
+            "speeds. Roost's cluster says how much slower the second device is. Columns with `cut` are 1F1B with stages cut by hand for these speeds; they do "
             "not count in the goal.\n"
         )
     head = ["model", "one, ms", *names, "Roost / better of ddp, 1f1b", "Roost / ceiling"]
