@@ -31,6 +31,7 @@ SCRIPTS = {
     "peak_memory_h200": "gpu/peak_memory.py",
     "placers_x86_64_2core": "placers.py",
     "placeto_x86_64_2core": "learning/placeto_page.py",
+    "really_run_x86_64_2core": "microbatches/really_run_page.py",
     "simulator_x86_64_2core": "speed/simulator.py",
     "stg_x86_64_2core": "stg.py",
     "train_offload_h200": "gpu/train_offload.py",

@@ -5,6 +5,7 @@ import json
 import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,17 @@ def test_every_op_that_computes_has_a_time_on_every_device(make):
     assert np.array_equal(times[:, 0], times[:, 1])  # devices that are alike are timed once
     assert 0 < found.num_timed == found.num_signatures < 2 * takes_time(step).sum()
     roost.Problem(step.graph, devices, found.costs)
+
+
+def test_a_device_that_the_cluster_calls_half_as_fast_takes_twice_as_long():
+    step = captured()
+    fast, slow = cluster("cpu:0", "cpu:1").devices
+    slow = replace(slow, peak={"float32": fast.peak["float32"] / 2})
+    link = Link("*", "*", 1e10, 1e-5)
+    times = Profiled(step, **SHORT).profile(step.graph, Cluster("test", (fast, slow), (link,)))
+    op_time = times.costs.op_time
+    assert (op_time[takes_time(step)] > 0).all()
+    assert np.array_equal(op_time[:, 1], 2 * op_time[:, 0])
 
 
 def test_dropout_is_timed_too():

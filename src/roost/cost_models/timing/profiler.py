@@ -236,13 +236,14 @@ class Profiler:
 
     def _op_times(self, beside: bool, replays: Mapping[str, list[float]]) -> Array:
         op_time = np.zeros((self.graph.num_ops, len(self.devices)))
+        behind = _behind(self.cluster, self.devices)
         for column, device in enumerate(self.devices):
             replay = replays.get(device.hardware)
             host_time = np.zeros(self.graph.num_ops)  # of launches
             for op in (*self.ops, *(() if device.is_cpu else self.inputs)):
                 times = self._times_of(device, op.call, beside)
                 if times is None:
-                    op_time[op.op, column] = self.rough[op.op, column]
+                    op_time[op.op, column] = self.rough[op.op, column] / behind[column]
                 elif replay is not None and device.is_cpu:
                     slower = times.device / (self._times_of(device, op.call, False) or times).device
                     op_time[op.op, column] = replay[op.op] * slower
@@ -254,7 +255,7 @@ class Profiler:
                         host_time[op.op] = replay[op.op]
             if self.settings.launches and host_time.any():
                 op_time[:, column] = launched(op_time[:, column], host_time)
-        return op_time
+        return op_time * behind
 
     def _with_views(
         self, device: timers.TimedDevice, times: _Times, views: Sequence[_Times | None]
@@ -292,6 +293,20 @@ def launched(device_time: Array, host_time: Array) -> Array:
         added[op] = end - done
         done = end
     return added
+
+
+def _behind(cluster: Cluster, devices: Sequence[timers.TimedDevice]) -> list[float]:
+    """How much slower each device is than the fastest of its hardware, by the cluster's peaks.
+
+    Such a device has only a part of its cores, since other programs run there too. Timing cannot
+    tell: the shortest calls are those that no other program held up.
+    """
+    peaks = [device.peak.get("float32", 0.0) for device in cluster.devices]
+    best: dict[str, float] = {}
+    for timed, peak in zip(devices, peaks, strict=True):
+        best[timed.hardware] = max(peak, best.get(timed.hardware, 0.0))
+    pairs = zip(devices, peaks, strict=True)
+    return [best[timed.hardware] / peak if peak else 1.0 for timed, peak in pairs]
 
 
 def _row(device: timers.TimedDevice) -> str:
