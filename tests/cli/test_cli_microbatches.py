@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_problem import build_cluster
+from small_problem import build_cluster, tight_cluster
 
 import roost as library
 from roost.cli._microbatches import counts_of
@@ -103,6 +103,25 @@ def test_a_file_of_one_microbatch_is_unrolled_and_its_trace_names_the_copies(
     assert by_name["one#2"]["args"]["microbatch"] == 2
     assert "microbatch" not in by_name["one.update"]["args"]
     assert by_name["one#2"]["cname"] != by_name["one.grad#2"]["cname"]
+
+
+def test_the_folder_of_a_search_is_exported(placed: Any, roost: Any, folder: Path) -> None:
+    out = folder / "out"
+    placed("step.json", "--microbatches", 2, "--placer", "single", "-o", out)
+    form = ["--placement", out, "--format", "microbatches", "--json"]
+    result = roost("export", out / "problem.json.gz", *form)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert (found["form"], found["accumulate"]) == ("one device", 2)
+
+
+def test_where_nothing_fits_the_exit_code_says_so(roost: Any, folder: Path) -> None:
+    tight_cluster(100).save(folder / "small.toml")
+    on = ["--on", folder / "small.toml", "--microbatches", 2, *RULES]
+    result = roost("place", folder / "step.json", *on)
+    assert result.exit_code == 3, result.output
+    assert "too large" in result.stdout
+    assert "nothing fits" in result.stderr
 
 
 def test_requests_have_a_period_a_latency_and_a_bound(

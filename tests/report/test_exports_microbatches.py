@@ -126,7 +126,7 @@ def test_forward_and_backward_in_turn_are_1f1b() -> None:
     assert found["schedule"] == "1F1B"
     assert found["under_way"] == [2, 1]
     assert found["step_time"] == found["placed_time"] == 30.0
-    assert "1F1B; 4 microbatches, 30 s a step expected, 1.00 times" in str(export)
+    assert "1F1B; 4 microbatches, 30.0 s a step expected, 1.00 times" in str(export)
     assert "notes" not in found
 
 

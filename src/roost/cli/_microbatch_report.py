@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from roost.core.placement import Placement
-    from roost.search.microbatches import MicrobatchResult
+    from roost.search.microbatches import MicrobatchResult, MicrobatchRow
 
 
 def facts_of(unrolling: Unrolling, found: MicrobatchResult, placement: Placement) -> dict[str, Any]:
@@ -32,31 +32,33 @@ def facts_of(unrolling: Unrolling, found: MicrobatchResult, placement: Placement
             "gap": flow.gap,
         }
         return {"requests": requests}
-    rows: dict[tuple[int, str], Any] = {}
-    for row in found.rows:
-        known = rows.get((row.count, row.placer))
-        if known is None or (not row.feasible, row.step_time) < (
-            not known["feasible"],
-            known["step_time"],
-        ):
-            rows[row.count, row.placer] = {
-                "count": row.count,
-                "placer": row.placer,
-                "step_time": row.step_time,
-                "feasible": row.feasible,
-            }
-    alone = [row for row in rows.values() if row["placer"] == "single" and row["feasible"]]
+    rows = _best_rows(found)
+    alone = [row for row in rows if row["placer"] == "single" and row["feasible"]]
     single = min(alone, key=lambda row: float(row["step_time"]), default=None)
     best = found.result.best
     faster = single["step_time"] / best.step_time if single and best.feasible else None
     microbatches = {
         "count": found.count,
         "batch": unrolling.batch,
-        "rows": list(rows.values()),
+        "rows": rows,
         "single": single,
         "speed_up": faster,
     }
     return {"microbatches": microbatches}
+
+
+def _best_rows(found: MicrobatchResult) -> list[dict[str, Any]]:
+    """The best step of each placer at each number of microbatches."""
+    best: dict[tuple[int, str], MicrobatchRow] = {}
+    for row in found.rows:
+        known = best.get((row.count, row.placer))
+        if known is None or (not row.feasible, row.step_time) < (
+            not known.feasible,
+            known.step_time,
+        ):
+            best[row.count, row.placer] = row
+    names = ("count", "placer", "step_time", "feasible")
+    return [{name: getattr(row, name) for name in names} for row in best.values()]
 
 
 def copies_in(facts: dict[str, Any]) -> str:

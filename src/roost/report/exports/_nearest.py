@@ -99,7 +99,8 @@ def nearest_pipeline(step: UnrolledStep) -> Form:
     stages = chain_of(step)
     device = pipelined(step, stages)
     row = list(dict.fromkeys(stages.tolist()))
-    names = (GPIPE, ONE_F_ONE_B) if step.trains else (GPIPE,)
+    # Of equal steps 1F1B, which holds less memory.
+    names = (ONE_F_ONE_B, GPIPE) if step.trains else (GPIPE,)
     return best_of([pipeline(step, device, row, name) for name in names])
 
 
@@ -109,32 +110,42 @@ def nearest_data_parallel(step: UnrolledStep) -> Form:
     Weights, optimizer states and updates are spread over the devices. Each weight is fetched once a
     step where memory allows it, else for each use.
     """
+    ranks = _ranks(step)
+    device = _spread(step, ranks)
+    graph = step.problem.graph
+    weights = int(graph.output_bytes[graph.is_parameter].sum())
+    name = f"data parallelism on {len(ranks)} devices"
+    forms = []
+    for order in ("rank", "program"):
+        for window in (step.placement.prefetch_bytes, weights):
+            made = step.problem.placement(device, order, prefetch_bytes=window)
+            forms.append(Form(name, made, simulate(step.problem, made)))
+    return best_of(forms)
+
+
+def _ranks(step: UnrolledStep) -> list[int]:
+    """The devices with most of the computing, as many as divide the microbatches."""
     row = step.computing
     count = max(n for n in range(1, len(row) + 1) if step.count % n == 0)
     order = np.argsort(-step.by_copy.sum(axis=0)[row], kind="stable")
-    ranks = sorted(np.array(row)[order[:count]].tolist())
+    return sorted(np.array(row)[order[:count]].tolist())
+
+
+def _spread(step: UnrolledStep, ranks: list[int]) -> Array:  # [ops] device
+    """Neighbouring copies on each rank, and the state of modules where least state is."""
     graph = step.problem.graph
-    rank_of = np.array([ranks[number * count // step.count] for number in range(step.count)])
+    rank_of = np.array([ranks[copy * len(ranks) // step.count] for copy in range(step.count)])
     wanted = np.where(step.copy >= 0, rank_of[step.copy], -1)
-    held = [0] * count
-    home: dict[int, int] = {}
     units = np.where(step.unit >= 0, step.unit, len(step.units))
     size = np.bincount(units, np.where(graph.is_parameter, graph.output_bytes, 0))
+    held = [0.0] * len(ranks)
+    home: dict[int, int] = {}
     for unit in np.argsort(-size, kind="stable").tolist():
         least = int(np.argmin(held))
         home[unit] = ranks[least]
-        held[least] += int(size[unit])
+        held[least] += float(size[unit])
     for op in np.flatnonzero(step.copy == SHARED).tolist():
         near = {int(wanted[each]) for each in graph.inputs_of(op).tolist()}
         is_sum = graph.phase[op] == BACKWARD and len(near) == 1
         wanted[op] = near.pop() if is_sum else home[int(units[op])]
-    device = step.moved(wanted)
-    weights = int(graph.output_bytes[graph.is_parameter].sum())
-    forms = []
-    for order_name in ("rank", "program"):
-        made = step.with_devices(device, order_name)
-        for window in (made.prefetch_bytes, weights):
-            each = Placement(device, order_name, None, window, made.devices, made.graph)
-            name = f"data parallelism on {count} devices"
-            forms.append(Form(name, each, simulate(step.problem, each)))
-    return best_of(forms)
+    return step.moved(wanted)

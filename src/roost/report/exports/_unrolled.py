@@ -57,22 +57,13 @@ class UnrolledStep:
             )
         units = tuple(dict.fromkeys(calls))
         number = {name: index for index, name in enumerate(units)}
-        by_name = {
-            modules.graph.op_names[op]: number[unit]
-            for op, unit in enumerate(of_kept)
-            if unit is not None
-        }
-        unit_of = []
-        for name, path in zip(graph.op_names, graph.modules, strict=True):
-            own = modules.unit_of_module(re.sub(r"@\d+", "", path))
-            unit_of.append(by_name.get(name.partition("#")[0], number.get(own or "", -1)))
         return UnrolledStep(
             problem,
             problem.check(placement),
             copy,
             units,
             tuple(number[unit] for unit in calls),
-            np.array(unit_of),
+            np.array(_units_of(graph, modules, number)),
             modules,
         )
 
@@ -158,6 +149,20 @@ class UnrolledStep:
     def with_devices(self, device: Array, order: str, priority: Array | None = None) -> Placement:
         """The placement with other devices and another order."""
         return replace(self.placement, device=device, order=order, priority=priority)
+
+
+def _units_of(graph: Graph, modules: Modules, number: dict[str, int]) -> list[int]:
+    """The unit of each op: that of its forward op, else of its module; -1 for none."""
+    by_name = {
+        modules.graph.op_names[op]: number[unit]
+        for op, unit in enumerate(modules.unit)
+        if unit is not None
+    }
+    units = []
+    for name, path in zip(graph.op_names, graph.modules, strict=True):
+        own = modules.unit_of_module(re.sub(r"@\d+", "", path))
+        units.append(by_name.get(name.partition("#")[0], number.get(own or "", -1)))
+    return units
 
 
 def _forward_of_one(graph: Graph, copy: Array) -> Array:  # ops

@@ -23,6 +23,7 @@ import numpy as np
 from roost.core.arrays import Array
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.core.units import show_seconds
 from roost.errors import InputError
 from roost.report.exports._export import TimedExport
 from roost.report.exports._nearest import (
@@ -32,7 +33,13 @@ from roost.report.exports._nearest import (
     pipeline,
     pipelined,
 )
-from roost.report.exports._schedules import ONE_F_ONE_B, in_flight, schedule_of
+from roost.report.exports._schedules import (
+    BREADTH_FIRST,
+    INTERLEAVED,
+    ONE_F_ONE_B,
+    in_flight,
+    schedule_of,
+)
 from roost.report.exports._unrolled import MINOR, UnrolledStep
 from roost.report.exports.split_spec import begins
 from roost.simulator.compiled import simulate
@@ -77,7 +84,7 @@ class Microbatches(TimedExport):
         else:
             said = f"everything runs on {where}: there is nothing to distribute"
         said += (
-            f"; {self.count} microbatches, {self.step_time:.4g} s a step expected, "
+            f"; {self.count} microbatches, {show_seconds(self.step_time)} a step expected, "
             f"{self.cost:.2f} times the placement's"
         )
         return "; ".join([said, *self.notes])
@@ -162,45 +169,49 @@ def _weights_away(step: UnrolledStep, busiest: Array) -> tuple[float, float]:
 
 
 def _pipeline(step: UnrolledStep, busiest: Array) -> Microbatches:
-    problem = step.problem
     row = _row(step, busiest)
     ranks = list(dict.fromkeys(row))
     chunks = len(row) // len(ranks)
-    placed = simulate(problem, step.placement, full=True)
-    held = in_flight(placed, ranks, step.copy, problem.graph.phase)
+    placed = simulate(step.problem, step.placement, full=True)
+    held = in_flight(placed, ranks, step.copy, step.problem.graph.phase)
     schedule = schedule_of(held, step.count, step.trains, chunks)
-    device = pipelined(step, busiest)
-    notes = []
-    if chunks == 1:
-        time = pipeline(step, device, row, schedule).step.step_time
-    else:
-        own = step.placement
-        time = simulate(problem, step.with_devices(device, own.order, own.priority)).step_time
-        notes.append("the step is simulated in the placement's own order")
-    least = [min(step.count, len(ranks) - stage) for stage in range(len(ranks))]
-    if schedule == ONE_F_ONE_B and any(a > b for a, b in zip(held, least, strict=True)):
-        notes.append(
-            f"the placement has {_listed(held)} microbatches under way, {schedule} has "
-            f"{_listed(least)}"
-        )
-    notes += _tied(step, busiest)
     settings = {
         "schedule": schedule,
         "stages_per_device": chunks,
         "under_way": held,
         "split_spec": _points(step, busiest),
     }
-    names = tuple(problem.cluster.device_names[each] for each in row)
     return Microbatches(
         agreement=_agreement(step.by_unit),
-        step_time=time,
+        step_time=_pipelined_time(step, busiest, row, schedule),
         placed_time=placed.step_time,
         form=PIPELINE,
-        devices=names,
+        devices=tuple(step.problem.cluster.device_names[each] for each in row),
         count=step.count,
         settings=settings,
-        notes=tuple(notes),
+        notes=(*_notes(schedule, held, step.count), *_tied(step, busiest)),
     )
+
+
+def _pipelined_time(step: UnrolledStep, busiest: Array, row: list[int], schedule: str) -> float:
+    """Seconds of the rounded step: in the order of the schedule, or in its own if interleaved."""
+    device = pipelined(step, busiest)
+    if len(set(row)) == len(row):
+        return pipeline(step, device, row, schedule).step.step_time
+    own = step.placement
+    rounded = step.with_devices(device, own.order, own.priority)
+    return simulate(step.problem, rounded).step_time
+
+
+def _notes(schedule: str, held: list[int], count: int) -> list[str]:
+    """Differences between the placement's order and that of its schedule."""
+    if schedule in (INTERLEAVED, BREADTH_FIRST):
+        return ["the step is simulated in the placement's own order"]
+    least = [min(count, len(held) - stage) for stage in range(len(held))]
+    if schedule == ONE_F_ONE_B and any(a > b for a, b in zip(held, least, strict=True)):
+        had = f"the placement has {_listed(held)} microbatches under way"
+        return [f"{had}, {schedule} has {_listed(least)}"]
+    return []
 
 
 def _points(step: UnrolledStep, busiest: Array) -> dict[str, str]:
