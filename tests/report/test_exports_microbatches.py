@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from roost.core.cluster import Cluster, Device, Link
-from roost.core.graph import Graph, GraphBuilder
+from roost.core.graph import BACKWARD, INPUT, Graph, GraphBuilder
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.report.exports import microbatches
 from roost.report.exports._nearest import nearest_data_parallel, nearest_pipeline
-from roost.report.exports._schedules import GPIPE, ONE_F_ONE_B, schedule_of, slots
+from roost.report.exports._schedules import GPIPE, ONE_F_ONE_B, schedule_of, sequence, slots
 from roost.report.exports._unrolled import UnrolledStep
 from roost.simulator.compiled import simulate
 from roost.testing import check_exporter
@@ -172,8 +173,13 @@ def test_state_on_all_devices_or_without_room_for_copies_is_fsdp() -> None:
     spread = placed(problem, lambda layer, copy: layer % 2 if copy is None else copy % 2)
     found = microbatches(None, problem, spread).facts()
     assert (found["use"], found["state"]) == ("FSDP", "sharded")
-    tiny = unrolled(4, memory=450)
-    assert microbatches(None, tiny, placed(tiny, whole)).facts()["use"] == "FSDP"
+    # The first device needs 900 bytes, 400 of them weights; the second 100, or 500 with weights.
+    assert simulate(problem, placed(problem, whole)).peak_memory.tolist() == [900, 100]
+    for second, use in ((499, "FSDP"), (500, "DDP")):
+        unlike = unrolled(4, memory=900)
+        devices = (unlike.cluster.devices[0], replace(unlike.cluster.devices[1], memory=second))
+        unlike = replace(unlike, cluster=replace(unlike.cluster, devices=devices))
+        assert microbatches(None, unlike, placed(unlike, whole)).facts()["use"] == use
 
 
 def test_a_single_device_has_nothing_to_distribute() -> None:
@@ -268,6 +274,61 @@ def test_a_schedule_is_named_by_what_its_last_device_has_under_way(
     held: list[int], chunks: int, trains: bool, name: str
 ) -> None:
     assert schedule_of(held, 4, trains, chunks) == name
+
+
+def test_a_stage_of_1f1b_begins_as_many_microbatches_as_stages_are_left() -> None:
+    work = sequence(ONE_F_ONE_B, 1, 3, 4, True)
+    phases = "".join("FB"[phase == BACKWARD] + str(number) for phase, number in work)
+    assert phases == "F0F1B0F2B1F3B2B3"
+
+
+def test_a_module_that_takes_no_time_stays_with_the_module_before_it() -> None:
+    problem = unrolled(2)
+    times: Any = problem.op_time.copy()
+    for name in ("f1#0", "f1#1", "b1#0", "b1#1"):
+        times[problem.graph.index_of(name)] = 0.0
+    problem = Problem(problem.graph, problem.cluster, times)
+    step = UnrolledStep.of(None, problem, placed(problem, lambda layer, _: int(layer > 0)))
+    assert step.busiest.tolist() == [0, 0, 1, 1]
+
+
+def test_rounding_leaves_ops_where_they_may_run() -> None:
+    graph = layers()
+    fixed = replace(graph, allowed=(("cpu",), *graph.allowed[1:]))
+    made = Microbatch(2).apply(fixed)
+    cpu = Device("cpu:0", "cpu", 10_000)
+    two = tuple(Device(f"cuda:{number}", "cuda", 10_000) for number in range(2))
+    whole = Cluster("unlike", (cpu, *two), (Link("*", "*", 1e9),))
+    times: Any = np.repeat(~made.graph.is_parameter[:, None], 3, axis=1) * 1.0
+    problem = Problem(made.graph, whole, times)
+    inputs = made.graph.phase == INPUT
+    device = np.where(inputs, 0, 1 + np.maximum(made.copy, 0) % 2)
+    nearest = nearest_data_parallel(UnrolledStep.of(None, problem, problem.placement(device)))
+    assert (nearest.placement.device[inputs] == 0).all()
+    assert set(nearest.placement.device[made.copy == 1].tolist()) <= {0, 2}
+
+
+def test_gradients_of_one_device_are_added_up_there() -> None:
+    problem = unrolled(4)
+    first_half = placed(problem, lambda layer, copy: int(copy is not None and copy > 1))
+    nearest = nearest_data_parallel(UnrolledStep.of(None, problem, first_half))
+    device = dict(zip(problem.graph.op_names, nearest.placement.device.tolist(), strict=True))
+    for layer in range(LAYERS):
+        assert device[f"b{layer}#sum1"] == device[f"b{layer}#0"] == device[f"b{layer}#1"]
+        assert device[f"b{layer}#sum2"] == device[f"layers.{layer}:update"]
+
+
+def test_a_module_that_is_called_again_later_is_no_stage() -> None:
+    builder = GraphBuilder("again")
+    before = []
+    for number, module in enumerate(("one", "two", "one@1")):
+        before = [builder.add(f"f{number}", "mm", before, module=module)]
+    made = Microbatch(2).apply(builder.freeze())
+    cuda = tuple(Device(f"cuda:{number}", "cuda", 100) for number in range(2))
+    alike = Cluster("alike", cuda, (Link("*", "*", 1e9),))
+    problem = Problem(made.graph, alike, np.ones((made.graph.num_ops, 2)))  # type: ignore[arg-type]
+    on = [int(name.startswith("f1")) for name in made.graph.op_names]
+    assert "a module is called again" in refusal(problem, problem.placement(np.array(on)))
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])

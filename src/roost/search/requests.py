@@ -13,7 +13,7 @@ The slope of the ends in one timeline would not do: four requests on a device ea
 moment, and the slope is 0. Two limits hold in any case, and the period is kept between them:
 the load of the busiest device over `count`, as no device is faster, and T / `count`, the period
 of doing all requests, then all again. T / `count` is the answer where step 2 does not fit into
-memory.
+memory. Devices that rest after an op rest after the last one too.
 
 The latency of a request is from the start of its first op that takes time to its last end. It is
 that of the second half in step 2, with all devices busy; of the only half where that does not fit.
@@ -71,11 +71,11 @@ def throughput(made: Microbatched, problem: Problem, placement: Placement) -> Th
     of_one = _problem_of_one(made, problem)
     repeated, copies = _repeated(made, of_one, step, placement)
     latencies = _latencies(step, made.copy, range(count))
-    period = step.step_time / count
+    period = (step.step_time + _rest(problem)) / count
     if repeated.feasible or not step.feasible:
         latencies = _latencies(repeated, copies, range(count, 2 * count))
-        least = float(step.busy.max()) / count
-        period = min(period, max(least, (repeated.step_time - step.step_time) / count))
+        least = _greatest_load(problem, step)
+        period = min(period, max(least, repeated.step_time - step.step_time) / count)
     median = float(np.median(latencies))
     return Throughput(count, period, median, max(latencies), period_bound(of_one, count))
 
@@ -92,6 +92,21 @@ def _check(made: Microbatched, problem: Problem) -> None:
             f"op {made.original.op_names[int(trained[0])]!r} belongs to a training step; requests "
             "are for inference"
         )
+
+
+def _rest(problem: Problem) -> float:
+    """Seconds after a step until every device and bus can begin the next."""
+    cluster = problem.cluster
+    return float(max(cluster.device_gap.max(), cluster.bus_gap.max()) + cluster.sender_busy.max())
+
+
+def _greatest_load(problem: Problem, step: Timeline) -> float:
+    """Seconds that the busiest device computes, or rests after an op."""
+    assert step.device is not None
+    assert step.start is not None
+    assert step.finish is not None
+    timed = np.bincount(step.device, step.finish > step.start, problem.cluster.num_devices)
+    return float((step.busy + timed * problem.cluster.device_gap).max())
 
 
 def _problem_of_one(made: Microbatched, problem: Problem) -> Problem:
