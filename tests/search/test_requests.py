@@ -171,9 +171,13 @@ def test_no_random_placement_of_a_random_problem_beats_the_bound(order: str) -> 
         devices = scattered(whole, rng)
         placement = whole.placement(devices, order)
         flow = throughput(made, whole, placement)
-        step = simulate(whole, placement)
+        step = simulate(whole, placement, full=True)
+        assert step.device is not None
+        timed = np.bincount(step.device, step.finish > step.start, whole.cluster.num_devices)
+        load = (step.busy + timed * whole.cluster.device_gap).max()
         if step.feasible:
             tried += 1
+            assert flow.period >= load / made.count * (1 - 1e-9)
             assert flow.bound.step_time <= flow.period
             assert flow.latency <= flow.longest_latency
     assert tried > 40

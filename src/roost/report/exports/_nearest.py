@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roost.core.arrays import Array
-from roost.core.graph import BACKWARD, FORWARD, INPUT
+from roost.core.graph import BACKWARD, FORWARD
 from roost.core.placement import Placement
 from roost.core.timeline import Timeline
 from roost.report.exports._schedules import GPIPE, ONE_F_ONE_B, slots
@@ -84,8 +84,6 @@ def pipeline(step: UnrolledStep, device: Array, row: list[int], schedule: str) -
         work = (BACKWARD if phase == BACKWARD else FORWARD, int(step.copy[op]))
         if step.copy[op] == SHARED:
             time[op] = max((time[each] for each in inputs[op]), default=0.0)
-        elif phase == INPUT:
-            time[op] = begins[0, (FORWARD, work[1])]
         else:
             time[op] = begins.get((stage.get(int(device[op]), 0), work), last)
     made = step.with_devices(device, "priority", -time)
