@@ -180,7 +180,15 @@ def with_cluster(graph: Graph, source: str, on: str | None, costs: Path | None) 
 
 def _of_graph(given: Problem, graph: Graph, source: str, path: str) -> Problem:
     """The problem, if it is of this graph."""
+    from roost.transforms.microbatch import copies_of
+
     if given.graph.digest != graph.digest:
+        count = int(copies_of(given.graph).max()) + 1
+        if count > 1:
+            raise InputError(
+                f"{path}: is a problem of {count} copies of {given.graph.name!r}; name this file "
+                f"in place of {source}"
+            )
         raise InputError(
             f"{path}: is a problem of graph {given.graph.name!r}, {given.graph.digest}; {source} "
             f"as given here is "

@@ -29,7 +29,8 @@ def export(
             "--format",
             metavar="NAME",
             help="device_map for accelerate and transformers, split_spec for "
-            "torch.distributed.pipelining, llama_cpp for the -ot option of llama.cpp, or "
+            "torch.distributed.pipelining, llama_cpp for the -ot option of llama.cpp, "
+            "microbatches for the pipeline or data parallelism of place --microbatches, or "
             "package.module:Class.",
         ),
     ] = None,

@@ -13,9 +13,12 @@ from roost.cli import (
     _console,
     _exit_codes,
     _measured_search,
+    _microbatch_report,
+    _microbatches,
     _model,
     _problem,
     _search,
+    _smaller_batch,
     _step_report,
 )
 from roost.cli._metrics import METRICS, Metrics
@@ -26,7 +29,6 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from roost.core.placement import Placement
     from roost.core.problem import Problem
     from roost.core.timeline import Timeline
     from roost.core.trial import Result, Trial
@@ -45,10 +47,6 @@ FILES = {
     "trace": "trace.json.gz",
     "trials": JOURNAL,
 }
-
-# Larger shares of the activations to try, and seconds and trials for each.
-_LARGER = (2.0, 1.5, 1.25, 1.1)
-_LARGER_BUDGET = (1.0, 2000)
 
 
 def place(
@@ -98,6 +96,9 @@ def place(
     costs: _problem.CostsFile = None,
     evaluate: _measured_search.Evaluate = "simulated",
     race: _measured_search.WithRace = None,
+    microbatches: _microbatches.Count = None,
+    requests: _microbatches.Requests = None,
+    batch_statistics: _microbatches.BatchStatistics = False,
     as_json: _console.AsJson = False,
 ) -> None:
     """Search for the best placement.
@@ -112,6 +113,8 @@ def place(
     than the noise.
     """
     measured = _measured_search.check(evaluate, race, model_or_graph, on)
+    asked = _microbatches.Asked(microbatches, requests, batch_statistics)
+    asked.check(measured, train, tensorboard, None if output is None else output / JOURNAL)
     _search.check_placer(placer)
     chosen = _search.placer_with(placer, weights, variant)
     _search.check_budget(seconds, trials)
@@ -119,21 +122,72 @@ def place(
         _prepare(output)
     elif tensorboard:
         raise InputError("--tensorboard needs a folder to write to; name it with -o")
-    problem, model = _problem.read(
-        model_or_graph, on, costs, train, optimizer, setting, shape, trust
+    source: Measuring | None = None
+    raced: Race | None = None
+    model: ModelSpec | None = None
+    proof: Infeasible | None = None
+    more: dict[str, Any] = {}
+    given = (model_or_graph, on, costs, train, optimizer, setting, shape, trust)
+    if asked:
+        unrolling = _microbatches.unrolling(asked, *given)
+        found = unrolling.search(placer, chosen, seconds, trials, seed)
+        problem, result = found.problem, found.result
+        single = _single(problem, result, None)
+        more = _microbatch_report.facts_of(unrolling, found, result.best.placement)
+    else:
+        problem, model = _problem.read(*given)
+        proof = _search.proved(problem)
+        if proof is not None:
+            seconds, trials = _search.briefly(seconds, trials)
+        if measured and proof is None:
+            assert model is not None
+            source = _measured_search.source_of(problem, model, seed)
+        limits = (seconds, trials, seed)
+        result, single, raced = _searched(
+            problem, placer, chosen, limits, output, tensorboard, source, race
+        )
+    from roost.simulator.compiled import simulate
+
+    step = simulate(problem, result.best.placement, full=True)
+    facts = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
+    facts |= more
+    if source is not None:
+        facts |= _measured_search.facts(result, step.step_time, raced)
+    if output is not None:
+        facts["files"] = _write(output, problem, result, step, journal=not asked)
+    lacking = (
+        None if result.best.feasible else _smaller_batch.nothing_fits(problem, result, model, proof)
     )
-    proof = _search.proved(problem)
-    if proof is not None:
-        seconds, trials = _search.briefly(seconds, trials)
-    source = None
-    if measured and proof is None:
-        assert model is not None
-        source = _measured_search.source_of(problem, model, seed)
+    if lacking is not None:
+        facts["fix"] = {
+            "device": lacking[0].device,
+            "missing_bytes": lacking[0].missing_bytes,
+            "batch": lacking[1],
+        }
+    early = "" if source is None else _measured_search.ended_early(result, trials)
+    _console.answer(as_json, facts, _report(facts, problem, result, raced, early))
+    if lacking is not None:
+        _console.error(str(lacking[0]))
+        raise typer.Exit(_exit_codes.NOTHING_FITS)
+
+
+def _searched(
+    problem: Problem,
+    name: str,
+    placer: str | Placer,
+    limits: tuple[float | None, int | None, int],
+    output: Path | None,
+    tensorboard: bool,
+    source: Measuring | None,
+    race: bool | None,
+) -> tuple[Result, Trial | None, Race | None]:
+    """The result, the best single device, and the race if there was one.
+
+    `limits` are seconds, trials and the seed.
+    """
     try:
         finalists = _measured_search.Finalists()
-        result = _search_for(
-            problem, placer, chosen, seconds, trials, seed, output, tensorboard, source, finalists
-        )
+        result = _search_for(problem, name, placer, *limits, output, tensorboard, source, finalists)
         single = _single(problem, result, source)
         raced = None
         if (
@@ -148,26 +202,7 @@ def place(
     finally:
         if source is not None:
             source.close()
-    from roost.simulator.compiled import simulate
-
-    step = simulate(problem, result.best.placement, full=True)
-    facts = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
-    if source is not None:
-        facts |= _measured_search.facts(result, step.step_time, raced)
-    if output is not None:
-        facts["files"] = _write(output, problem, result, step)
-    lacking = None if result.best.feasible else _nothing_fits(problem, result, model, proof)
-    if lacking is not None:
-        facts["fix"] = {
-            "device": lacking[0].device,
-            "missing_bytes": lacking[0].missing_bytes,
-            "batch": lacking[1],
-        }
-    early = "" if source is None else _measured_search.ended_early(result, trials)
-    _console.answer(as_json, facts, _report(facts, problem, result, raced, early))
-    if lacking is not None:
-        _console.error(str(lacking[0]))
-        raise typer.Exit(_exit_codes.NOTHING_FITS)
+    return result, single, raced
 
 
 def _prepare(folder: Path, names: Iterable[str] = (*FILES.values(), METRICS)) -> None:
@@ -279,11 +314,13 @@ def _not_asked(result: Result) -> list[str]:
     return list(known[reached:]) if reached else []  # some ask only where they have weights
 
 
-def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> dict[str, str]:
-    """Write all files but the journal. Returns their paths."""
+def _write(
+    folder: Path, problem: Problem, result: Result, step: Timeline, journal: bool
+) -> dict[str, str]:
+    """Write all files but the journal. Returns their paths, with that of the journal if asked."""
     from roost.report.trace import write_trace
 
-    path = {kind: folder / name for kind, name in FILES.items()}
+    path = {kind: folder / name for kind, name in FILES.items() if journal or name != JOURNAL}
     result.best.placement.save(path["placement"])
     problem.save(path["problem"])
     result.save(path["result"])
@@ -294,62 +331,6 @@ def _write(folder: Path, problem: Problem, result: Result, step: Timeline) -> di
     names = ", ".join(each.name for each in path.values())
     _console.note(f"wrote {names} to {folder}; open the trace in ui.perfetto.dev")
     return {kind: str(each) for kind, each in path.items()}
-
-
-def _nothing_fits(
-    problem: Problem, result: Result, model: ModelSpec | None, proof: Infeasible | None
-) -> tuple[Infeasible, int | None]:
-    """The error, and a batch that fits, if one is known."""
-    from roost.search.infeasible import no_run, nothing_found
-
-    error = nothing_found(problem, result, no_run(result) if proof is None else str(proof))
-    batch = None if error.activation_share is None else _smaller_batch(problem, result, model)
-    if batch is not None:
-        # The batch replaces the hint on activations.
-        error.args = (
-            f"{str(error).partition(', or activations of')[0]}; batch {batch} surely fits",
-        )
-    return error, batch
-
-
-def _smaller_batch(problem: Problem, result: Result, model: ModelSpec | None) -> int | None:
-    """A simulated batch that fits; None if there is none, or the model has no batch."""
-    from dataclasses import replace
-
-    from roost.cost_models import estimate
-    from roost.simulator.compiled import simulate
-
-    batch = None if model is None else model.batch
-    if model is None or batch is None:
-        return None
-    with _console.working("looking for a batch that fits"):
-        share, roomy = _roomier(problem, result)
-        placement = replace(roomy, graph="")
-        for less in (1.0, 0.95, 0.85, 0.7):  # not everything grows in proportion to the batch
-            size = int(batch * share * less)
-            if size < 1:
-                break
-            graph = model.with_batch(size).capture()
-            if graph.num_ops != problem.graph.num_ops:
-                break  # the placement is for another graph
-            if simulate(estimate(graph, problem.cluster), placement).feasible:
-                return size
-    return None
-
-
-def _roomier(problem: Problem, result: Result) -> tuple[float, Placement]:
-    """The largest share of the activations that fits, and its placement, by the same placer."""
-    from roost.search.infeasible import roomiest, shrunk
-    from roost.search.solve import search
-
-    roomy = roomiest(problem, result)
-    assert roomy is not None
-    for more in _LARGER:
-        smaller = shrunk(problem, min(1.0, roomy[0] * more))
-        best = search(smaller, result.placer, *_LARGER_BUDGET, seed=result.seed, prove=False).best
-        if best.feasible:
-            return min(1.0, roomy[0] * more), best.placement
-    return roomy
 
 
 def _report(
@@ -363,6 +344,7 @@ def _report(
     else:
         yield assembled(
             (f"{show_seconds(facts['step_time'])} a step", "bold"),
+            _microbatch_report.copies_in(facts),
             f", {_beside_single(facts)}, ",
             _step_report.fits(facts),
         )
@@ -375,6 +357,7 @@ def _report(
     if result.bound is not None:
         words = _search.show_bound(facts["gap"], result.bound)
         yield words[0].upper() + words[1:]
+    yield from _microbatch_report.summary_of(facts)
     by = "" if facts["found_by"] == facts["placer"] else f"; found by {facts['found_by']}"
     about = (
         f"{facts['graph']} ({plural(_step_report.num_ops(facts), 'op')}) on {facts['cluster']}, "
@@ -397,6 +380,7 @@ def _report(
         if measured:
             yield styled("as measured; the memory of threads is simulated:", "dim")
         yield _baselines(facts, problem)
+    yield from _microbatch_report.table_of(facts)
     if facts["not_asked"] and facts["ended"] == "budget":
         yield ""
         names = ", ".join(facts["not_asked"])

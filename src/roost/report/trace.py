@@ -13,6 +13,9 @@ three traps:
 - It gives a thread's name to the thread with that number in any process. So no two threads share a
   number.
 
+In an unrolled step the arguments of an op have its microbatch, and chrome://tracing shows forward,
+backward and update in three colours.
+
 Ops that take no time, such as parameters, are not drawn: a model has thousands of them.
 """
 
@@ -26,14 +29,17 @@ import numpy as np
 
 from roost.core import files
 from roost.core.arrays import Array
-from roost.core.graph import UPDATE, Graph
+from roost.core.graph import BACKWARD, FORWARD, UPDATE, Graph
 from roost.core.timeline import HOME, TRANSFER_KINDS, MemoryTrack, Timeline, Transfers
 from roost.errors import InputError
+from roost.transforms.microbatch import SHARED, copies_of
 
 # Processes; a counter belongs to no thread, so it carries its process's number.
 DEVICES = 1
 LINKS = 2
 MEMORY = 3
+# Of the ops of an unrolled step; Perfetto colours by name.
+_COLOURS = {FORWARD: "good", BACKWARD: "rail_load", UPDATE: "rail_animation"}
 _FIRST_DEVICE, _FIRST_LINK = 100, 1000  # threads: 100 + device, 1000 + source * devices + target
 
 
@@ -49,9 +55,10 @@ class _Arguments(msgspec.Struct, omit_defaults=True, gc=False):
     finish: float  # seconds
     kind: str = ""
     bytes: int | None = None
+    microbatch: int | None = None
 
 
-class _Slice(msgspec.Struct, tag_field="ph", tag="X", gc=False):
+class _Slice(msgspec.Struct, tag_field="ph", tag="X", omit_defaults=True, gc=False):
     name: str
     cat: str
     pid: int
@@ -59,6 +66,7 @@ class _Slice(msgspec.Struct, tag_field="ph", tag="X", gc=False):
     ts: float  # microseconds
     dur: float  # microseconds
     args: _Arguments
+    cname: str = ""  # colour in chrome://tracing
 
 
 class _Counter(msgspec.Struct, tag_field="ph", tag="C", gc=False):
@@ -154,9 +162,16 @@ def _labels(device_names: tuple[str, ...], links: list[int]) -> Iterator[_Label]
 
 
 def _op_slices(names: tuple[str, ...], ops: _Slices, graph: Graph | None) -> Iterator[_Slice]:
+    copies = [SHARED] * len(names) if graph is None else copies_of(graph).tolist()
+    unrolled = max(copies) > SHARED
     for op in np.flatnonzero(ops.shown).tolist():
         arguments = _Arguments(*ops.seconds[op], kind="" if graph is None else graph.kinds[op])
-        yield _Slice(names[op], "op", ops.pid, ops.tid[op], ops.ts[op], ops.dur[op], arguments)
+        colour = ""
+        if unrolled and graph is not None:
+            arguments.microbatch = None if copies[op] == SHARED else copies[op]
+            colour = _COLOURS.get(int(graph.phase[op]), "")
+        times = ops.ts[op], ops.dur[op]
+        yield _Slice(names[op], "op", ops.pid, ops.tid[op], *times, arguments, colour)
 
 
 def _transfer_slices(

@@ -7,14 +7,17 @@ It raises InputError with the reason if the tool cannot run the placement. `roos
 from roost.report.exports._export import Export
 from roost.report.exports.device_map import DeviceMap, device_map
 from roost.report.exports.llama_cpp import LlamaCpp, llama_cpp
+from roost.report.exports.microbatches import Microbatches, microbatches
 from roost.report.exports.split_spec import SplitSpec, split_spec
 
 __all__ = [
     "DeviceMap",
     "Export",
     "LlamaCpp",
+    "Microbatches",
     "SplitSpec",
     "device_map",
     "llama_cpp",
+    "microbatches",
     "split_spec",
 ]

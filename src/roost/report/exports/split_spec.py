@@ -83,7 +83,7 @@ def split_spec(model: nn.Module | None, problem: Problem, placement: Placement) 
                     f"{names[stages[-1]]}; a pipeline goes from stage to stage once"
                 )
             stages.append(device[unit])
-            points[_begins(unit, calls[:number])] = "BEGINNING"
+            points[begins(unit, calls[:number])] = "BEGINNING"
     _check_weights(modules, problem, placement, device)
     _check_devices(modules, problem, placement, device, stages)
     pairs = ((int(placement.device[op]), modules.unit[op]) for op in ops)
@@ -143,7 +143,7 @@ def _check_devices(
         )
 
 
-def _begins(unit: str, seen: list[str]) -> str:
+def begins(unit: str, seen: list[str]) -> str:
     """The outermost module that begins with a unit, after the units that were called before."""
     return next(path for path in ancestors(unit) if not any(within(other, path) for other in seen))
 
