@@ -84,3 +84,22 @@ def test_layers_that_see_the_batch_are_refused():
 def test_counts_that_are_none_are_refused(counts):
     with pytest.raises(InputError, match="count"):
         solve_microbatches(problem_of, counts, trials=10)
+
+
+def test_another_placer_searches_the_step_of_each_number():
+    result = found(placer="single", counts=(1, 2))
+    assert {(row.count, row.placer) for row in result.rows} == {(1, "single"), (2, "single")}
+    assert result.result.placer == "single"
+
+
+def test_a_search_that_is_stopped_gives_the_best_so_far():
+    seen = []
+
+    def stop(progress: object) -> bool:
+        seen.append(progress)
+        return len(seen) > 3
+
+    result = found(on_trial=stop)
+    assert result.result.ended == "stopped"
+    assert result.best.feasible
+    assert len(seen) <= 6

@@ -18,7 +18,8 @@ from roost.core.problem import Problem
 from roost.core.trial import Trial
 from roost.errors import BudgetSpent, InputError, MissingExtra
 from roost.placers import Evaluate
-from roost.placers._annealing.population import Heat, Population
+from roost.placers._annealing.population import Heat as Heat
+from roost.placers._annealing.population import Population
 from roost.placers._shared.units import Units
 from roost.placers._starts.offload import needs_offload
 from roost.placers._starts.starting_points import ask, distinct, offloads, whole_groups

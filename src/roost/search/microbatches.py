@@ -27,7 +27,7 @@ from roost.placers.toolkit import Candidate, CopiedStep, candidate_trial, candid
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search
 from roost.search.simulating import Simulating
-from roost.search.solve import named_placer, search
+from roost.search.solve import search
 from roost.search.warm_up import warm_up
 from roost.transforms.microbatch import Microbatch, Microbatched, refuse_batch_statistics
 
@@ -110,7 +110,8 @@ def solve_microbatches(
     """Search placements of a step in M microbatches, for every M of `counts`.
 
     - `problem_of(M)` gives the problem of the step of one microbatch, captured at batch B / M.
-    - `placer` searches the whole batch (M = 1), if 1 is among the counts.
+    - `placer`: another placer than `auto` searches the unrolled step of each M, for equal shares of
+      the budget.
     - `shared_inputs`: inputs that all microbatches read whole, by op name.
     - `batch_statistics`: allow layers such as BatchNorm, which see one microbatch at a time.
 
@@ -132,6 +133,8 @@ def solve_microbatches(
     warm_up(placer_of_copies, prove=True, busy=problems[chosen[0]].cluster.keeps_busy)
     spending = Budget(*limits) if budget is None else budget
     run = _Run(problems, settings, spending, seed, on_trial, threads)
+    if not (placer == "auto" or isinstance(placer, Auto)):
+        return run.searched_by(placer)
     if 1 in problems:
         run.search_whole(placer)
     if max(chosen) > 1:
@@ -161,6 +164,23 @@ class _Run:
         self.starts: list[_Start] = []
         self.rows: dict[tuple[int, str], Trial] = {}
         self.whole: Result | None = None
+        self.ended = ""  # "interrupted" or "stopped": nothing more is searched
+
+    def searched_by(self, placer: str | Placer) -> MicrobatchResult:
+        """Search the unrolled step of each number of microbatches with one placer."""
+        found: list[tuple[_Start, Result]] = []
+        for count, problem in self.problems.items():
+            made = replace(self.settings, count=count).apply(problem.graph)
+            start = _Start(*self._unrolled(made))
+            result = self._searched(start, placer, 1.0 / len(self.problems))
+            for name, trial in {**result.baselines, result.placer: result.best}.items():
+                self._note(count, name, trial)
+            found.append((start, result))
+            if self.ended:
+                break
+        best = best_of(result.best for _, result in found)
+        start, result = next(each for each in found if each[1].best is best)
+        return self._result(start.microbatched, start.problem, result, result.placer)
 
     def search_whole(self, placer: str | Placer) -> None:
         """Search the whole batch with a part of the budget; with all of it if M is 1 only."""
@@ -184,6 +204,8 @@ class _Run:
         fewest_trials = (1 - _STARTS) * self.budget.trials
         families: set[str] = set()
         for candidate in _in_turn(found):
+            if self.ended and (self.starts or self.whole is not None):
+                break
             late = (
                 self.budget.seconds_left < fewest_seconds or self.budget.trials_left < fewest_trials
             )
@@ -237,15 +259,13 @@ class _Run:
         if len(finalists) < 2:
             return
         for start in finalists:
-            if self.budget.is_spent:
+            if self.budget.is_spent or self.ended:
                 return
             self._anneal(start, _TURNS)
 
     @staticmethod
     def _whole_again(placer: str | Placer, whole: Result) -> Placer:
-        """The placer, or `auto` beginning at the best placement so far."""
-        if isinstance(placer, str) and placer != "auto":
-            return named_placer(placer)
+        """The placer `auto`, beginning at the best placement so far."""
         own = placer if isinstance(placer, Auto) else Auto()
         return replace(own, begin=(*own.begin, whole.best.placement))
 
@@ -255,13 +275,17 @@ class _Run:
         whole = self.whole
         if whole is not None and not (ranked and ranked[0].best.better_than(whole.best)):
             made = replace(self.settings, count=1).apply(self.problems[1].graph)
-            if ranked and not self.budget.is_spent:
+            if ranked and not self.budget.is_spent and not self.ended:
                 start = _Start(made, self.problems[1], [whole.best])
                 again = self._searched(start, self._whole_again(placer, whole), 1.0)
                 best_trial = best_of([whole.best, again.best])
                 whole = replace(whole, best=best_trial, ended=again.ended)
             return self._result(made, self.problems[1], whole)
         best = self._rearranged(ranked[0])
+        if self.ended:
+            trial = best.best
+            spent = replace(self._last, best=trial, graph=best.problem.graph.name, bound=None)
+            return self._result(best.microbatched, best.problem, spent)
         if self.budget.is_spent:
             self.budget.trials += 8  # the answer is simulated once more, and its bound proved
             self.budget.seconds += 0.1
@@ -286,7 +310,8 @@ class _Run:
         begin = tuple(_distinct(trial.placement for trial in start.trials))[:4]
         result = self._searched(start, self._annealer(begin), share, prove)
         start.add(result.best)
-        self._note(start.microbatched.count, "auto", result.best)
+        for placer, trial in {**result.baselines, "auto": result.best}.items():
+            self._note(start.microbatched.count, placer, trial)
         return result
 
     def _annealer(self, begin: tuple[Placement, ...]) -> Auto:
@@ -313,6 +338,9 @@ class _Run:
             prove=prove,
         )
         self.budget.num_trials += part.num_trials
+        self._last = result
+        if result.ended in ("interrupted", "stopped"):
+            self.ended = result.ended
         return result
 
     def _ranked(self) -> list[_Start]:
@@ -327,13 +355,20 @@ class _Run:
         if trial.better_than(self.rows.get((count, placer))):
             self.rows[count, placer] = trial
 
-    def _result(self, made: Microbatched, problem: Problem, result: Result) -> MicrobatchResult:
+    def _result(
+        self, made: Microbatched, problem: Problem, result: Result, placer: str = "auto"
+    ) -> MicrobatchResult:
         rows = [
             MicrobatchRow(count, placer, trial.step_time, trial.feasible)
             for (count, placer), trial in sorted(self.rows.items())
         ]
         spent = replace(
-            result, placer="auto", num_trials=self.budget.num_trials, seconds=self.budget.elapsed
+            result,
+            placer=placer,
+            num_trials=self.budget.num_trials,
+            seconds=self.budget.elapsed,
+            problem=problem.digest,
+            ended=self.ended or result.ended,
         )
         return MicrobatchResult(made.count, made, problem, spent, tuple(rows))
 
