@@ -50,7 +50,7 @@ class BatchSplit:
     """The batch dimension of each input tensor, and the size of the batch."""
 
     size: int
-    shapes: Mapping[str, tuple[int, ...]]  # of the tensors of the example batch
+    example: Mapping[str, tuple[tuple[int, ...], torch.dtype]]  # shape and type of each tensor
     dims: Mapping[str, int | None]  # tensor -> its batch dimension; None: shared by microbatches
 
     @property
@@ -107,7 +107,10 @@ class BatchSplit:
             )
         for name, value in tensors.items():
             shape = tuple(value.shape)
-            if shape == self.shapes[name]:
+            wanted, dtype = self.example[name]
+            if value.dtype != dtype:
+                raise InputError(f"{name!r} is of {value.dtype}; the example batch had {dtype}")
+            if shape == wanted:
                 continue
             dim = self.dims[name]
             if dim is not None and len(shape) > dim and shape[dim] != self.size:
@@ -117,7 +120,7 @@ class BatchSplit:
                     "DataLoader), or make a trainer for this size"
                 )
             raise InputError(
-                f"{name!r} is {list(shape)}; the example batch had {list(self.shapes[name])}. "
+                f"{name!r} is {list(shape)}; the example batch had {list(wanted)}. "
                 "Pad it to that size, or make a trainer for this size"
             )
 
@@ -144,7 +147,8 @@ def batch_split(inputs: Mapping[str, Any], batch_dims: BatchDims | None = None) 
         name: given[name] if name in given else 0 if value.dim() and len(value) == size else None
         for name, value in tensors.items()
     }
-    return BatchSplit(size, {name: tuple(value.shape) for name, value in tensors.items()}, dims)
+    example = {name: (tuple(value.shape), value.dtype) for name, value in tensors.items()}
+    return BatchSplit(size, example, dims)
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,274 @@
+"""Training in one call: a model and a batch become steps on all devices of this machine.
+
+`trainer` captures, searches and starts the run; `Trainer` takes steps, saves and loads.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from roost.core.cluster import Cluster
+from roost.errors import InputError, UnknownName
+from roost.frontends.torch import split_inputs
+from roost.frontends.tracing.dispatched import refuse_dispatched
+from roost.placers import Placer
+from roost.plan.batches import BatchDims, batch_split, bound_call, call_of, named_inputs
+from roost.plan.clusters import capped_cluster
+from roost.plan.placing import check_where
+from roost.plan.training_plan import TrainingPlan
+from roost.plan.training_run import TrainingRun
+from roost.plan.training_search import (
+    MicrobatchSteps,
+    PlacedTraining,
+    counts_of,
+    placed_training,
+)
+from roost.plan.training_settings import TrainingSettings, checked_optimizer
+from roost.plan.training_state import TrainingState, fitted
+from roost.runtime.ops.verify import check_devices, check_weights
+from roost.runtime.step.calls import check_flags
+from roost.runtime.step.unplaced import residents_of
+from roost.runtime.whole.module_placement import is_placed
+from roost.search.evaluate import Progress
+
+Schedule = Callable[[int], float]
+
+
+def trainer(
+    model: nn.Module,
+    example_batch: Any,
+    *,
+    optimizer: str = "adamw",
+    lr: float = 1e-3,
+    loss: Callable[..., Tensor] | None = None,
+    microbatches: int | tuple[int, ...] | str = "auto",
+    memory: Mapping[str, int | str] | None = None,
+    cluster: Cluster | str | None = None,
+    costs: str = "profiled",
+    schedule: Schedule | None = None,
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    momentum: float = 0.9,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float | None = None,
+    batch_dims: BatchDims | None = None,
+    batch_statistics: bool = False,
+    placer: str | Placer = "auto",
+    seconds: float | None = 10.0,
+    trials: int | None = None,
+    seed: int = 0,
+    on_trial: Callable[[Progress], object] | None = None,
+) -> Trainer:
+    """Find the best way to train a model on the devices of this machine, and get ready for it.
+
+    - `example_batch`: a whole batch: a tensor, a tuple of arguments or a dict of named ones.
+    - `loss`: a function of the model's output. Default: the model returns its loss.
+    - `microbatches`: a number, several to choose from, or "auto": 1, 2, 4, 8 and 16.
+    - `memory`: caps on devices, as in {"cuda:0": "6GiB"}.
+    - `schedule`: the factor of `lr` by the number of updates taken, as `LambdaLR` of PyTorch.
+    - `clip_norm`: the most that the norm of all gradients may be. Updates then follow the step.
+    - `accumulate`: batches whose gradients one update takes, as their mean.
+    - `weight_decay`: of adamw; default 0.01.
+    - `batch_dims`: the batch dimension of inputs by name, None for an input that samples share.
+    - `batch_statistics`: allow microbatches for models with BatchNorm, which train a little
+      differently then.
+    - `seconds`, `trials`: the budget of the search.
+
+    The model stays as it is; `Trainer.write_back` copies the weights into it. Raises `Infeasible`
+    if nothing fits.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
+    if is_placed(model):
+        raise InputError("the model is placed already; take that off first, plan.remove(model)")
+    refuse_dispatched(model)
+    check_weights(model)
+    settings = TrainingSettings(
+        optimizer,
+        checked_optimizer(optimizer, lr, momentum, betas, eps, weight_decay),
+        clip_norm,
+        accumulate,
+        seed,
+    )
+    if costs not in ("profiled", "estimated"):
+        raise UnknownName("kind of costs", str(costs), ["profiled", "estimated"])
+    check_where(cluster, memory)
+    args, named = split_inputs(example_batch)
+    bound = bound_call(model, args, named)
+    split = batch_split(named_inputs(bound), batch_dims)
+    counts = counts_of(microbatches, split)
+    where = capped_cluster(cluster, memory or {})
+    check_devices(where)
+    placed = placed_training(
+        MicrobatchSteps(model, bound, split, optimizer, loss, accumulate, settings.keeps_gradients),
+        where,
+        counts,
+        profiled=costs == "profiled",
+        may_drop=microbatches == "auto",
+        allow_batch_statistics=batch_statistics,
+        placer=placer,
+        seconds=seconds,
+        trials=trials,
+        seed=seed,
+        on_trial=on_trial,
+    )
+    return Trainer(model, placed, settings, lr, schedule)
+
+
+class Trainer:
+    """A model in training: call `step` with batches; close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        placed: PlacedTraining,
+        settings: TrainingSettings,
+        lr: float,
+        schedule: Schedule | None = None,
+    ) -> None:
+        """Copy the weights of the model, and start the run."""
+        self.model = model
+        self.lr = lr
+        self.schedule = schedule
+        self._placed = placed
+        self._settings = settings
+        self._lock = threading.RLock()
+        tied = placed.step.program.tied
+        self._order = [tied.get(name, name) for name, _ in model.named_parameters()]
+        self._run: TrainingRun | None = self._start(residents_of(model))
+
+    def _start(self, weights: Mapping[str, Tensor], *more: Any) -> TrainingRun:
+        return TrainingRun(self._placed, self._settings, self._order, weights, *more)
+
+    # ------------------------------------------------------------------ steps
+
+    def step(self, *batch: Any, **named: Any) -> float:
+        """Train on a batch, in the form of the example; give its mean loss before the update."""
+        with self._lock:
+            run = self._sound()
+            feed = self._feed(batch, named)
+            return run.step(feed, self.rate)
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update: `lr` times the factor of the schedule."""
+        factor = 1.0 if self.schedule is None else self.schedule(self.num_steps)
+        rate = float(self.lr * factor)
+        if not math.isfinite(rate) or rate < 0:
+            raise InputError(
+                f"the learning rate of update {self.num_steps + 1} is {rate}; lr times the factor "
+                "of the schedule must be finite and not negative"
+            )
+        return rate
+
+    @property
+    def num_steps(self) -> int:
+        """Updates taken, with those of the run that was loaded."""
+        return self._open().steps
+
+    def _feed(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> list[Tensor]:
+        """The inputs of the placed step."""
+        args, kwargs = call_of(batch, named)
+        inputs = named_inputs(bound_call(self.model, args, kwargs))
+        check_flags(inputs, self._placed.step.program.flags)
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
+        return self._placed.feed(self._placed.split.parts(tensors, self._placed.found.count))
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of weights, optimizer states and the number of updates, for `load_state_dict`."""
+        return self._state().as_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, which may be of another placement or number of microbatches."""
+        self._load(TrainingState.of_dict(state))
+
+    def save(self, path: str | Path) -> None:
+        """Write the state to a safetensors file, whole or not at all."""
+        self._state().save(Path(path))
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file of `save`; raises InputError if it does not fit the model."""
+        with self._lock:
+            self._open()
+            self._load(TrainingState.load(Path(path)), f"{path}: ")
+
+    def write_back(self, model: nn.Module | None = None) -> None:
+        """Copy weights and buffers into the model, or into another of the same kind."""
+        with self._lock:
+            self._sound().write_back(self.model if model is None else model)
+
+    def _state(self) -> TrainingState:
+        with self._lock:
+            run = self._sound()
+            if run.taken:
+                raise InputError(
+                    f"{run.taken} of {self._settings.accumulate} batches of an update are taken, "
+                    "and their gradients are no part of a state; save after the update"
+                )
+            return run.state()
+
+    def _load(self, state: TrainingState, where: str = "") -> None:
+        with self._lock:
+            run = self._open()
+            try:
+                weights, states = fitted(state, self._placed.step, self._settings.optimizer)
+            except InputError as error:
+                error.args = (f"{where}{error}",)
+                raise
+            run.close()
+            self._run = self._start(weights, states, state.steps)
+
+    # ------------------------------------------------------------------ the rest
+
+    @property
+    def plan(self) -> TrainingPlan:
+        """The placement in words, with expected and measured times; print it."""
+        placed = self._placed
+        return TrainingPlan(
+            placed.found,
+            placed.step.graph.name,
+            placed.split.size,
+            placed.one_device,
+            *(self._run.measured if self._run is not None else (None, 0)),
+            notes=placed.notes + self._later_updates(),
+        )
+
+    def _later_updates(self) -> tuple[str, ...]:
+        if not self._settings.keeps_gradients:
+            return ()
+        return ("updates follow the step, with all gradients; the expected time lacks them",)
+
+    def close(self) -> None:
+        """End the threads and free the weights; save, or write back, before."""
+        with self._lock:
+            run, self._run = self._run, None
+            if run is not None:
+                run.close()
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def _open(self) -> TrainingRun:
+        if self._run is None:
+            raise InputError(
+                "the trainer is closed; make another with roost.trainer, and load what was saved"
+            )
+        return self._run
+
+    def _sound(self) -> TrainingRun:
+        run = self._open()
+        if run.broken:
+            raise InputError(run.broken)
+        return run
