@@ -166,9 +166,10 @@ def _copy(value: Tensor) -> Tensor:
 def _no_gradients(placed: PlacedTraining) -> dict[str, Tensor]:
     """A kept gradient of zero for each parameter, by op; empty if the step keeps none."""
     step = placed.step
-    return {
-        state: torch.zeros_like(step.maker[update.resident].meta["val"], device="cpu")
-        for update in step.updates.values()
-        for state in update.states
-        if state.rpartition(":")[2].partition("#")[0] == KEPT
-    }
+    zeros: dict[str, Tensor] = {}
+    for update in step.updates.values():
+        like = step.maker[update.resident].meta["val"]  # a fake tensor
+        for state in update.states:
+            if state.rpartition(":")[2].partition("#")[0] == KEPT:
+                zeros[state] = torch.zeros(like.shape, dtype=like.dtype)
+    return zeros
