@@ -57,11 +57,11 @@ def train(
     setting: _model.Settings = None,
     as_json: _console.AsJson = False,
 ) -> None:
-    """Try out training on all devices: find a placement, and train on one batch of random data.
+    """Train on all devices with random data, to try it out.
 
-    Shows the plan, the loss of each step, and the expected and the measured step time. Without
-    --on it is this machine. Timing the ops takes up to a minute on the first run.
-    roost.trainer in Python trains on your data.
+    Finds a placement and takes some steps on one batch. Shows the plan, the loss of each step, and
+    the expected and the measured step time. Without --on it is this machine. Timing the ops takes
+    up to a minute on the first run. roost.trainer in Python trains on your data.
     """
     if steps < 1:
         raise InputError(f"--steps is {steps}; it must be at least 1")

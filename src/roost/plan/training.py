@@ -160,13 +160,13 @@ class Trainer:
     def rate(self) -> float:
         """The learning rate of the next update: `lr` times the factor of the schedule."""
         factor = 1.0 if self.schedule is None else self.schedule(self.num_steps)
-        rate = float(self.lr * factor)
-        if not math.isfinite(rate) or rate < 0:
+        rate = self.lr * factor
+        if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
             raise InputError(
-                f"the learning rate of update {self.num_steps + 1} is {rate}; lr times the factor "
-                "of the schedule must be finite and not negative"
+                f"the learning rate of update {self.num_steps + 1} is {rate!r}; lr times the "
+                "factor of the schedule must be finite and not negative"
             )
-        return rate
+        return float(rate)
 
     @property
     def num_steps(self) -> int:
