@@ -78,14 +78,14 @@ def train(
     with _console.working(f"building {chosen.source}"):
         _runnable.check_size(chosen, _COPIES)
         built = chosen.build("cpu", seed)
-    import roost
+    from roost.plan.training import trainer
 
     if seconds is None and trials is None:
         seconds = 10.0
     with _console.working(
         f"searching for the best way to train {built.name}", "timing ops takes up to a minute"
     ):
-        made = roost.trainer(
+        made = trainer(
             built.module,
             built.inputs,
             optimizer=optimizer,
