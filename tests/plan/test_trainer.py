@@ -128,6 +128,45 @@ def test_gradients_are_clipped_by_their_norm_as_in_pytorch():
     assert eager(every, clip_norm=0.2)[0] != eager(every)[0]
 
 
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 9, bias=False)
+        self.embed = nn.Embedding(9, 4)
+        self.embed.weight = self.out.weight
+        self.middle = nn.Linear(4, 4)
+
+    def forward(self, words):
+        return self.out(self.middle(self.embed(words))).square().mean()
+
+
+def test_tied_weights_are_clipped_once_and_saved_once(tmp_path):
+    torch.manual_seed(0)
+    model = Tied()
+    words = torch.randint(9, (4, 3))
+    taken = torch.optim.SGD((plain := copy.deepcopy(model)).parameters(), lr=0.5, foreach=False)
+    plain(words).backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+    taken.step()
+    settings = {"optimizer": "sgd", "lr": 0.5, "clip_norm": 0.01, "microbatches": 1}
+    with roost.trainer(
+        model, words, cluster=threads(), costs="estimated", placer=OneDevice(), **settings
+    ) as trainer:
+        trainer.step(words)
+        assert len(weights(trainer)) == 3
+        trainer.write_back()
+    for name, value in plain.named_parameters():
+        assert torch.equal(model.get_parameter(name), value), name
+    assert model.embed.weight is model.out.weight
+
+
+def test_the_expected_time_has_the_updates_that_follow_the_step():
+    with made(clip_norm=1.0) as clipped:
+        plan = clipped.plan
+        assert plan.step_time > plan.found.result.best.step_time
+        assert "updates follow the step" in str(plan)
+
+
 def test_several_batches_are_added_up_before_an_update():
     every = batches(4)
     with made(OneDevice(), 1, accumulate=2, optimizer="sgd") as trainer:

@@ -224,6 +224,7 @@ class Trainer:
             except InputError as error:
                 error.args = (f"{where}{error}",)
                 raise
+            self._run = None
             run.close()
             self._run = self._start(weights, states, state.steps)
 
@@ -238,6 +239,7 @@ class Trainer:
             placed.step.graph.name,
             placed.split.size,
             placed.one_device,
+            placed.later_updates,
             *(self._run.measured if self._run is not None else (None, 0)),
             notes=placed.notes + self._later_updates(),
         )
@@ -245,7 +247,7 @@ class Trainer:
     def _later_updates(self) -> tuple[str, ...]:
         if not self._settings.keeps_gradients:
             return ()
-        return ("updates follow the step, with all gradients; the expected time lacks them",)
+        return ("updates follow the step, when all gradients are there",)
 
     def close(self) -> None:
         """End the threads and free the weights; save, or write back, before."""

@@ -26,6 +26,7 @@ class TrainingPlan:
     model: str
     batch: int
     one_device: tuple[str, float] | None  # the best device alone, and its step time
+    later_updates: float = 0.0  # seconds of updates that follow the simulated step
     measured: float | None = None  # seconds: the median of the steps so far
     num_measured: int = 0
     notes: tuple[str, ...] = ()
@@ -38,7 +39,7 @@ class TrainingPlan:
     @property
     def step_time(self) -> float:
         """Seconds that a step is expected to take."""
-        return self.found.result.best.step_time
+        return self.found.result.best.step_time + self.later_updates
 
     @property
     def one_device_step_time(self) -> float | None:
@@ -85,7 +86,7 @@ class TrainingPlan:
             text += f", {alone / expected:.2f} times faster than {name} alone ("
             text += f"{show_seconds(alone)})"
         bound = self.found.result.bound
-        if bound is not None and bound.step_time > 0:
+        if bound is not None and bound.step_time > 0 and not self.later_updates:
             text += f"; no placement of it is faster than {show_seconds(bound.step_time)}"
         lines = [text]
         if self.measured is not None:

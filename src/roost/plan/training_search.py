@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from inspect import BoundArguments, Parameter
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from roost.core.cluster import Cluster
@@ -23,10 +22,10 @@ from roost.errors import InputError
 from roost.frontends.torch import step_of
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.plan.batches import BatchSplit, named_inputs
+from roost.plan.training_costs import best_device, slowest_updates, update_times
 from roost.runtime.ops.unrolled_step import unrolled_step
 from roost.runtime.step.calls import loss_of
 from roost.search.microbatches import MicrobatchResult, solve_microbatches
-from roost.simulator.compiled import simulate
 from roost.transforms.microbatch import batch_statistics
 
 log = logging.getLogger(__name__)
@@ -91,6 +90,7 @@ class PlacedTraining:
     inputs: tuple[str, ...]  # of the step, by the names of `BatchSplit`
     split: BatchSplit
     one_device: tuple[str, float] | None  # the best device alone, and its step time
+    later_updates: float = 0.0  # expected seconds of updates that follow the step
     notes: tuple[str, ...] = ()
 
     def feed(self, parts: Mapping[str, list[Tensor]]) -> list[Tensor]:
@@ -161,12 +161,22 @@ def placed_training(
         **search,
     )
     step = captured[found.count]
+    one_device = best_device([problem_of(1) if 1 in captured else found.problem, found.problem])
+    later = 0.0
+    if steps.keep_gradients:
+        updates = update_times(step, steps.optimizer, cluster, profiled)
+        later = slowest_updates(updates, found)
+        if one_device is not None:
+            name, seconds = one_device
+            alone = sum(row[cluster.index_of(name)] for row in updates.values())
+            one_device = name, seconds + float(alone)
     return PlacedTraining(
         step=unrolled_step(step, found.microbatched),
         found=found,
         inputs=tuple(label[name] for name in step.program.inputs),
         split=steps.split,
-        one_device=_one_device([problem_of(1) if 1 in captured else found.problem, found.problem]),
+        one_device=one_device,
+        later_updates=later,
         notes=notes,
     )
 
@@ -204,17 +214,3 @@ def input_labels(steps: MicrobatchSteps, step: CapturedStep) -> dict[str, str]:
             f"the model takes the tensors {', '.join(names)}; the batch has {', '.join(tensors)}"
         )
     return dict(zip(names, tensors, strict=True))
-
-
-def _one_device(problems: Sequence[Problem]) -> tuple[str, float] | None:
-    """The device that runs a step fastest alone, and its seconds; None if it fits on no device."""
-    best: tuple[str, float] | None = None
-    for problem in problems:
-        for device, name in enumerate(problem.cluster.device_names):
-            if not problem.allowed[:, device].all():
-                continue
-            alone = problem.placement(np.full(problem.graph.num_ops, device))
-            timeline = simulate(problem, alone)
-            if timeline.feasible and (best is None or timeline.step_time < best[1]):
-                best = name, timeline.step_time
-    return best

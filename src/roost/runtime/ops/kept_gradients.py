@@ -57,9 +57,10 @@ class KeptGradients:
                 name = owner[update.resident]
                 kept[name] = _Kept(residents.tensor[op], states, gradient)
                 home[name] = residents.device[op]
-        self._kept = [kept[name] for name in order if name in kept]
+        names = [name for name in dict.fromkeys((*order, *kept)) if name in kept]
+        self._kept = [kept[name] for name in names]
         self._of_device: defaultdict[int, list[int]] = defaultdict(list)
-        for number, name in enumerate(name for name in order if name in kept):
+        for number, name in enumerate(names):
             self._of_device[home[name]].append(number)
 
     def norm(self) -> Tensor:
