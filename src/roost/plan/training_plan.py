@@ -131,8 +131,9 @@ class TrainingPlan:
         """The first and the last module whose forward a device computes."""
         graph = self.found.problem.graph
         here = (self._device == device) & (graph.phase == FORWARD)
-        ops = np.flatnonzero(here & np.isin(self._copy, copies)).tolist()
-        modules = list(dict.fromkeys(graph.modules[op] for op in ops if graph.modules[op]))
+        ops = np.flatnonzero(here & np.isin(self._copy, copies))
+        in_order = ops[np.argsort(self.found.microbatched.origin[ops], kind="stable")].tolist()
+        modules = list(dict.fromkeys(graph.modules[op] for op in in_order if graph.modules[op]))
         if not modules:
             return "some ops"
         return modules[0] if len(modules) == 1 else f"{modules[0]} to {modules[-1]}"
