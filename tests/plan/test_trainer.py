@@ -128,6 +128,16 @@ def test_gradients_are_clipped_by_their_norm_as_in_pytorch():
     assert eager(every, clip_norm=0.2)[0] != eager(every)[0]
 
 
+def test_a_step_is_compared_with_pytorch():
+    batch = batches(1)[0]
+    for count in (1, 4):
+        with made(OneDevice() if count == 1 else Apart(), count) as trainer:
+            assert trainer.verify(*batch, steps=2).same
+            assert trainer.num_steps == 0
+    with made(clip_norm=1.0) as trainer, pytest.raises(InputError, match="without clip_norm"):
+        trainer.verify(*batch)
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()

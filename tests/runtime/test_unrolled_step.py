@@ -12,7 +12,8 @@ from roost import zoo
 from roost.core.graph import UPDATE
 from roost.errors import InputError
 from roost.frontends.torch import step_of
-from roost.runtime.graph import GraphRuntime
+from roost.runtime.graph import GraphRuntime, verify
+from roost.runtime.ops.accumulated_model import accumulated_model
 from roost.runtime.ops.unrolled_step import unrolled_step
 from roost.runtime.optimizers import Optimizer
 from roost.runtime.step.calls import loss_of
@@ -263,6 +264,29 @@ def test_the_program_itself_runs_on_one_device():
     for name in program.gradients:
         after = values[name] - RATE * changed[f"gradient of {name}"]
         torch.testing.assert_close(found[1][name], after)
+
+
+def test_verify_compares_an_unrolled_step_with_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+    batch = (torch.randn(8, 5),)
+
+    def loss(output):
+        return output.square().mean() / 4
+
+    step = step_of(model, (batch[0][:2],), train=True, optimizer="adam", loss=loss)
+    made = Microbatch(4).apply(step.graph)
+    unrolled = unrolled_step(step, made)
+    problem = virtual_problem(unrolled)
+    inputs = dict(zip(unrolled.program.inputs, fed(batch, 4), strict=True))
+
+    def verified(other):
+        every = accumulated_model(other, step, 4, loss=loss)
+        return verify(unrolled, problem, apart(made, problem), every, inputs, steps=2)
+
+    assert verified(model).same
+    model[1] = nn.Sigmoid()
+    assert not verified(model).same
 
 
 def test_every_op_of_the_unrolled_graph_has_a_node_or_is_an_update():

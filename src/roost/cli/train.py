@@ -78,7 +78,7 @@ def train(
     with _console.working(f"building {chosen.source}"):
         _runnable.check_size(chosen, _COPIES)
         built = chosen.build("cpu", seed)
-    from roost.plan.training import trainer
+    from roost.plan.start_training import trainer
 
     if seconds is None and trials is None:
         seconds = 10.0

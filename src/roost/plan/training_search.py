@@ -48,21 +48,25 @@ class MicrobatchSteps:
     def capture(self, count: int) -> CapturedStep:
         """The step of one of `count` microbatches."""
         args, named = self.split.microbatch(self.bound, count)
-        parts = count * self.batches
-
-        def scaled(returned: Any) -> Tensor:
-            loss = loss_of(returned if self.loss is None else self.loss(returned))
-            return loss / parts if parts > 1 else loss
-
         log.info("capturing the step of one of %d microbatches", count)
         return step_of(
             self.model,
             self._example(args, named),
             train=True,
             optimizer=self.optimizer,
-            loss=scaled,
+            loss=self.scaled_loss(count),
             keep_gradients=self.keep_gradients,
         )
+
+    def scaled_loss(self, count: int) -> Callable[[Any], Tensor]:
+        """The loss of a microbatch from what the model returns: its share of the mean."""
+        parts = count * self.batches
+
+        def scaled(returned: Any) -> Tensor:
+            loss = loss_of(returned if self.loss is None else self.loss(returned))
+            return loss / parts if parts > 1 else loss
+
+        return scaled
 
     def _example(self, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """The arguments all in order, or all by name."""
@@ -86,16 +90,17 @@ class PlacedTraining:
     """A training step with its placement, ready to run."""
 
     step: CapturedStep  # of all microbatches
+    one: CapturedStep  # of one microbatch
+    steps: MicrobatchSteps
     found: MicrobatchResult
     inputs: tuple[str, ...]  # of the step, by the names of `BatchSplit`
-    split: BatchSplit
     one_device: tuple[str, float] | None  # the best device alone, and its step time
     later_updates: float = 0.0  # expected seconds of updates that follow the step
     notes: tuple[str, ...] = ()
 
     def feed(self, parts: Mapping[str, list[Tensor]]) -> list[Tensor]:
         """The inputs of the step, from the microbatches of each tensor."""
-        shared = set(self.split.shared)
+        shared = set(self.steps.split.shared)
         if self.found.count == 1:
             return [parts[name][0] for name in self.inputs]
         copied = [name for name in self.inputs if name not in shared]
@@ -172,9 +177,10 @@ def placed_training(
             one_device = name, seconds + float(alone)
     return PlacedTraining(
         step=unrolled_step(step, found.microbatched),
+        one=step,
+        steps=steps,
         found=found,
         inputs=tuple(label[name] for name in step.program.inputs),
-        split=steps.split,
         one_device=one_device,
         later_updates=later,
         notes=notes,
