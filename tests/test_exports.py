@@ -9,7 +9,7 @@ import roost
 
 NAMES = """
     Bound Cluster Costs Device Graph GraphBuilder Infeasible InputError Link Placement Plan Problem Result RoostError
-    Simulator Timeline Trial bound capture cluster estimate load place probe profile simulate solve
+    Simulator Timeline Trainer Trial bound capture cluster estimate load place probe profile simulate solve trainer
     zoo
 """
 

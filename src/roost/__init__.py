@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from roost.cost_models.profiled import profile
     from roost.errors import Infeasible, InputError, RoostError
     from roost.frontends.torch import capture
-    from roost.plan import Plan, place
+    from roost.plan import Plan, Trainer, place, trainer
     from roost.presets import cluster
     from roost.presets.probe import probe
     from roost.search.solve import solve
@@ -50,6 +50,7 @@ _HOME = {
     "RoostError": "errors",
     "Simulator": "simulator.compiled",
     "Timeline": "core.timeline",
+    "Trainer": "plan",
     "Trial": "core.trial",
     "bound": "bounds",
     "capture": "frontends.torch",
@@ -61,6 +62,7 @@ _HOME = {
     "profile": "cost_models.profiled",
     "simulate": "simulator.compiled",
     "solve": "search.solve",
+    "trainer": "plan",
 }
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "RoostError",
     "Simulator",
     "Timeline",
+    "Trainer",
     "Trial",
     "bound",
     "capture",
@@ -91,6 +94,7 @@ __all__ = [
     "profile",
     "simulate",
     "solve",
+    "trainer",
     "zoo",
 ]
 

@@ -298,7 +298,7 @@ class Recorded(TorchDispatchMode):
         return call(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw"])
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "adamw", "keep"])
 def test_an_update_is_timed_by_the_ops_that_the_runtime_runs(kind):
     def ops(call):
         with Recorded() as recorded:

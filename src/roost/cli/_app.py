@@ -20,6 +20,7 @@ from roost.cli import (
     profile,
     run,
     simulate,
+    train,
     verify,
     zoo,
 )
@@ -65,6 +66,7 @@ app.command()(learn.learn)
 app.command()(probe.probe)
 app.command()(profile.profile)
 app.command()(run.run)
+app.command()(train.train)
 app.command()(verify.verify)
 app.command()(export.export)
 app.command()(placers.placers)

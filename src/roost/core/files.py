@@ -65,6 +65,23 @@ def write_bytes(path: Path, data: bytes) -> None:
             _replace(_target(path), data)
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Give a temporary file for large contents; at the end it is renamed over the path."""
+    with _clear_errors(path):
+        target = _target(path)
+        if target.is_dir():
+            raise IsADirectoryError(target)
+        temporary = target.with_name(f".roost-{secrets.token_hex(6)}.tmp")
+        try:
+            yield temporary
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
 def check_writable(path: Path) -> None:
     """Raise the error that writing this file would raise, as far as it is known before."""
     with _clear_errors(path):
@@ -92,6 +109,16 @@ def _clear_errors(path: Path) -> Iterator[None]:
     # A NUL byte in the name; links that lead in a circle.
     except (ValueError, RuntimeError) as error:
         raise InputError(f"{str(path)!r}: cannot be written: {error}") from error
+
+
+def check_plain(path: Path) -> None:
+    """Raise if a path is no plain file that can be read."""
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; name a file in it")
+    if is_special(path):
+        raise InputError(f"{path}: is no plain file; copy its content to one, and name that")
+    if not path.exists():
+        raise InputError(f"{path}: no such file")
 
 
 def is_special(path: Path) -> bool:

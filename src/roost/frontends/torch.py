@@ -52,8 +52,12 @@ def step_of(
     optimizer: str = "sgd",
     loss: Callable[..., Tensor] | None = None,
     name: str | None = None,
+    keep_gradients: bool = False,
 ) -> CapturedStep:
-    """Capture like `capture`; return graph and program, as the runtime and the profiler need."""
+    """Capture like `capture`; return graph and program, as the runtime and the profiler need.
+
+    `keep_gradients`: add each gradient to a state and leave the parameters as they are.
+    """
     from roost.frontends.tracing.captured_step import captured_step
     from roost.frontends.tracing.trace import trace
 
@@ -67,7 +71,12 @@ def step_of(
     args, kwargs = split_inputs(example_inputs)
     try:
         program = trace(model, args, kwargs, train=train, loss=loss)
-        return captured_step(program, name or type(model).__name__, optimizer if train else None)
+        return captured_step(
+            program,
+            name or type(model).__name__,
+            optimizer if train else None,
+            keep_gradients,
+        )
     # PyTorch refuses sparse gradients and nested tensors.
     except (RuntimeError, NotImplementedError) as error:
         raise InputError(

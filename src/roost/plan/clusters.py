@@ -33,6 +33,17 @@ _COPY = 1e-5  # seconds at most from the end of one copy in a stream to the begi
 
 
 def cluster_of(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -> Cluster:
+    """Give the cluster of a plan for whole modules, with caps; None: this machine."""
+    capped = capped_cluster(cluster, memory)
+    if sum(one.kind == "cpu" for one in capped.devices) > 1:
+        raise InputError(
+            f"cluster {capped.name!r} has several CPUs; a model as written runs on one: take the "
+            f"graph runtime for more"
+        )
+    return capped
+
+
+def capped_cluster(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -> Cluster:
     """Give the cluster with caps on its memory; None: this machine."""
     if cluster is None:
         return probe(memory)
@@ -43,11 +54,6 @@ def cluster_of(cluster: Cluster | str | None, memory: Mapping[str, int | str]) -
         replace(one, memory=min(one.memory, parse_bytes(memory.get(one.name, one.memory))))
         for one in named.devices
     ]
-    if sum(one.kind == "cpu" for one in devices) > 1:
-        raise InputError(
-            f"cluster {named.name!r} has several CPUs; a model as written runs on one: take the "
-            f"graph runtime for more"
-        )
     return replace(named, devices=tuple(devices))
 
 

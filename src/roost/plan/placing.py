@@ -79,7 +79,7 @@ def place(
 
     Raises `Infeasible` if nothing fits.
     """
-    _check_arguments(cluster, memory, reserve)
+    check_where(cluster, memory, reserve)
     if not isinstance(model, nn.Module):
         raise InputError(f"a torch.nn.Module is needed, not {type(model).__name__}")
     if is_placed(model):
@@ -191,7 +191,8 @@ def _threads_beside(main: str) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _check_arguments(cluster: object, *sizes: object) -> None:
+def check_where(cluster: object, *sizes: object) -> None:
+    """Raise if a cluster or sizes by device are of another type."""
     if not (cluster is None or isinstance(cluster, str | Cluster)):
         raise InputError(
             f"cluster is {cluster!r}; it must be a roost.Cluster, the name of a preset or a file, "

@@ -37,10 +37,15 @@ def _adamw(parameter: Tensor, gradient: Tensor, mean: Tensor, square: Tensor) ->
     _adam(parameter, gradient, mean, square)
 
 
+def _keep(parameter: Tensor, gradient: Tensor, *states: Tensor) -> None:
+    states[-1].add_(gradient)
+
+
 UPDATES: dict[str, Callable[..., Any]] = {
     "copy": _copy,
     "sgd": _sgd,
     "momentum": _momentum,
     "adam": _adam,
     "adamw": _adamw,
+    "keep": _keep,
 }

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from roost.core.graph import Graph, GraphBuilder
 from roost.errors import InputError
 from roost.frontends.tracing.flop import arguments, bytes_of, flop_of, tensors_in
-from roost.frontends.tracing.optimizers import OPTIMIZERS
+from roost.frontends.tracing.optimizers import KEEP, KEPT, OPTIMIZERS
 from roost.frontends.tracing.program import BACKWARD, Program, is_getitem
 from roost.frontends.tracing.tensors import Count, Coverage, Names
 
@@ -49,8 +49,14 @@ class CapturedStep:
         return {name: self.op_of[node] for name, node in self.program.resident_nodes.items()}
 
 
-def captured_step(program: Program, name: str, optimizer: str | None = None) -> CapturedStep:
-    """Build the graph of a traced program, with the optimizer's updates if one is named."""
+def captured_step(
+    program: Program, name: str, optimizer: str | None = None, keep_gradients: bool = False
+) -> CapturedStep:
+    """Build the graph of a traced program, with the optimizer's updates if one is named.
+
+    `keep_gradients`: the step adds each gradient to a state of its parameter, which it leaves as it
+    is. The optimizer's own states are there as well.
+    """
     writer = _StepWriter(program, name)
     writer.add_placeholders()
     for node in program.module.graph.nodes:
@@ -59,7 +65,7 @@ def captured_step(program: Program, name: str, optimizer: str | None = None) -> 
         elif node.op == "get_attr":
             writer.add_constant(node)
     if optimizer is not None:
-        writer.add_updates(optimizer)
+        writer.add_updates(optimizer, keep_gradients)
     writer.add_new_values()
     return CapturedStep(
         program=program,
@@ -148,9 +154,12 @@ class _StepWriter:
         )
         self._remember(node, op)  # several outputs are made by the getitems that follow
 
-    def add_updates(self, optimizer: str) -> None:
+    def add_updates(self, optimizer: str, keep_gradients: bool) -> None:
         """Add one op for each parameter that has a gradient, after all others."""
         states, flop = OPTIMIZERS[optimizer]
+        kind = optimizer
+        if keep_gradients:
+            states, flop, kind = (*states, KEPT), 1, KEEP
         for name, gradient in self.program.gradients.items():
             value = self.holders[name].meta["val"]
             size = _storage_bytes(value)
@@ -159,11 +168,11 @@ class _StepWriter:
                 self.builder.parameter(self.names.unused(f"{name}:{state}"), size, **traits)
                 for state in states
             )
-            moved = size * (1 + len(states))
+            moved = size if keep_gradients else size * (1 + len(states))
             self._add_update(
                 ResidentUpdate(self.op_of[self.holders[name]], state_ops, gradient),
                 name,
-                optimizer,
+                kind,
                 flop=flop * value.numel(),
                 bytes_read=moved + size,
                 bytes_written=moved,

@@ -12,6 +12,11 @@ class OptimizerCost(NamedTuple):
     flop: int  # for each element of a parameter
 
 
+# The update of a step that keeps its gradients: it adds the gradient to a state of this name. The
+# parameter changes after the step, when all gradients are there.
+KEEP = "keep"
+KEPT = "gradient"
+
 OPTIMIZERS = {
     "sgd": OptimizerCost((), 2),
     "momentum": OptimizerCost(("momentum_buffer",), 4),

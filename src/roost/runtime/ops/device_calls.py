@@ -18,7 +18,7 @@ from roost.runtime.ops.cuda import CudaDevice, RuntimeDevice
 from roost.runtime.ops.op_clock import OpClock
 from roost.runtime.ops.segments import Capture
 from roost.runtime.ops.transfers import TransferCalls
-from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.optimizers import Updates
 from roost.runtime.step.random_ops import RandomOps
 
 
@@ -31,7 +31,7 @@ class DeviceCalls(TransferCalls):
         placement: Placement,
         device_names: Sequence[str],
         devices: Sequence[RuntimeDevice],
-        optimizer: Optimizer,
+        optimizer: Updates,
         random_ops: RandomOps,
         graphs: bool,
         record: bool,

@@ -29,7 +29,7 @@ from roost.runtime.ops.transfers import launchers
 from roost.runtime.step.calls import check_flags, input_tensors
 from roost.runtime.step.device_threads import TaskThread
 from roost.runtime.step.devices import CpuDevice, Event
-from roost.runtime.step.optimizers import Optimizer
+from roost.runtime.step.optimizers import Optimizer, Updates
 from roost.runtime.step.random_ops import RandomOps
 from roost.runtime.step.unplaced import residents_of
 
@@ -52,7 +52,7 @@ class GraphRuntime(DeviceCalls):
         problem: Problem,
         placement: Placement,
         residents: Mapping[str, Tensor],
-        optimizer: Optimizer | None = None,
+        optimizer: Updates | None = None,
         cores: Sequence[set[int]] | None = None,
         seed: int = 0,
         devices: Sequence[RuntimeDevice] | None = None,
@@ -153,10 +153,7 @@ class GraphRuntime(DeviceCalls):
             return self._step(inputs, named)
 
     def _step(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-        if self._error is not None:
-            raise InputError("this run has failed before; make another") from self._error
-        if not self._running:
-            raise InputError("this run is closed; make another")
+        self._check_usable()
         self._inputs = self._checked_inputs(inputs, named)
         for gpu in {value.device for value in self._inputs if value.is_cuda}:
             torch.cuda.current_stream(gpu).synchronize()  # it may still be computing the inputs
@@ -174,6 +171,22 @@ class GraphRuntime(DeviceCalls):
         self._results = [None] * len(self._results)
         self._inputs = []
         return results
+
+    def _check_usable(self) -> None:
+        if self._error is not None:
+            raise InputError("this run has failed before; make another") from self._error
+        if not self._running:
+            raise InputError("this run is closed; make another")
+
+    def between_steps(self, task: Callable[[int], None]) -> None:
+        """Call a task with the number of each device, in the thread that computes there."""
+        with self._one_at_a_time:
+            self._check_usable()
+            for launcher in self._running:
+                for device in launcher.devices:
+                    launcher.thread.submit(lambda device=device: task(device))  # type: ignore[misc]
+                launcher.thread.submit(lambda launcher=launcher: self._finish(launcher))  # type: ignore[misc]
+            self._await([self._next() for _ in self._running])
 
     def _checked_inputs(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> list[Tensor]:
         """Give the tensors among the inputs, in the order of the program.
@@ -274,6 +287,10 @@ class GraphRuntime(DeviceCalls):
 
     def _run(self, launcher: _Launcher) -> None:
         launcher.function()
+        self._finish(launcher)
+
+    def _finish(self, launcher: _Launcher) -> None:
+        """Report that all work given to a launcher is done."""
         for device in launcher.devices:
             try:
                 self.devices[device].finish()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,3 +71,29 @@ class Optimizer:
     ) -> None:
         parameter.mul_(1 - self.rate * self.weight_decay)
         self._adam(step, parameter, gradient, mean, square)
+
+    def _keep(self, step: int, parameter: Tensor, gradient: Tensor, *states: Tensor) -> None:
+        states[-1].add_(gradient)
+
+
+class Updates(Protocol):
+    """The functions that write new values of parameters, such as an `Optimizer`."""
+
+    def update(self, kind: str) -> Callable[..., None]:
+        """Give the function that updates a parameter; see `Optimizer.update`."""
+
+
+class AdjustableOptimizer:
+    """An optimizer whose settings may change between steps, and that counts updates by itself."""
+
+    def __init__(self, settings: Optimizer, number: int = 0) -> None:
+        self.settings = settings
+        self.number = number  # of the update that runs now or ran last, counted from 1
+
+    def update(self, kind: str) -> Callable[..., None]:
+        """Give the function that updates a parameter with the settings of that moment."""
+
+        def write(step: int, *tensors: Tensor) -> None:
+            self.settings.update(kind)(self.number, *tensors)
+
+        return write
