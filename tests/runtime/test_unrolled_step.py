@@ -58,8 +58,8 @@ def batch_of_shared(size=8):
     )
 
 
-def captured(model, batch, count, shared=(), optimizer="adamw"):
-    """The step of a microbatch, unrolled."""
+def captured(model, batch, count, shared=(), optimizer="adamw", late_sums=False):
+    """The step of a microbatch, unrolled; sums of tied weights are in the order of PyTorch."""
     part = tuple(
         value if number in shared else value[: len(value) // count]
         for number, value in enumerate(batch)
@@ -67,8 +67,8 @@ def captured(model, batch, count, shared=(), optimizer="adamw"):
     scaled = (lambda output: loss_of(output) / count) if count > 1 else loss_of
     step = step_of(model, part, train=True, optimizer=optimizer, loss=scaled)
     names = tuple(step.program.inputs[number] for number in shared)
-    made = Microbatch(count, shared_inputs=names, batch_statistics=True).apply(step.graph)
-    return step, made
+    settings = Microbatch(count, shared_inputs=names, batch_statistics=True, late_sums=late_sums)
+    return step, settings.apply(step.graph)
 
 
 def fed(batch, count, shared=()):
@@ -185,6 +185,22 @@ def test_models_of_the_zoo_learn_as_with_gradient_accumulation(name):
     model = settings.model()
     batches = [tuple(settings.inputs(True)) for _ in range(2)]
     check(model, batches, 2, ["apart", "staged"])
+
+
+def test_gradients_of_tied_weights_can_be_added_up_once():
+    torch.manual_seed(0)
+    model = Shared()
+    batch = batch_of_shared()
+    step, made = captured(model, batch, 4, (1,), "sgd", late_sums=True)
+    unrolled = unrolled_step(step, made)
+    problem = virtual_problem(unrolled)
+    assert unrolled.graph.num_ops < captured(model, batch, 4, (1,))[1].graph.num_ops
+    expected = accumulated(model, [batch], 4, (1,), "sgd")
+    for kind in PLACEMENTS.values():
+        losses, found = run(unrolled, problem, kind(made, problem), model, [batch], 4, (1,))
+        assert losses == expected[0]
+        for name in unrolled.program.gradients:
+            torch.testing.assert_close(found[name], expected[1][name])
 
 
 def test_sums_in_blocks_are_those_of_their_devices():

@@ -114,7 +114,6 @@ def solve_microbatches(
       the budget.
     - `shared_inputs`: inputs that all microbatches read whole, by op name.
     - `batch_statistics`: allow layers such as BatchNorm, which see one microbatch at a time.
-
     - `threads` that anneal; default: as many as there are cores.
     - `budget` replaces seconds and trials.
 

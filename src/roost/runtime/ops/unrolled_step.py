@@ -3,17 +3,20 @@
 `unrolled_step` copies the nodes of the program that a microbatch was captured as. Residents and
 views of them exist once; inputs, forward and backward nodes exist once for each copy. Gradients are
 added up by the sums of the unrolled graph, in their order. Each sum adds the outputs of ops: views
-of a gradient, such as a transpose, are made once, of the final sum.
+of a gradient, such as a transpose, are made once, of the final sum. The ops that add up the
+gradients of a tied weight may exist once too: they read final sums.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
+from roost.core import graph as ops
 from roost.errors import InputError
 from roost.frontends.tracing.captured_step import CapturedStep, ResidentUpdate
 from roost.frontends.tracing.program import BACKWARD, Program
@@ -65,6 +68,9 @@ class _Unroller:
         for copy in range(self.made.count):
             self._copy(calls, copy)
         self._sums()
+        for node in calls:
+            if self._is_late(node):
+                self._add(node, SHARED, self._sum_of)
         program = self._program(inputs)
         owner = {op: name for name, op in self.step.resident_ops.items()}
         updates: dict[str, ResidentUpdate] = {}
@@ -95,7 +101,7 @@ class _Unroller:
 
     def _copy(self, calls: list[fx.Node], copy: int) -> None:
         for node in calls:
-            if self._is_copied(node) == (copy != SHARED):
+            if self._is_copied(node) == (copy != SHARED) and not self._is_late(node):
                 self._add(node, copy)
 
     def _is_copied(self, node: fx.Node) -> bool:
@@ -105,8 +111,23 @@ class _Unroller:
             return True
         return (self.step.graph.index_of(op), SHARED) not in self.name_of
 
-    def _add(self, node: fx.Node, copy: int) -> None:
-        new = self.nodes[copy][node] = self.graph.node_copy(node, lambda n: self._at(n, copy))
+    def _is_late(self, node: fx.Node) -> bool:
+        """Tell if a node is of an op that adds up final sums, once for all copies."""
+        if self._is_copied(node):
+            return False
+        graph = self.step.graph
+        return bool(graph.phase[graph.index_of(self.step.op_of[node])] == ops.BACKWARD)
+
+    def _sum_of(self, node: fx.Node) -> fx.Node:
+        """What a late node reads: a sum over all copies, or what exists once."""
+        once = self.nodes[SHARED].get(node)
+        return self._total(node, node.name) if once is None else once
+
+    def _add(
+        self, node: fx.Node, copy: int, read: Callable[[fx.Node], fx.Node] | None = None
+    ) -> None:
+        read = read or (lambda other: self._at(other, copy))
+        new = self.nodes[copy][node] = self.graph.node_copy(node, read)
         if node.op == "placeholder":
             new.target = new.name  # an argument of the program, so it must be unique
         op = self.step.op_of.get(node)
@@ -161,6 +182,8 @@ class _Unroller:
         total = self.made.total.get(op)
         if total is not None:
             return self._view(node, self.maker[self.made.graph.op_names[total]])
+        if self._is_late(node):
+            return self.nodes[SHARED][node]
         if name in self.source.gradients:
             raise InputError(
                 f"the gradient of {name!r} is a value that exists once for all microbatches, so it "
