@@ -218,6 +218,24 @@ def batch_statistics(graph: Graph) -> list[str]:
     return list(dict.fromkeys(layers))
 
 
+def late_sums(graph: Graph, copied: Array) -> list[int]:
+    """The ops that add up two gradients of a tied weight, for updates alone.
+
+    `copied` [ops]: the ops of which each microbatch has one.
+    """
+    found = []
+    consumers = graph.consumer_lists()
+    adds = [op for op, kind in enumerate(graph.kinds) if kind == "add"]
+    for op in adds:
+        inputs = graph.inputs_of(op)
+        readers = consumers[op]
+        whole = len(inputs) == 2 and bool(copied[inputs].all())
+        gradients = whole and bool((graph.phase[[op, *inputs.tolist()]] == BACKWARD).all())
+        if gradients and readers and all(graph.phase[reader] == UPDATE for reader in readers):
+            found.append(op)
+    return found
+
+
 def _before_readers(graph: Graph, priority: Array) -> Array:
     """Priorities no higher than those of the inputs of each op."""
     lowered = priority.tolist()
@@ -254,20 +272,5 @@ def _is_copied(graph: Graph, settings: Microbatch) -> Array:  # [ops] bool
     copied = ~np.isin(graph.phase, (PARAMETER, UPDATE))
     copied[[graph.index_of(name) for name in settings.shared_inputs]] = False
     if settings.late_sums:
-        copied[_late_sums(graph, copied)] = False
+        copied[late_sums(graph, copied)] = False
     return copied
-
-
-def _late_sums(graph: Graph, copied: Array) -> list[int]:
-    """The sums of gradients that updates alone read."""
-    found = []
-    consumers = graph.consumer_lists()
-    adds = [op for op, kind in enumerate(graph.kinds) if kind == "add"]
-    for op in adds:
-        inputs = graph.inputs_of(op)
-        readers = consumers[op]
-        whole = len(inputs) == 2 and bool(copied[inputs].all())
-        gradients = whole and bool((graph.phase[[op, *inputs.tolist()]] == BACKWARD).all())
-        if gradients and readers and all(graph.phase[reader] == UPDATE for reader in readers):
-            found.append(op)
-    return found

@@ -1,7 +1,7 @@
 """Candidates: layouts and schedules of a step for a number of microbatches, the best first.
 
-Their seconds are estimates, made without unrolling anything: the schedule of the tasks, or the load
-of the busiest bus if that takes longer. So the candidates of many numbers of microbatches can be
+Their seconds are estimates, made without unrolling anything: the schedule of the tasks, and what
+devices wait for the busiest bus. So the candidates of many numbers of microbatches can be
 compared before the first graph is unrolled.
 """
 
@@ -16,6 +16,7 @@ from roost.core.arrays import Array
 from roost.core.problem import Problem
 from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
+from roost.placers._microbatches.bus_load import with_buses
 from roost.placers._microbatches.copied_step import CopiedStep
 from roost.placers._microbatches.layouts import Layout, Replica, balanced, replicated, whole
 from roost.placers._microbatches.realised import (
@@ -58,19 +59,20 @@ def candidates(
     schedules: Sequence[str] = SCHEDULES,
 ) -> list[Candidate]:
     """The candidates of some families, the shortest first; each layout once."""
-    found: list[Candidate] = []
-    seen: set[tuple[Layout, str]] = set()
+    found: dict[tuple[Layout, str], Candidate] = {}
     for family in families:
-        for layout in _with_homes(_layouts(step, count, family)):
+        for layout in _with_homes(step, _layouts(step, count, family)):
             pipelined = layout.num_chunks > 1
             for name in schedules if pipelined else schedules[:1]:
-                if (layout, name) in seen:
+                # Of the two places for readers of a tied weight only the better one is kept.
+                key = replace(layout, readers_together=False), name
+                if key in found and not pipelined:
                     continue
-                seen.add((layout, name))
                 schedule = scheduled(step, layout, name)
-                seconds = max(schedule.seconds, _busiest_bus(step, layout))
-                found.append(Candidate(family, count, schedule, seconds))
-    return sorted(found, key=lambda each: each.seconds)
+                seconds = with_buses(step, layout, schedule.seconds)
+                if key not in found or seconds < found[key].seconds:
+                    found[key] = Candidate(family, count, schedule, seconds)
+    return sorted(found.values(), key=lambda each: each.seconds)
 
 
 def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
@@ -92,9 +94,11 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
                         yield replicated(step, rows, count)
 
 
-def _with_homes(layouts: Iterable[Layout]) -> Iterator[Layout]:
-    """The layouts; those of unlike replicas also with all parameters at the busiest."""
+def _with_homes(step: CopiedStep, layouts: Iterable[Layout]) -> Iterator[Layout]:
+    """The layouts, and variants with weights in other places; first what saves copies."""
     for layout in layouts:
+        if layout.num_chunks > 1 and step.tied_weights:
+            yield replace(layout, readers_together=True)
         yield layout
         if len({len(copies) for copies in layout.copies}) > 1:
             yield replace(layout, gathered=True)
@@ -126,31 +130,6 @@ def _groups(devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
     number = len(devices) // size
     yield [[devices[place * number + row] for place in range(size)] for row in range(number)]
     yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
-
-
-def _busiest_bus(step: CopiedStep, layout: Layout) -> float:
-    """Seconds that the busiest bus needs for weights and gradients of replicas."""
-    if len(layout.replicas) == 1:
-        return 0.0
-    cluster = step.problem.cluster
-    rows = np.stack(
-        [
-            np.array(replica.devices)[layout.chunk_of_element(number, step.num_elements)]
-            for number, replica in enumerate(layout.replicas)
-        ]
-    )  # [replicas, elements]
-    load = np.zeros(len(cluster.bus_gap))
-    homes = rows
-    if layout.gathered:
-        homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
-    size = step.weight_bytes / len(homes)
-    for one in homes:
-        for other in rows:
-            apart = one != other
-            for here, there, nbytes in zip(one[apart], other[apart], size[apart], strict=True):
-                load[cluster.bus[here, there]] += nbytes * cluster.seconds_per_byte[here, there]
-                load[cluster.bus[there, here]] += nbytes * cluster.seconds_per_byte[there, here]
-    return float(load.max())
 
 
 def candidate_trial(problem: Problem, candidate: Candidate, evaluate: Evaluate) -> Trial:

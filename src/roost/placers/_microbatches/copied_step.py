@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +17,19 @@ from roost.core.arrays import Array
 from roost.core.graph import BACKWARD, UPDATE
 from roost.core.problem import Problem
 from roost.placers._shared.layers import Layers
-from roost.transforms.microbatch import SHARED, copies_of
+from roost.transforms.microbatch import SHARED, copies_of, late_sums
 
 FORWARD_WORK, BACKWARD_WORK, WEIGHT_WORK, ONCE = range(4)  # kinds of work
 NUM_KINDS = 3  # that tasks are made of
+
+
+class TiedWeight(NamedTuple):
+    """A weight that two elements read, such as an embedding that is the output layer too."""
+
+    light: int  # the element with less work
+    heavy: int
+    nbytes: float
+    bases: tuple[int, ...]  # that make gradients of it in neither element
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +103,42 @@ class CopiedStep:
         return found
 
     @cached_property
+    def tied_weights(self) -> list[TiedWeight]:
+        """The weights that several elements read, each with a light element."""
+        graph = self.problem.graph
+        source, target = self.edges
+        read = graph.is_parameter[self.first[source]] & (self.kind[target] == FORWARD_WORK)
+        pairs = np.stack([source[read], self.element[target[read]]])
+        readers: dict[int, list[int]] = {}
+        for parameter, element in np.unique(pairs, axis=1).T.tolist():
+            readers.setdefault(parameter, []).append(element)
+        work = self.work.sum(axis=0).min(axis=1)
+        found = []
+        for parameter, elements in readers.items():
+            if len(elements) == 1:
+                continue
+            heavy = max(elements, key=lambda element: work[element])
+            size = float(graph.output_bytes[self.first[parameter]])
+            bases = [b for b in self._gradients_of(parameter) if self.element[b] not in elements]
+            found += [
+                TiedWeight(each, heavy, size, tuple(bases)) for each in elements if each != heavy
+            ]
+        return found
+
+    def _gradients_of(self, parameter: int) -> list[int]:  # bases
+        """The ops whose outputs are added up once to the gradient of a parameter."""
+        graph = self.problem.graph
+        updates = [
+            op
+            for op in graph.consumers_of(self.first[parameter]).tolist()
+            if graph.phase[op] == UPDATE
+        ]
+        sums = [op for update in updates for op in graph.inputs_of(update).tolist()]
+        late = [op for op in sums if graph.phase[op] == BACKWARD and not self.is_sum[op]]
+        made = [op for each in late for op in graph.inputs_of(each).tolist()]
+        return sorted({int(self.base[op]) for op in made})
+
+    @cached_property
     def saved_bytes(self) -> Array:  # [elements] of activations that wait for the backward pass
         graph = self.problem.graph
         source, target = self.edges
@@ -150,7 +196,9 @@ def _copied_step(problem: Problem) -> CopiedStep:
     graph = problem.graph
     copy = copies_of(graph)
     if not (copy > 0).any():  # a step that is not unrolled
-        copy = np.where(graph.is_parameter | (graph.phase == UPDATE), SHARED, 0)
+        copied = ~(graph.is_parameter | (graph.phase == UPDATE))
+        copied[late_sums(graph, copied)] = False
+        copy = np.where(copied, 0, SHARED)
     number: dict[str, int] = {}
     base = np.empty(graph.num_ops, dtype=np.int64)
     is_sum = np.zeros(graph.num_ops, dtype=bool)

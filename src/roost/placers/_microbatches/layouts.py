@@ -35,6 +35,8 @@ class Layout:
     replica_of_copy: tuple[int, ...]  # [copies]
     # Parameters live with the replica that has most copies; else they are spread over all.
     gathered: bool = False
+    # Layers that read a tied weight run where the one with most work does; else in their chunks.
+    readers_together: bool = False
 
     @property
     def num_chunks(self) -> int:
@@ -52,6 +54,19 @@ class Layout:
         """The chunk of each element in a replica."""
         ends = np.array(self.replicas[replica].ends[:-1], dtype=np.int64)
         return np.searchsorted(ends, np.arange(num_elements), side="right")
+
+    def device_rows(self, step: CopiedStep) -> Array:  # [replicas, elements]
+        """The device that computes each element, in each replica."""
+        rows = np.stack(
+            [
+                np.array(replica.devices)[self.chunk_of_element(number, step.num_elements)]
+                for number, replica in enumerate(self.replicas)
+            ]
+        )
+        if self.readers_together:
+            for tied in step.tied_weights:
+                rows[:, tied.light] = rows[:, tied.heavy]
+        return rows
 
 
 def replicated(step: CopiedStep, chains: Sequence[Replica], count: int) -> Layout:

@@ -55,12 +55,10 @@ def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
     """The device of every op in a layout."""
     problem = step.problem
     graph = problem.graph
-    by_replica = np.stack(
-        [
-            np.array(replica.devices)[layout.chunk_of_element(number, step.num_elements)]
-            for number, replica in enumerate(layout.replicas)
-        ]
-    )[:, step.element]  # [replicas, bases]
+    rows = layout.device_rows(step)
+    by_replica = rows[:, step.element]  # [replicas, bases]
+    for tied in step.tied_weights if layout.readers_together else ():
+        by_replica[:, tied.bases] = rows[:, [tied.heavy]]
     copied = step.copy != SHARED
     device = np.zeros(graph.num_ops, dtype=np.int64)
     replica = np.array(layout.replica_of_copy)[step.copy[copied]]

@@ -1,0 +1,76 @@
+"""What the busiest bus adds to the step of a layout.
+
+Replicas on two hosts share one network port, so many short transfers add up to a long one. A
+schedule of tasks does not see that. Weights are fetched while the first microbatch goes forward,
+gradients are sent while the last one goes backward; what takes longer than these makes the step
+longer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from roost.core.arrays import Array
+from roost.placers._microbatches.copied_step import (
+    BACKWARD_WORK,
+    FORWARD_WORK,
+    WEIGHT_WORK,
+    CopiedStep,
+)
+from roost.placers._microbatches.layouts import Layout
+
+
+def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
+    """The seconds of a schedule, and those that its devices wait for buses."""
+    if len(layout.replicas) == 1 and layout.num_chunks == 1:
+        return seconds
+    rows = layout.device_rows(step)  # [replicas, elements]
+    activations, weights, gradients = _Load(step), _Load(step), _Load(step)
+    _add_activations(activations, step, layout, rows)
+    homes = rows
+    if layout.gathered:
+        homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
+    for reader, home, nbytes in _weights(step):
+        for one in homes[:, home].tolist():
+            for other in rows[:, reader].tolist():
+                weights.add(one, other, nbytes / len(homes))
+                gradients.add(other, one, nbytes / len(homes))
+    work = step.work[:, np.arange(rows.shape[1]), rows].sum(axis=2).min(axis=1)  # [kinds]
+    forward = float(work[FORWARD_WORK])
+    backward = float(work[BACKWARD_WORK] + work[WEIGHT_WORK])
+    waits = max(0.0, weights.busiest - forward) + max(0.0, gradients.busiest - backward)
+    return max(seconds + waits, activations.busiest)
+
+
+class _Load:
+    """Seconds of each bus."""
+
+    def __init__(self, step: CopiedStep) -> None:
+        self.cluster = step.problem.cluster
+        self.seconds = np.zeros(len(self.cluster.bus_gap))
+
+    def add(self, source: int, target: int, nbytes: float) -> None:
+        if source != target:
+            rate = self.cluster.seconds_per_byte[source, target]
+            self.seconds[self.cluster.bus[source, target]] += nbytes * rate
+
+    @property
+    def busiest(self) -> float:
+        return float(self.seconds.max())
+
+
+def _add_activations(load: _Load, step: CopiedStep, layout: Layout, rows: Array) -> None:
+    """Add what neighbouring elements on different devices send each other."""
+    forward, backward = step.crossing_bytes
+    for row, copies in zip(rows, layout.copies, strict=True):
+        for element in np.flatnonzero(row[1:] != row[:-1]).tolist():
+            here, there = int(row[element]), int(row[element + 1])
+            load.add(here, there, len(copies) * float(forward[element]))
+            load.add(there, here, len(copies) * float(backward[element]))
+
+
+def _weights(step: CopiedStep) -> list[tuple[int, int, float]]:
+    """Element that reads weights, element where these live, and their bytes."""
+    own = np.flatnonzero(step.weight_bytes).tolist()
+    rows = [(each, each, float(step.weight_bytes[each])) for each in own]
+    return rows + [(tied.heavy, tied.light, tied.nbytes) for tied in step.tied_weights]
