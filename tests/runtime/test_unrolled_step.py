@@ -187,14 +187,32 @@ def test_models_of_the_zoo_learn_as_with_gradient_accumulation(name):
     check(model, batches, 2, ["apart", "staged"])
 
 
-def test_gradients_of_tied_weights_can_be_added_up_once():
+class Thrice(nn.Module):
+    """One weight that three layers read."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 6)
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, words, mask, labels):
+        hidden = torch.relu(self.inner(self.embed(words))) * mask.unsqueeze(-1)
+        hidden = hidden + self.embed(labels)
+        found = nn.functional.linear(hidden, self.embed.weight)
+        return nn.functional.cross_entropy(found.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("model", [Shared, Thrice])
+def test_gradients_of_tied_weights_can_be_added_up_once(model):
     torch.manual_seed(0)
-    model = Shared()
+    model = model()
     batch = batch_of_shared()
     step, made = captured(model, batch, 4, (1,), "sgd", late_sums=True)
     unrolled = unrolled_step(step, made)
     problem = virtual_problem(unrolled)
     assert unrolled.graph.num_ops < captured(model, batch, 4, (1,))[1].graph.num_ops
+    sizes = {made.graph.output_bytes[op] for op in made.is_sum.nonzero()[0]}
+    assert sizes <= {value.nbytes for value in residents_of(model).values()}
     expected = accumulated(model, [batch], 4, (1,), "sgd")
     for kind in PLACEMENTS.values():
         losses, found = run(unrolled, problem, kind(made, problem), model, [batch], 4, (1,))

@@ -187,10 +187,17 @@ class Unroller:
             residents = [source for source in self.inputs[op] if graph.is_parameter[source]]
             for value in self.inputs[op]:
                 of = residents[0] if residents else value
-                for added in [value] if self.is_copied[value] else self.inputs[value]:
-                    if self.is_copied[added]:
-                        size[added] = int(graph.output_bytes[of])
+                for added in self._added(value):
+                    size[added] = int(graph.output_bytes[of])
         return size
+
+    def _added(self, value: int) -> list[int]:
+        """The copied ops that a value consists of: itself, or those of a sum made once."""
+        if self.is_copied[value]:
+            return [value]
+        if self.graph.phase[value] != BACKWARD:
+            return []
+        return [each for source in self.inputs[value] for each in self._added(source)]
 
     def _groups(self) -> tuple[Array, tuple[str, ...]]:
         """The group of each new op, and the names of the groups.

@@ -219,21 +219,21 @@ def batch_statistics(graph: Graph) -> list[str]:
 
 
 def late_sums(graph: Graph, copied: Array) -> list[int]:
-    """The ops that add up two gradients of a tied weight, for updates alone.
+    """The ops that add up the gradients of a tied weight, for updates alone.
 
     `copied` [ops]: the ops of which each microbatch has one.
     """
-    found = []
+    found: set[int] = set()
     consumers = graph.consumer_lists()
-    adds = [op for op, kind in enumerate(graph.kinds) if kind == "add"]
-    for op in adds:
+    for op in reversed([op for op, kind in enumerate(graph.kinds) if kind == "add"]):
         inputs = graph.inputs_of(op)
         readers = consumers[op]
         whole = len(inputs) == 2 and bool(copied[inputs].all())
         gradients = whole and bool((graph.phase[[op, *inputs.tolist()]] == BACKWARD).all())
-        if gradients and readers and all(graph.phase[reader] == UPDATE for reader in readers):
-            found.append(op)
-    return found
+        last = all(reader in found or graph.phase[reader] == UPDATE for reader in readers)
+        if gradients and readers and last:
+            found.add(op)
+    return sorted(found)
 
 
 def _before_readers(graph: Graph, priority: Array) -> Array:

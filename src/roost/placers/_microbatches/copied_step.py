@@ -133,10 +133,15 @@ class CopiedStep:
             for op in graph.consumers_of(self.first[parameter]).tolist()
             if graph.phase[op] == UPDATE
         ]
-        sums = [op for update in updates for op in graph.inputs_of(update).tolist()]
-        late = [op for op in sums if graph.phase[op] == BACKWARD and not self.is_sum[op]]
-        made = [op for each in late for op in graph.inputs_of(each).tolist()]
-        return sorted({int(self.base[op]) for op in made})
+        late = [op for update in updates for op in graph.inputs_of(update).tolist()]
+        made: set[int] = set()
+        while late:
+            op = late.pop()
+            if graph.phase[op] == BACKWARD:
+                once = self.copy[op] == SHARED and not self.is_sum[op]
+                late += graph.inputs_of(op).tolist() if once else []
+                made |= set() if once else {int(self.base[op])}
+        return sorted(made)
 
     @cached_property
     def saved_bytes(self) -> Array:  # [elements] of activations that wait for the backward pass

@@ -104,7 +104,7 @@ def _homes(step: CopiedStep, by_replica: Array) -> Array:  # [bases]
     total: dict[int, float] = {}
     for base, root in together.items():
         total[root] = total.get(root, 0.0) + float(size[base])
-    for maker, reader in zip(source.tolist(), target.tolist(), strict=True):
+    for maker, reader in zip(source[::-1].tolist(), target[::-1].tolist(), strict=True):
         if once[maker] and once[reader] and reader in together:  # a sum of gradients goes along
             together.setdefault(maker, together[reader])
     for base in np.flatnonzero(once).tolist():
