@@ -29,7 +29,7 @@ from simulated_page import CAPPED, SECONDS, page
 import roost
 from roost.core.cluster import Cluster
 from roost.placers.auto import Auto
-from roost.placers.toolkit import CopiedStep, candidate_trial, candidates
+from roost.placers.toolkit import CopiedStep, sketch_trial, sketches
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Search
 from roost.search.microbatches import COUNTS, solve_microbatches, unrolled_problem
@@ -102,33 +102,33 @@ def family_row(problems: dict[int, roost.Problem], family: str) -> Row:
         each
         for count, problem in problems.items()
         if count > 1
-        for each in candidates(CopiedStep.of(problem), count, (family,))
+        for each in sketches(CopiedStep.of(problem), count, (family,))
     ]
     budget, best, trials = clock(), None, 0
-    for candidate in sorted(found, key=lambda each: each.seconds):
+    for sketch in sorted(found, key=lambda each: each.seconds):
         if budget.is_spent:
             break
-        base = problems[candidate.count]
-        settings = Microbatch(candidate.count, batch_statistics=True)
+        base = problems[sketch.count]
+        settings = Microbatch(sketch.count, batch_statistics=True)
         chain = settings.apply(base.graph)
-        devices = candidate.devices(unrolled_problem(base, chain))
+        devices = sketch.devices(unrolled_problem(base, chain))
         made, _ = chain.arranged(roost.Placement(devices))
         problem = unrolled_problem(base, made)
         own = Search(problem, Simulating(problem, 1), Budget(trials=100))
-        trial = candidate_trial(problem, candidate, Evaluation(own, family))
+        trial = sketch_trial(problem, sketch, Evaluation(own, family))
         trials += own.budget.num_trials
         if trial.better_than(best and best[0]):
-            best = (trial, candidate)
+            best = (trial, sketch)
     if best is None:
         return {"feasible": False, "trials": 0}
-    trial, candidate = best
+    trial, sketch = best
     return {
         "step_time": trial.step_time,
         "feasible": trial.feasible,
-        "count": candidate.count,
-        "schedule": candidate.schedule.name,
-        "replicas": len(candidate.layout.replicas),
-        "chunks": candidate.layout.num_chunks,
+        "count": sketch.count,
+        "schedule": sketch.schedule.name,
+        "replicas": len(sketch.layout.replicas),
+        "chunks": sketch.layout.num_chunks,
         "trials": trials,
     }
 

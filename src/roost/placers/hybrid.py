@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._microbatches.candidates import DATA_PARALLEL, HYBRID
 from roost.placers._microbatches.family_trials import family_trials
+from roost.placers._microbatches.sketches import DATA_PARALLEL, HYBRID
 
 
 @dataclass(frozen=True)

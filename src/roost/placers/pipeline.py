@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.placers import Evaluate
-from roost.placers._microbatches.candidates import PIPELINE
 from roost.placers._microbatches.family_trials import family_trials
+from roost.placers._microbatches.sketches import PIPELINE
 from roost.placers._microbatches.task_schedule import SCHEDULES
 from roost.placers._shared.setting_checks import check_choice
 

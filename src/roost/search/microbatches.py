@@ -23,7 +23,7 @@ from roost.cost_models import estimate
 from roost.errors import BudgetSpent, InputError
 from roost.placers import Placer
 from roost.placers.auto import Auto, Heat
-from roost.placers.toolkit import Candidate, CopiedStep, candidate_trial, candidates
+from roost.placers.toolkit import CopiedStep, Sketch, sketch_trial, sketches
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search
 from roost.search.simulating import Simulating
@@ -40,7 +40,7 @@ _STARTS = 0.5  # of the budget: no start is simulated after it
 _TURNS = 0.1  # of the budget, for each of the best few that are annealed in turn
 _FINALISTS = 3
 _NEAR = 1.04  # times the shortest step: starts that are annealed in turn
-_HOPELESS = 1.2  # times the shortest step: candidates estimated at more are not unrolled
+_HOPELESS = 1.2  # times the shortest step: sketches estimated at more are not unrolled
 # Starts made by hand are good: a hot chain would only lose them.
 _HEAT = Heat(hot=1e-4, warm=3e-5, cold=3e-6)
 _MOST_OF_FAMILY = 6  # starts of one family
@@ -193,47 +193,47 @@ class _Run:
             self._note(1, each, trial)
 
     def simulate_starts(self) -> None:
-        """Unroll and simulate the most promising candidates of each family, in turn."""
-        found: list[Candidate] = []
+        """Unroll and simulate the most promising sketches of each family, in turn."""
+        found: list[Sketch] = []
         for count, problem in self.problems.items():
             if count > 1:
-                found += candidates(CopiedStep.of(problem), count)
+                found += sketches(CopiedStep.of(problem), count)
         found.sort(key=lambda each: each.seconds)
         fewest_seconds = (1 - _STARTS) * self.budget.seconds
         fewest_trials = (1 - _STARTS) * self.budget.trials
         families: set[str] = set()
-        for candidate in _in_turn(found):
+        for sketch in _in_turn(found):
             if self.ended and (self.starts or self.whole is not None):
                 break
             late = (
                 self.budget.seconds_left < fewest_seconds or self.budget.trials_left < fewest_trials
             )
-            hopeless = candidate.seconds > _HOPELESS * self._shortest()
-            if (late or hopeless) and candidate.family in families and self.starts:
+            hopeless = sketch.seconds > _HOPELESS * self._shortest()
+            if (late or hopeless) and sketch.family in families and self.starts:
                 continue
             try:
-                self._simulate(candidate)
+                self._simulate(sketch)
             except BudgetSpent:
                 break
-            families.add(candidate.family)
+            families.add(sketch.family)
 
     def _shortest(self) -> float:
         """The shortest step of a start that fits."""
         steps = [start.best.step_time for start in self.starts if start.best.feasible]
         return min(steps, default=inf)
 
-    def _simulate(self, candidate: Candidate) -> None:
-        """Unroll the step of a candidate, with sums that suit it, and simulate it."""
-        problem = self.problems[candidate.count]
-        settings = replace(self.settings, count=candidate.count)
+    def _simulate(self, sketch: Sketch) -> None:
+        """Unroll the step of a sketch, with sums that suit it, and simulate it."""
+        problem = self.problems[sketch.count]
+        settings = replace(self.settings, count=sketch.count)
         chain = _Start(*self._unrolled(settings.apply(problem.graph)))
-        devices = candidate.devices(chain.problem)
+        devices = sketch.devices(chain.problem)
         arranged, _ = chain.microbatched.arranged(chain.problem.placement(devices))
         start = self._start(arranged)
         state = Search(start.problem, Simulating(start.problem, 1), self.budget, self.seed)
-        trial = candidate_trial(start.problem, candidate, Evaluation(state, candidate.family))
-        start.add(replace(trial, placer=candidate.family))
-        self._note(candidate.count, candidate.family, trial)
+        trial = sketch_trial(start.problem, sketch, Evaluation(state, sketch.family))
+        start.add(replace(trial, placer=sketch.family))
+        self._note(sketch.count, sketch.family, trial)
 
     def _start(self, arranged: Microbatched) -> _Start:
         """The start with this graph, which may be there already."""
@@ -392,14 +392,14 @@ def unrolled_problem(base: Problem, made: Microbatched) -> Problem:
     return Problem(graph, base.cluster, costs)
 
 
-def _in_turn(found: Sequence[Candidate]) -> Iterable[Candidate]:
+def _in_turn(found: Sequence[Sketch]) -> Iterable[Sketch]:
     """The best of each family, then the second best of each, and so on."""
-    rows: dict[str, list[Candidate]] = {}
-    for candidate in found:
-        row = rows.setdefault(candidate.family, [])
-        same = sum(each.count == candidate.count for each in row)
+    rows: dict[str, list[Sketch]] = {}
+    for sketch in found:
+        row = rows.setdefault(sketch.family, [])
+        same = sum(each.count == sketch.count for each in row)
         if len(row) < _MOST_OF_FAMILY and same < _MOST_OF_COUNT:
-            row.append(candidate)
+            row.append(sketch)
     for turn in range(_MOST_OF_FAMILY):
         for row in sorted(rows.values(), key=lambda row: row[0].seconds):
             if turn < len(row):

@@ -37,6 +37,7 @@ from roost.transforms._unrolling import SHARED as SHARED
 from roost.transforms._unrolling import Blocks, Unroller
 
 _MOST_COPIES = 4096
+_MOST_TIED = 4  # layers that share a weight
 
 
 @dataclass(frozen=True)
@@ -219,20 +220,34 @@ def batch_statistics(graph: Graph) -> list[str]:
 
 
 def late_sums(graph: Graph, copied: Array) -> list[int]:
-    """The ops that add up the gradients of a tied weight, for updates alone.
+    """The ops that add up the gradients a weight has from a few unlike modules, for updates alone.
 
-    `copied` [ops]: the ops of which each microbatch has one.
+    Parts of one gradient, such as those of stacked experts, and those of the steps of an RNN are
+    added up in each copy: each has the size of the whole. `copied` [ops]: the ops of which each
+    microbatch has one.
     """
     found: set[int] = set()
     consumers = graph.consumer_lists()
+    inputs = graph.input_lists()
+
+    def parts(op: int) -> list[str]:
+        """The modules whose gradients an op adds up."""
+        sources = inputs[op]
+        adds = graph.kinds[op] == "add" and len(sources) == 2
+        if not adds or bool((graph.phase[sources] != BACKWARD).any()) or not copied[op]:
+            return [graph.modules[op]]
+        return parts(sources[0]) + parts(sources[1])
+
     for op in reversed([op for op, kind in enumerate(graph.kinds) if kind == "add"]):
-        inputs = graph.inputs_of(op)
+        sources = inputs[op]
         readers = consumers[op]
-        whole = len(inputs) == 2 and bool(copied[inputs].all())
-        gradients = whole and bool((graph.phase[[op, *inputs.tolist()]] == BACKWARD).all())
+        whole = len(sources) == 2 and bool(copied[sources].all())
+        gradients = whole and bool((graph.phase[[op, *sources]] == BACKWARD).all())
         last = all(reader in found or graph.phase[reader] == UPDATE for reader in readers)
         if gradients and readers and last:
-            found.add(op)
+            modules = parts(op)
+            if len(set(modules)) == len(modules) <= _MOST_TIED:
+                found.add(op)
     return sorted(found)
 
 

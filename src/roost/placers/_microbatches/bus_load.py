@@ -30,10 +30,13 @@ def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
     homes = rows
     if layout.gathered:
         homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
-    for reader, home, nbytes in _weights(step):
+    for home, reader, nbytes in step.weight_reads:
         for one in homes[:, home].tolist():
             for other in rows[:, reader].tolist():
                 weights.add(one, other, nbytes / len(homes))
+    for maker, home, nbytes in step.gradient_sends:
+        for one in homes[:, home].tolist():
+            for other in rows[:, maker].tolist():
                 gradients.add(other, one, nbytes / len(homes))
     work = step.work[:, np.arange(rows.shape[1]), rows].sum(axis=2).min(axis=1)  # [kinds]
     forward = float(work[FORWARD_WORK])
@@ -67,10 +70,3 @@ def _add_activations(load: _Load, step: CopiedStep, layout: Layout, rows: Array)
             here, there = int(row[element]), int(row[element + 1])
             load.add(here, there, len(copies) * float(forward[element]))
             load.add(there, here, len(copies) * float(backward[element]))
-
-
-def _weights(step: CopiedStep) -> list[tuple[int, int, float]]:
-    """Element that reads weights, element where these live, and their bytes."""
-    own = np.flatnonzero(step.weight_bytes).tolist()
-    rows = [(each, each, float(step.weight_bytes[each])) for each in own]
-    return rows + [(tied.heavy, tied.light, tied.nbytes) for tied in step.tied_weights]

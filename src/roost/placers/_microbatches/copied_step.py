@@ -92,15 +92,43 @@ class CopiedStep:
         return found
 
     @cached_property
-    def weight_bytes(self) -> Array:  # [elements] of parameters that forward or backward work reads
+    def weight_reads(self) -> list[tuple[int, int, float]]:
+        """Elements where weights live, elements that read them, and bytes."""
         graph = self.problem.graph
         source, target = self.edges
         read = graph.is_parameter[self.first[source]] & (self.kind[target] != ONCE)
-        parameters = np.unique(source[read])
-        found = np.zeros(self.num_elements)
-        sizes = graph.output_bytes[self.first[parameters]]
-        np.add.at(found, self.element[parameters], sizes)
-        return found
+        return self._between(source[read], self.element[source[read]], self.element[target[read]])
+
+    @cached_property
+    def gradient_sends(self) -> list[tuple[int, int, float]]:
+        """Elements that make gradients, elements of their updates, and bytes."""
+        source, target = self.edges
+        sent = (self.kind[source] != ONCE) & (self.kind[target] == ONCE)
+        return self._between(source[sent], self.element[source[sent]], self.element[target[sent]])
+
+    def _between(
+        self, bases: Array, start: Array, end: Array
+    ) -> list[tuple[int, int, float]]:  # each tensor once for each pair of elements
+        size = self.problem.graph.output_bytes[self.first]
+        rows = np.unique(np.stack([start, end, bases]), axis=1)
+        total: dict[tuple[int, int], float] = {}
+        for here, there, base in rows.T.tolist():
+            total[here, there] = total.get((here, there), 0.0) + float(size[base])
+        return [(*pair, nbytes) for pair, nbytes in total.items()]
+
+    @cached_property
+    def straddling_bytes(self) -> Array:  # [elements]
+        """Bytes of weights and gradients that cross behind each element, once in a step.
+
+        Those of tied weights are left out: every cut has them.
+        """
+        tied = {(each.light, each.heavy) for each in self.tied_weights}
+        change = np.zeros(self.num_elements + 1)
+        for here, there, nbytes in (*self.weight_reads, *self.gradient_sends):
+            if (here, there) not in tied and (there, here) not in tied:
+                change[min(here, there)] += nbytes
+                change[max(here, there)] -= nbytes
+        return np.cumsum(change)[: self.num_elements]
 
     @cached_property
     def tied_weights(self) -> list[TiedWeight]:

@@ -92,13 +92,17 @@ def slowest_chunk(step: CopiedStep, replica: Replica) -> float:
 
 
 def balanced(
-    step: CopiedStep, devices: Sequence[int], under_way: Sequence[int] | None = None
+    step: CopiedStep,
+    devices: Sequence[int],
+    under_way: Sequence[int] | None = None,
+    copies: float = 1.0,
 ) -> Replica:
     """Cut the chain so that the slowest chunk is as fast as it can be.
 
     The dynamic programme of PipeDream (Narayanan et al., SOSP 2019) over places to cut. A device
     without work drops out. `under_way` [chunks] are the microbatches whose activations each chunk
-    holds; chunks beyond the memory are avoided.
+    holds; chunks beyond the memory are avoided. Weights and gradients cross a cut once for all
+    `copies` that a replica computes.
     """
     cuts = _cuts(step)  # [places] an end of a chunk; the first is 0
     places = len(cuts)
@@ -109,7 +113,8 @@ def balanced(
     )[cuts]
     resident = np.concatenate([[0.0], np.cumsum(step.resident_bytes)])[cuts]
     saved = np.concatenate([[0.0], np.cumsum(step.saved_bytes)])[cuts]
-    cut_bytes = np.concatenate([[0.0], (forward + backward)])[cuts]
+    crossing = forward + backward + step.straddling_bytes / copies
+    cut_bytes = np.concatenate([[0.0], crossing])[cuts]
     cut_bytes[0] = cut_bytes[-1] = 0.0
     best = np.full(places, np.inf)
     best[0] = 0.0
@@ -157,7 +162,7 @@ def _cuts(step: CopiedStep) -> Array:
     seconds = step.work.sum(axis=0).min(axis=1)
     upto = np.cumsum(seconds)
     stretch = np.minimum((upto / max(upto[-1], 1e-30) * _MOST_CUTS).astype(int), _MOST_CUTS - 1)
-    crossing = forward + backward
+    crossing = forward + backward + step.straddling_bytes
     order = np.lexsort((np.arange(len(upto)), crossing, stretch))
     _, begins = np.unique(stretch[order], return_index=True)
     ends = order[begins] + 1

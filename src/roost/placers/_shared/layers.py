@@ -143,11 +143,15 @@ def _spread(graph: Graph, own: Array) -> tuple[Array, Array]:
     for op, sources in enumerate(inputs):
         before = [source for source in sources if INPUT <= phase[source] <= FORWARD]
         after = [source for source in sources if phase[source] > FORWARD]
-        # Gradients come from further on, what was saved from the same layer or just before.
-        if phase[op] > FORWARD:
-            position[op] = _nearest(position, before, after, op)
         if layer[op] < 0 and phase[op] != PARAMETER:
             layer[op] = _nearest(layer, before, after if phase[op] > FORWARD else [], -1)
+        # Gradients come from further on, what was saved from the same layer. Tensors that many
+        # layers read, such as masks, say nothing.
+        if phase[op] > FORWARD:
+            saved = [source for source in before if layer[source] == layer[op]]
+            if not saved and not after:
+                saved = before
+            position[op] = _nearest(position, saved, after, op)
     _settle(graph, layer, position)
     return np.maximum(np.array(layer, dtype=np.int64), 0), np.array(position, dtype=np.int64)
 

@@ -8,7 +8,7 @@
 | choose devices by list scheduling | `list_placements`, with weights of `FEATURES` |
 | improve a placement move by move | `go_downhill` |
 | make a placement fit | `fastest_allowed`, `lasting_bytes`, `fitted` |
-| estimate pipelines and data parallelism | `CopiedStep`, `candidates`, `candidate_trial` |
+| estimate pipelines and data parallelism | `CopiedStep`, `Sketch`, `sketches`, `sketch_trial` |
 | let a policy place group by group | `GroupEpisodes` |
 | check settings | `check_whole`, `check_number`, `check_choice` |
 | compare trials | `best_of` |
@@ -41,8 +41,8 @@ from roost.placers._annealing.downhill import go_downhill
 from roost.placers._episodes.group_episodes import GroupEpisodes
 from roost.placers._listing.linear_rules import FEATURES
 from roost.placers._listing.list_scheduler import ListScheduler, named_rules
-from roost.placers._microbatches.candidates import Candidate, candidate_trial, candidates
 from roost.placers._microbatches.copied_step import CopiedStep
+from roost.placers._microbatches.sketches import Sketch, sketch_trial, sketches
 from roost.placers._shared.fitting import fastest_allowed, fitted, lasting_bytes
 from roost.placers._shared.groups import groups_of
 from roost.placers._shared.layers import Layers
@@ -59,7 +59,6 @@ from roost.placers._starts.starting_points import starting_points
 
 __all__ = [
     "FEATURES",
-    "Candidate",
     "CopiedStep",
     "Evaluate",
     "GroupEpisodes",
@@ -67,11 +66,10 @@ __all__ = [
     "ListSchedule",
     "Placer",
     "Round",
+    "Sketch",
     "Units",
     "all_orders",
     "best_of",
-    "candidate_trial",
-    "candidates",
     "check_choice",
     "check_number",
     "check_whole",
@@ -84,6 +82,8 @@ __all__ = [
     "list_placements",
     "list_schedule",
     "own_orders",
+    "sketch_trial",
+    "sketches",
     "starting_points",
 ]
 

@@ -1,7 +1,7 @@
-"""Candidates: layouts and schedules of a step for a number of microbatches, the best first.
+"""Sketches: layouts and schedules of a step for a number of microbatches, the best first.
 
 Their seconds are estimates, made without unrolling anything: the schedule of the tasks, and what
-devices wait for the busiest bus. So the candidates of many numbers of microbatches can be
+devices wait for the busiest bus. So the sketches of many numbers of microbatches can be
 compared before the first graph is unrolled.
 """
 
@@ -35,7 +35,7 @@ _ATTEMPTS = 3  # with smaller windows, where memory is missing
 
 
 @dataclass(frozen=True, eq=False)
-class Candidate:
+class Sketch:
     """A layout with a schedule, and an estimate of its step."""
 
     family: str  # one of FAMILIES
@@ -52,14 +52,14 @@ class Candidate:
         return devices_of(CopiedStep.of(problem), self.layout)
 
 
-def candidates(
+def sketches(
     step: CopiedStep,
     count: int,
     families: Sequence[str] = FAMILIES,
     schedules: Sequence[str] = SCHEDULES,
-) -> list[Candidate]:
-    """The candidates of some families, the shortest first; each layout once."""
-    found: dict[tuple[Layout, str], Candidate] = {}
+) -> list[Sketch]:
+    """The sketches of some families, the shortest first; each layout once."""
+    found: dict[tuple[Layout, str], Sketch] = {}
     for family in families:
         for layout in _with_homes(step, _layouts(step, count, family)):
             pipelined = layout.num_chunks > 1
@@ -71,7 +71,7 @@ def candidates(
                 schedule = scheduled(step, layout, name)
                 seconds = with_buses(step, layout, schedule.seconds)
                 if key not in found or seconds < found[key].seconds:
-                    found[key] = Candidate(family, count, schedule, seconds)
+                    found[key] = Sketch(family, count, schedule, seconds)
     return sorted(found.values(), key=lambda each: each.seconds)
 
 
@@ -90,7 +90,7 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
             if len(fast) % size == 0:
                 for chains in _groups(fast, size):
                     for chunks in _numbers_of_chunks(count)[:2]:
-                        rows = [_chain(step, chain, chunks, count) for chain in chains]
+                        rows = [_chain(step, each, chunks, count, len(chains)) for each in chains]
                         yield replicated(step, rows, count)
 
 
@@ -109,11 +109,15 @@ def _numbers_of_chunks(count: int) -> list[int]:
     return [number for number in (1, 2, _MOST_CHUNKS) if number <= max(1, count // 2)]
 
 
-def _chain(step: CopiedStep, devices: Sequence[int], chunks: int, count: int) -> Replica:
+def _chain(
+    step: CopiedStep, devices: Sequence[int], chunks: int, count: int, replicas: int = 1
+) -> Replica:
     """The chain cut for devices in turn; activations as an early backward pass leaves them."""
     depth = len(devices)
     held = [min(count, depth - place) for place in range(depth)]
-    return balanced(step, list(devices) * chunks, held * chunks)
+    # Each replica has its share of the copies, and of a bus that all of them may need.
+    copies = count / replicas**2
+    return balanced(step, list(devices) * chunks, held * chunks, copies)
 
 
 def _orders(problem: Problem, devices: Sequence[int]) -> list[list[int]]:
@@ -132,10 +136,10 @@ def _groups(devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
     yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
 
 
-def candidate_trial(problem: Problem, candidate: Candidate, evaluate: Evaluate) -> Trial:
-    """The best trial of a candidate: in the order of its schedule, or as devices become free."""
+def sketch_trial(problem: Problem, sketch: Sketch, evaluate: Evaluate) -> Trial:
+    """The best trial of a sketch: in the order of its schedule, or as devices become free."""
     step = CopiedStep.of(problem)
-    placement = realised(step, candidate.schedule)
+    placement = realised(step, sketch.schedule)
     trials = evaluate([placement, realised_again(problem, placement)])
     for _ in range(_ATTEMPTS):
         best = best_of(trials)
