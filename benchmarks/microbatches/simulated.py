@@ -35,6 +35,7 @@ from roost.search.evaluate import Evaluation, Search
 from roost.search.microbatches import COUNTS, solve_microbatches, unrolled_problem
 from roost.search.simulating import Simulating
 from roost.search.solve import search
+from roost.search.warm_up import warm_up
 from roost.transforms.microbatch import Microbatch
 from rows import RESULTS, ROOT, Row, measured_with, read
 
@@ -181,6 +182,8 @@ def run(seeds: int, only: list[str] | None, part: str) -> None:
     provenance = measured_with()
     key = ("model", "batch", "cluster", "cap", "placer", "seed", "commit")
     done = {tuple(row[name] for name in key) for row in read(ROWS)}
+    for busy in (False, True):  # loops are compiled before the first clock runs
+        warm_up(Auto(threads=1), prove=True, busy=busy)
     for seed in range(seeds):
         for place, (model, batch, on, cap) in enumerate(cells()):
             if place % of != number - 1 or (only and [model, on] != only):

@@ -103,3 +103,8 @@ def test_a_search_that_is_stopped_gives_the_best_so_far():
     assert result.result.ended == "stopped"
     assert result.best.feasible
     assert len(seen) <= 6
+
+
+@pytest.mark.parametrize("counts", [(4,), (2, 4), (1, 2)])
+def test_the_smallest_budget_has_an_answer(counts: tuple[int, ...]) -> None:
+    assert found(trials=1, counts=counts).best.feasible

@@ -43,6 +43,7 @@ _NEAR = 1.04  # times the shortest step: starts that are annealed in turn
 _HOPELESS = 1.2  # times the shortest step: sketches estimated at more are not unrolled
 # Starts made by hand are good: a hot chain would only lose them.
 _HEAT = Heat(hot=1e-4, warm=3e-5, cold=3e-6)
+_FIRST = 10  # trials of the first start, whatever the budget is
 _MOST_OF_FAMILY = 6  # starts of one family
 _MOST_OF_COUNT = 2  # of these with one number of microbatches
 
@@ -214,6 +215,7 @@ class _Run:
             try:
                 self._simulate(sketch)
             except BudgetSpent:
+                self.starts = [start for start in self.starts if start.trials]
                 break
             families.add(sketch.family)
 
@@ -230,8 +232,12 @@ class _Run:
         devices = sketch.devices(chain.problem)
         arranged, _ = chain.microbatched.arranged(chain.problem.placement(devices))
         start = self._start(arranged)
-        state = Search(start.problem, Simulating(start.problem, 1), self.budget, self.seed)
+        # However small the budget is, there is an answer.
+        first = self.whole is None and not any(each.trials for each in self.starts)
+        budget = Budget(trials=_FIRST) if first else self.budget
+        state = Search(start.problem, Simulating(start.problem, 1), budget, self.seed)
         trial = sketch_trial(start.problem, sketch, Evaluation(state, sketch.family))
+        self.budget.num_trials += budget.num_trials if first else 0
         start.add(replace(trial, placer=sketch.family))
         self._note(sketch.count, sketch.family, trial)
 
