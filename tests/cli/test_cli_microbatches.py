@@ -125,6 +125,18 @@ def test_where_nothing_fits_the_exit_code_says_so(roost: Any, folder: Path) -> N
     assert "nothing fits" in result.stderr
 
 
+def test_smaller_microbatches_are_named_where_nothing_fits(roost: Any, folder: Path) -> None:
+    small = ["rnnlm", "--train", "--set", "batch=8", "--set", "layers=1", "--set", "length=2"]
+    small += ["--set", "hidden=8", "--set", "vocab=512"]
+    tight_cluster(80_000).save(folder / "small.toml")
+    given = [*small, "--on", folder / "small.toml", "--trials", 50, "--json", "--microbatches"]
+    result = roost("place", *given, 1)
+    assert result.exit_code == 3, result.output
+    fix = json.loads(result.stdout)["fix"]["microbatches"]
+    assert f"fits in {fix} microbatches" in result.stderr
+    assert roost("place", *given, fix).exit_code == 0
+
+
 def test_requests_have_a_period_a_latency_and_a_bound(
     placed: Any, roost: Any, folder: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 import threading
 from types import SimpleNamespace
 
@@ -441,6 +442,21 @@ def test_the_plan_says_what_each_device_does_and_how_long_it_takes():
 def test_memory_that_does_not_suffice_is_refused():
     with pytest.raises(roost.Infeasible):
         made(memory={"cpu:0": 200, "cpu:1": 200})
+
+
+def test_smaller_microbatches_are_a_fix_where_nothing_fits():
+    batch = batches(1, size=64)[0]
+    settings = {"cluster": threads(), "costs": "estimated", "trials": 300, "optimizer": "sgd"}
+    caps = {"cpu:0": 3000, "cpu:1": 3000}
+    with pytest.raises(roost.Infeasible, match=r"It fits in (\d+) microbatches, of") as error:
+        roost.trainer(Small(), batch, microbatches=1, memory=caps, **settings)
+    fix = int(re.search(r"in (\d+) microbatches, of", str(error.value))[1])
+    with roost.trainer(Small(), batch, microbatches=fix, memory=caps, **settings) as trainer:
+        assert math.isfinite(trainer.step(*batch))
+    with pytest.raises(roost.Infeasible, match="of one sample do not fit either"):
+        roost.trainer(
+            Small(), batch, microbatches=64, memory={"cpu:0": 300, "cpu:1": 300}, **settings
+        )
 
 
 def test_threads_that_train_take_turns():

@@ -16,6 +16,7 @@ from roost.errors import InputError
 if TYPE_CHECKING:
     from roost.core.graph import Graph
     from roost.core.problem import Problem
+    from roost.errors import Infeasible
     from roost.placers import Placer
     from roost.search.microbatches import MicrobatchResult
 
@@ -143,6 +144,18 @@ class Unrolling:
         if found.result.ended == "interrupted":
             _console.note("interrupted: this is the best so far")
         return found
+
+    def does_not_fit(self, found: MicrobatchResult) -> tuple[Infeasible, int | None]:
+        """The error for a search that found nothing, and a number of microbatches that fits."""
+        from roost.search.smaller_microbatches import fewest_that_fit, none_fits
+
+        fix = None
+        if self.batch is not None and found.result.ended != "interrupted":
+            most = max(self.counts)
+            larger = [n for n in range(most + 1, self.batch + 1) if self.batch % n == 0]
+            allowed = self.asked.batch_statistics
+            fix = fewest_that_fit(self.problem_of, larger, batch_statistics=allowed)
+        return none_fits(found, self.batch, fix), fix
 
 
 def unrolling(

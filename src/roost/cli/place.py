@@ -155,19 +155,23 @@ def place(
         facts |= _measured_search.facts(result, step.step_time, raced)
     if output is not None:
         facts["files"] = _write(output, problem, result, step, journal=not asked)
-    lacking = (
-        None if result.best.feasible else _smaller_batch.nothing_fits(problem, result, model, proof)
-    )
-    if lacking is not None:
+    lacking: Infeasible | None = None
+    if not result.best.feasible:
+        batch = fewest = None
+        if asked:
+            lacking, fewest = unrolling.does_not_fit(found)
+        else:
+            lacking, batch = _smaller_batch.nothing_fits(problem, result, model, proof)
         facts["fix"] = {
-            "device": lacking[0].device,
-            "missing_bytes": lacking[0].missing_bytes,
-            "batch": lacking[1],
+            "device": lacking.device,
+            "missing_bytes": lacking.missing_bytes,
+            "batch": batch,
         }
+        facts["fix"] |= {"microbatches": fewest} if asked else {}
     early = "" if source is None else _measured_search.ended_early(result, trials)
     _console.answer(as_json, facts, _report(facts, problem, result, raced, early))
     if lacking is not None:
-        _console.error(str(lacking[0]))
+        _console.error(str(lacking))
         raise typer.Exit(_exit_codes.NOTHING_FITS)
 
 

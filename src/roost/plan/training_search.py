@@ -18,7 +18,7 @@ from roost.core.cluster import Cluster
 from roost.core.problem import Problem
 from roost.cost_models import estimate
 from roost.cost_models.profiled import profile
-from roost.errors import InputError
+from roost.errors import Infeasible, InputError
 from roost.frontends.torch import step_of
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.plan.batches import BatchSplit, named_inputs
@@ -26,6 +26,7 @@ from roost.plan.training_costs import best_device, slowest_updates, update_times
 from roost.runtime.ops.unrolled_step import unrolled_step
 from roost.runtime.step.calls import loss_of
 from roost.search.microbatches import MicrobatchResult, solve_microbatches
+from roost.search.smaller_microbatches import fewest_that_fit, none_fits
 from roost.transforms.microbatch import batch_statistics
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,8 @@ def placed_training(
         shared_inputs=tuple(shared),
         **search,
     )
+    if not found.best.feasible:
+        raise _does_not_fit(steps, cluster, found, max(captured), allow_batch_statistics, shared)
     step = captured[found.count]
     one_device = best_device([problem_of(1) if 1 in captured else found.problem, found.problem])
     later = 0.0
@@ -185,6 +188,27 @@ def placed_training(
         later_updates=later,
         notes=notes,
     )
+
+
+def _does_not_fit(
+    steps: MicrobatchSteps,
+    cluster: Cluster,
+    found: MicrobatchResult,
+    most: int,
+    allow_batch_statistics: bool,
+    shared: Sequence[str],
+) -> Infeasible:
+    """The error for a step that fits nowhere, with a number of microbatches that would fit."""
+    size = steps.split.size
+    larger = [count for count in range(most + 1, size + 1) if size % count == 0]
+    log.info("nothing fits; looking for smaller microbatches that do")
+    fix = fewest_that_fit(
+        lambda count: estimate(steps.capture(count).graph, cluster),
+        larger,
+        batch_statistics=allow_batch_statistics,
+        shared_inputs=tuple(shared),
+    )
+    return none_fits(found, size, fix)
 
 
 def _captured(
