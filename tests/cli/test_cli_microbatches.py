@@ -129,7 +129,7 @@ def test_smaller_microbatches_are_named_where_nothing_fits(roost: Any, folder: P
     small = ["rnnlm", "--train", "--set", "batch=8", "--set", "layers=1", "--set", "length=2"]
     small += ["--set", "hidden=8", "--set", "vocab=512"]
     tight_cluster(80_000).save(folder / "small.toml")
-    given = [*small, "--on", folder / "small.toml", "--trials", 50, "--json", "--microbatches"]
+    given = [*small, "--on", folder / "small.toml", "--trials", 300, "--json", "--microbatches"]
     result = roost("place", *given, 1)
     assert result.exit_code == 3, result.output
     fix = json.loads(result.stdout)["fix"]["microbatches"]
