@@ -82,3 +82,12 @@ def test_verdicts_are_computed():
     assert rows.verdict(1.06, 1.05, [SOUND], at_most=False) == "met"
     assert rows.verdict(1.0, 1.05, []) == "open: not measured"
     assert rows.mark("1.00", [SOUND]) == "1.00"
+
+
+def test_pictures_are_drawn_from_their_rows():
+    sys.path.insert(0, str(BENCHMARKS / "microbatches"))
+    import pictures
+
+    for row in rows.read(pictures.ROWS):
+        drawn = pictures.IMAGES / f"microbatches_{row['picture']}.svg"
+        assert drawn.read_text() == pictures.drawing(row)
