@@ -79,6 +79,7 @@ class Infeasible(RoostError):
         self.missing_bytes = missing_bytes
         self.result: Any = None  # of the search, with its best trial
         self.activation_share: float | None = None  # with which the best trial would fit
+        self.microbatches: int | None = None  # a number of microbatches that would fit
 
 
 class MissingExtra(RoostError, ImportError):

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import re
 import threading
 from types import SimpleNamespace
 
@@ -176,6 +175,11 @@ def test_the_expected_time_has_the_updates_that_follow_the_step():
         plan = clipped.plan
         assert plan.step_time > plan.found.result.best.step_time
         assert "updates follow the step" in str(plan)
+
+
+def test_an_update_after_several_batches_is_a_share_of_the_expected_time_of_each():
+    with made(accumulate=1, clip_norm=1.0) as every, made(accumulate=4) as fourth:
+        assert every.plan.later_updates == pytest.approx(4 * fourth.plan.later_updates)
 
 
 def test_several_batches_are_added_up_before_an_update():
@@ -421,6 +425,8 @@ def test_models_with_batch_norm_train_whole_unless_microbatches_are_allowed():
     with train(microbatches=2, batch_statistics=True) as trainer:
         trainer.step(torch.randn(8, 5))
         assert trainer.state_dict()["model"]["1.num_batches_tracked"] == 1
+        with pytest.raises(InputError, match="verify cannot compare"):
+            trainer.verify(torch.randn(8, 5))
 
 
 def test_the_plan_says_what_each_device_does_and_how_long_it_takes():
@@ -448,9 +454,9 @@ def test_smaller_microbatches_are_a_fix_where_nothing_fits():
     batch = batches(1, size=64)[0]
     settings = {"cluster": threads(), "costs": "estimated", "trials": 300, "optimizer": "sgd"}
     caps = {"cpu:0": 3000, "cpu:1": 3000}
-    with pytest.raises(roost.Infeasible, match=r"It fits in (\d+) microbatches, of") as error:
+    with pytest.raises(roost.Infeasible, match=r"It fits in \d+ microbatches of") as error:
         roost.trainer(Small(), batch, microbatches=1, memory=caps, **settings)
-    fix = int(re.search(r"in (\d+) microbatches, of", str(error.value))[1])
+    fix = error.value.microbatches
     with roost.trainer(Small(), batch, microbatches=fix, memory=caps, **settings) as trainer:
         assert math.isfinite(trainer.step(*batch))
     with pytest.raises(roost.Infeasible, match="of one sample do not fit either"):

@@ -189,6 +189,12 @@ def test_a_single_device_has_nothing_to_distribute() -> None:
     assert "everything runs on cuda:1" in str(export)
 
 
+def test_a_single_device_that_fetches_its_weights_is_refused() -> None:
+    problem = unrolled(2)
+    away = placed(problem, lambda _, copy: 0 if copy is None else 1)
+    assert "100% of the weights" in refusal(problem, away)
+
+
 def refusal(problem: Problem, placement: Placement) -> str:
     with pytest.raises(InputError) as error:
         microbatches(None, problem, placement)

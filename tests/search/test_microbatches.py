@@ -9,7 +9,14 @@ import pytest
 
 import roost
 from roost.errors import InputError
-from roost.search.microbatches import MicrobatchResult, solve_microbatches
+from roost.search.evaluate import Progress
+from roost.search.microbatches import (
+    MicrobatchResult,
+    single_device,
+    solve_microbatches,
+    unrolled_problem,
+)
+from roost.transforms.microbatch import Microbatch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "placers"))
 
@@ -108,3 +115,38 @@ def test_a_search_that_is_stopped_gives_the_best_so_far():
 @pytest.mark.parametrize("counts", [(4,), (2, 4), (1, 2)])
 def test_the_smallest_budget_has_an_answer(counts: tuple[int, ...]) -> None:
     assert found(trials=1, counts=counts).best.feasible
+
+
+def test_ctrl_c_while_starts_are_simulated_keeps_the_best_so_far() -> None:
+    def stop_at_a_start(progress: Progress) -> None:
+        if progress.trial.placer in ("pipeline", "data_parallel", "hybrid"):
+            raise KeyboardInterrupt
+
+    result = found(on_trial=stop_at_a_start)
+    assert result.best.feasible
+    assert result.result.ended == "interrupted"
+
+
+def test_what_is_told_is_the_best_over_all_numbers() -> None:
+    told: list[Progress] = []
+    found(trials=1500, on_trial=told.append)
+    steps = [each.best.step_time for each in told if each.best.feasible]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[0] > steps[-1]
+
+
+def test_one_device_is_compared_with_the_fewest_microbatches_that_fit_there() -> None:
+    def heavy(count: int) -> roost.Problem:
+        share = BATCH // count
+        base = step_problem(layered_step(activation=1000 * share), machine(4, 24_000))
+        return roost.Problem(base.graph, base.cluster, base.op_time * share)
+
+    result = solve_microbatches(heavy, (1, 2, 4, 8), trials=1000, threads=1)
+    single = [row.count for row in result.rows if row.placer == "single" and row.feasible]
+    alone = [count for count in (1, 2, 4, 8) if fits_alone(heavy(count), count)]
+    assert min(single) == min(alone) > 1
+
+
+def fits_alone(base: roost.Problem, count: int) -> bool:
+    problem = unrolled_problem(base, Microbatch(count).apply(base.graph))
+    return single_device(problem) is not None

@@ -151,13 +151,34 @@ def test_arranged_priorities_keep_inputs_before_their_readers() -> None:
     made = Microbatch(4, blocks=2).apply(step())
     rng = np.random.default_rng(0)
     device = np.where(made.copy == SHARED, 0, rng.integers(0, 3, made.graph.num_ops))
-    priority = -np.arange(made.graph.num_ops, dtype=float)
+    priority = rng.permutation(made.graph.num_ops).astype(float)
     other, placed = made.arranged(roost.Placement(device, "priority", priority))
     graph = other.graph
     for op, sources in enumerate(graph.input_lists()):
         for source in sources:
             if not graph.is_parameter[source]:
                 assert placed.priority[source] >= placed.priority[op]
+
+
+def test_an_expanded_placement_adds_up_gradients_as_they_come() -> None:
+    made = Microbatch(4).apply(step())
+    priority = -np.arange(made.original.num_ops, dtype=float)
+    device = np.zeros(made.original.num_ops, dtype=int)
+    placed = made.expand(roost.Placement(device, "priority", priority))
+    at = dict(zip(made.graph.op_names, placed.priority, strict=True))
+    assert at["grad#sum1"] > at["mm#2"] > at["grad#sum2"] > at["mm#3"]
+
+
+def test_an_op_whose_name_looks_like_a_copy_is_none() -> None:
+    builder = GraphBuilder("names")
+    builder.parameter("mul", 8)
+    builder.add("x", "input", phase="input", output_bytes=8)
+    builder.add("mul#2", "mul", ["x", "mul"], output_bytes=8)
+    graph = builder.freeze()
+    assert (copies_of(graph) == SHARED).all()
+    made = Microbatch(2).apply(graph).graph
+    found = dict(zip(made.op_names, copies_of(made).tolist(), strict=True))
+    assert found == {"mul": SHARED, "x#0": 0, "mul#2#0": 0, "x#1": 1, "mul#2#1": 1}
 
 
 def test_times_of_copies_are_those_of_the_original_and_sums_have_their_own() -> None:

@@ -48,7 +48,6 @@ BatchStatistics = Annotated[
     ),
 ]
 
-AUTO = (1, 2, 4, 8, 16)
 _SECONDS = 10.0  # for all numbers of copies together
 
 
@@ -145,17 +144,16 @@ class Unrolling:
             _console.note("interrupted: this is the best so far")
         return found
 
-    def does_not_fit(self, found: MicrobatchResult) -> tuple[Infeasible, int | None]:
-        """The error for a search that found nothing, and a number of microbatches that fits."""
-        from roost.search.smaller_microbatches import fewest_that_fit, none_fits
+    def does_not_fit(self, found: MicrobatchResult) -> Infeasible:
+        """The error for a search that found nothing, with a number of microbatches that fits."""
+        from roost.search.smaller_microbatches import none_fits
 
-        fix = None
-        if self.batch is not None and found.result.ended != "interrupted":
-            most = max(self.counts)
-            larger = [n for n in range(most + 1, self.batch + 1) if self.batch % n == 0]
-            allowed = self.asked.batch_statistics
-            fix = fewest_that_fit(self.problem_of, larger, batch_statistics=allowed)
-        return none_fits(found, self.batch, fix), fix
+        allowed = self.asked.batch_statistics or self.asked.requests is not None
+        seed = found.result.seed
+        with _console.working("looking for smaller microbatches that fit"):
+            return none_fits(
+                found, self.batch, self.problem_of, batch_statistics=allowed, seed=seed
+            )
 
 
 def unrolling(
@@ -206,22 +204,25 @@ def counts_of(text: str, batch: int) -> tuple[int, ...]:
     """The numbers of microbatches in `auto`, `8` or `1,2,4` for a batch."""
     if batch < 2:
         raise InputError(f"the batch is {batch}: there is nothing to cut; set a larger one")
-    divisors = [count for count in range(1, batch + 1) if batch % count == 0]
+    from roost.search.microbatches import COUNTS
+    from roost.search.smaller_microbatches import divisors
+
+    known = divisors(batch)
     if text == "auto":
-        counts = [count for count in AUTO if count in divisors]
+        counts = [count for count in COUNTS if count in known]
         if len(counts) == 1:
             raise InputError(
                 f"the batch, {batch}, has no divisor among 2, 4, 8 and 16; give one of "
-                f"{_listed(divisors)} as --microbatches, or set another batch"
+                f"{_listed(known)} as --microbatches, or set another batch"
             )
         return tuple(counts)
     for count in numbers_in(text):
         if count > batch:
             raise InputError(f"--microbatches {count}: is more than the batch, {batch}")
-        if count not in divisors:
+        if count not in known:
             raise InputError(
                 f"--microbatches {count}: does not divide the batch, {batch}, and all microbatches "
-                f"are of one size; give one of {_listed(divisors)}"
+                f"are of one size; give one of {_listed(known)}"
             )
     return numbers_in(text)
 

@@ -157,9 +157,9 @@ def place(
         facts["files"] = _write(output, problem, result, step, journal=not asked)
     lacking: Infeasible | None = None
     if not result.best.feasible:
-        batch = fewest = None
+        batch = None
         if asked:
-            lacking, fewest = unrolling.does_not_fit(found)
+            lacking = unrolling.does_not_fit(found)
         else:
             lacking, batch = _smaller_batch.nothing_fits(problem, result, model, proof)
         facts["fix"] = {
@@ -167,7 +167,7 @@ def place(
             "missing_bytes": lacking.missing_bytes,
             "batch": batch,
         }
-        facts["fix"] |= {"microbatches": fewest} if asked else {}
+        facts["fix"] |= {"microbatches": lacking.microbatches} if asked else {}
     early = "" if source is None else _measured_search.ended_early(result, trials)
     _console.answer(as_json, facts, _report(facts, problem, result, raced, early))
     if lacking is not None:

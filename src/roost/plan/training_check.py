@@ -29,6 +29,12 @@ def verified(
             "verify compares steps that end with their updates; make a trainer without clip_norm "
             "and accumulate for it"
         )
+    kept = list(placed.step.program.new_values)
+    if kept and placed.found.count > 1:
+        raise InputError(
+            f"{kept[0]} is the mean over microbatches here, and in PyTorch that of one after the "
+            "other, so verify cannot compare them; make a trainer with microbatches=1 for it"
+        )
     names = placed.step.program.inputs
     own = {
         label: name for name, label in zip(placed.one.program.inputs, placed.inputs, strict=True)

@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.problem import Problem
+from roost.core.trial import Trial
 from roost.cost_models import estimate
 from roost.cost_models.profiled import profile
 from roost.frontends.tracing.captured_step import CapturedStep, captured_step
-from roost.search.microbatches import MicrobatchResult
-from roost.simulator.compiled import simulate
+from roost.search.microbatches import (
+    MicrobatchResult,
+    MicrobatchRow,
+    single_device,
+    unrolled_problem,
+)
+from roost.transforms.microbatch import Microbatch, Microbatched
 
 
-def best_device(problems: Sequence[Problem]) -> tuple[str, float] | None:
-    """The device that runs a step fastest alone, and its seconds; None if it fits on no device."""
-    best: tuple[str, float] | None = None
-    for problem in problems:
-        for device, name in enumerate(problem.cluster.device_names):
-            if not problem.allowed[:, device].all():
-                continue
-            alone = problem.placement(np.full(problem.graph.num_ops, device))
-            timeline = simulate(problem, alone)
-            if timeline.feasible and (best is None or timeline.step_time < best[1]):
-                best = name, timeline.step_time
-    return best
+@dataclass(frozen=True, eq=False)
+class DeviceAlone:
+    """A training step on one device, in as few microbatches as fit there."""
+
+    device: int
+    name: str
+    seconds: float
+    microbatched: Microbatched
+    problem: Problem  # of the unrolled graph
+    trial: Trial
+
+    def instead_of(self, found: MicrobatchResult) -> MicrobatchResult:
+        """The result of a search, with this device as its best trial."""
+        row = MicrobatchRow(self.microbatched.count, "single", self.trial.step_time, True)
+        result = replace(found.result, best=self.trial, bound=None, problem=self.problem.digest)
+        rows = (*found.rows, row)
+        return MicrobatchResult(row.count, self.microbatched, self.problem, result, rows)
+
+
+def best_device(
+    problem_of: Callable[[int], Problem], counts: Sequence[int], settings: Microbatch
+) -> DeviceAlone | None:
+    """The device that runs a step fastest alone; None if it fits on no device."""
+    for count in sorted(counts):
+        made = replace(settings, count=count).apply(problem_of(count).graph)
+        problem = unrolled_problem(problem_of(count), made)
+        trial = single_device(problem)
+        if trial is not None:
+            device = int(trial.placement.device[0])
+            name = problem.cluster.device_names[device]
+            return DeviceAlone(device, name, trial.step_time, made, problem, trial)
+    return None
 
 
 def update_times(

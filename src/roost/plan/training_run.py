@@ -54,7 +54,8 @@ class TrainingRun:
         self.taken = 0  # batches since the last update
         self.broken = ""  # the reason why the weights are no longer sound
         self._seconds: deque[float] = deque(maxlen=_MOST_TIMES)
-        self._num_taken = 0
+        self._cycle = 0.0  # seconds since the last update
+        self._num_cycles = 0
         self._optimizer = AdjustableOptimizer(settings.update, steps)
         problem = placed.found.problem
         self._runtime = GraphRuntime(
@@ -94,12 +95,19 @@ class TrainingRun:
         total = losses[0]
         for loss in losses[1:]:
             total = total.to("cpu") + loss.to("cpu")
-        self._num_taken += 1
-        if self._num_taken > _WARM or not self._seconds:
-            if self._num_taken == _WARM + 1:
-                self._seconds.clear()
-            self._seconds.append(time.perf_counter() - begin)
+        self._cycle += time.perf_counter() - begin
+        if self.taken == 0:  # an update was taken: with it the batches before
+            self._note(self._cycle / self.settings.accumulate)
+            self._cycle = 0.0
         return float(total) * self.settings.accumulate
+
+    def _note(self, seconds: float) -> None:
+        """Keep the seconds of a step, the first ones only until others are there."""
+        self._num_cycles += 1
+        if self._num_cycles > _WARM or not self._seconds:
+            if self._num_cycles == _WARM + 1:
+                self._seconds.clear()
+            self._seconds.append(seconds)
 
     def _finished(self, step: Future[float]) -> float:
         """Wait for a step, whatever Ctrl-C says, unless it says it twice."""
@@ -133,7 +141,7 @@ class TrainingRun:
 
     @property
     def measured(self) -> tuple[float | None, int]:
-        """The median of the seconds of steps, and the number of steps."""
+        """The median of the seconds of steps, and their number; updates are shared out."""
         times = list(self._seconds)
         return (statistics.median(times), len(times)) if times else (None, 0)
 

@@ -8,30 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import BoundArguments, Parameter
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 
 from roost.core.cluster import Cluster
 from roost.core.problem import Problem
 from roost.cost_models import estimate
 from roost.cost_models.profiled import profile
-from roost.errors import Infeasible, InputError
+from roost.cost_models.timing.side_by_side import slowdown
+from roost.errors import InputError
 from roost.frontends.torch import step_of
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.plan.batches import BatchSplit, named_inputs
 from roost.plan.training_costs import best_device, slowest_updates, update_times
 from roost.runtime.ops.unrolled_step import unrolled_step
 from roost.runtime.step.calls import loss_of
-from roost.search.microbatches import MicrobatchResult, solve_microbatches
-from roost.search.smaller_microbatches import fewest_that_fit, none_fits
-from roost.transforms.microbatch import batch_statistics
+from roost.search.microbatches import COUNTS, MicrobatchResult, solve_microbatches
+from roost.search.smaller_microbatches import none_fits
+from roost.transforms.microbatch import Microbatch, batch_statistics
 
 log = logging.getLogger(__name__)
-
-AUTO = (1, 2, 4, 8, 16)  # numbers of microbatches that "auto" tries, if they divide the batch
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class PlacedTraining:
 def counts_of(microbatches: Any, split: BatchSplit) -> tuple[int, ...]:
     """The numbers of microbatches to try; raises InputError for one that is not possible."""
     if microbatches == "auto":
-        return tuple(count for count in AUTO if split.size % count == 0)
+        return tuple(count for count in COUNTS if split.size % count == 0)
     if isinstance(microbatches, int):
         microbatches = (microbatches,)
     if not isinstance(microbatches, tuple | list) or not microbatches:
@@ -144,71 +145,96 @@ def placed_training(
     captured, notes = _captured(steps, counts, may_drop, allow_batch_statistics)
     first = next(iter(captured.values()))
     label = input_labels(steps, first)
-    shared = [
+    names = [
         first.op_of[node]
         for name, node in first.program.input_nodes.items()
         if label[name] in steps.split.shared
     ]
-    problems: dict[int, Problem] = {}
-
-    def problem_of(count: int) -> Problem:
-        if count not in problems:
-            step = captured[count]
-            log.info("costs of one of %d microbatches", count)
-            costs = profile(step, cluster) if profiled else estimate(step.graph, cluster).costs
-            problems[count] = Problem(step.graph, cluster, costs)
-        return problems[count]
-
-    found = solve_microbatches(
-        problem_of,
-        list(captured),
-        batch_statistics=allow_batch_statistics,
-        shared_inputs=tuple(shared),
-        **search,
-    )
+    settings = Microbatch(1, shared_inputs=tuple(names), batch_statistics=allow_batch_statistics)
+    problems = _Problems(steps, captured, cluster, profiled)
+    asked: dict[str, Any] = {
+        "batch_statistics": allow_batch_statistics,
+        "shared_inputs": tuple(names),
+    }
+    found = solve_microbatches(problems.beside, list(captured), **asked, **search)
     if not found.best.feasible:
-        raise _does_not_fit(steps, cluster, found, max(captured), allow_batch_statistics, shared)
-    step = captured[found.count]
-    one_device = best_device([problem_of(1) if 1 in captured else found.problem, found.problem])
+        seed = search.get("seed", 0)
+        raise none_fits(found, steps.split.size, problems.rough, seed=seed, **asked)
+    alone = best_device(problems.alone, list(captured), settings)
     later = 0.0
     if steps.keep_gradients:
+        step = captured[found.count]
         updates = update_times(step, steps.optimizer, cluster, profiled)
-        later = slowest_updates(updates, found)
-        if one_device is not None:
-            name, seconds = one_device
-            alone = sum(row[cluster.index_of(name)] for row in updates.values())
-            one_device = name, seconds + float(alone)
+        later = slowest_updates(updates, found) / steps.batches
+        if alone is not None:
+            more = sum(row[alone.device] for row in updates.values())
+            alone = replace(alone, seconds=alone.seconds + float(more) / steps.batches)
+    best_is_asked_for = search.get("placer", "auto") == "auto"
+    if alone is not None and best_is_asked_for and alone.seconds <= found.best.step_time + later:
+        found = alone.instead_of(found)
+        later = 0.0 if not steps.keep_gradients else alone.seconds - found.best.step_time
+    step = captured[found.count]
     return PlacedTraining(
         step=unrolled_step(step, found.microbatched),
         one=step,
         steps=steps,
         found=found,
         inputs=tuple(label[name] for name in step.program.inputs),
-        one_device=one_device,
+        one_device=None if alone is None else (alone.name, alone.seconds),
         later_updates=later,
         notes=notes,
     )
 
 
-def _does_not_fit(
-    steps: MicrobatchSteps,
-    cluster: Cluster,
-    found: MicrobatchResult,
-    most: int,
-    allow_batch_statistics: bool,
-    shared: Sequence[str],
-) -> Infeasible:
-    """The error for a step that fits nowhere, with a number of microbatches that would fit."""
-    size = steps.split.size
-    larger = [count for count in range(most + 1, size + 1) if size % count == 0]
-    log.info("nothing fits; looking for smaller microbatches that do")
-    fix = fewest_that_fit(
-        lambda count: estimate(steps.capture(count).graph, cluster),
-        larger,
-        batch_statistics=allow_batch_statistics,
-        shared_inputs=tuple(shared),
-    )
-    return none_fits(found, size, fix)
+class _Problems:
+    """The problem of one microbatch for each number of microbatches, made when it is needed."""
+
+    def __init__(
+        self,
+        steps: MicrobatchSteps,
+        captured: Mapping[int, CapturedStep],
+        cluster: Cluster,
+        profiled: bool,
+    ) -> None:
+        self.steps = steps
+        self.captured = captured
+        self.cluster = cluster
+        self.profiled = profiled
+        self._alone: dict[int, Problem] = {}
+
+    def alone(self, count: int) -> Problem:
+        """With the times of ops on a device whose neighbours rest."""
+        if count not in self._alone:
+            step = self.captured[count]
+            log.info("costs of one of %d microbatches", count)
+            costs = (
+                profile(step, self.cluster)
+                if self.profiled
+                else estimate(step.graph, self.cluster).costs
+            )
+            self._alone[count] = Problem(step.graph, self.cluster, costs)
+        return self._alone[count]
+
+    def beside(self, count: int) -> Problem:
+        """With the times of ops on CPU devices whose neighbours are as busy."""
+        problem = self.alone(count)
+        slower = self._slowdown
+        if slower == 1.0:
+            return problem
+        of_cpu = np.array([device.kind == "cpu" for device in self.cluster.devices])
+        op_time = problem.op_time * np.where(of_cpu, slower, 1.0)
+        return Problem(problem.graph, self.cluster, replace(problem.costs, op_time=op_time))
+
+    def rough(self, count: int) -> Problem:
+        """With costs of a roofline, for sizes that were not captured yet."""
+        return estimate(self.steps.capture(count).graph, self.cluster)
+
+    @cached_property
+    def _slowdown(self) -> float:
+        if not self.profiled:
+            return 1.0
+        middle = sorted(self.captured)[len(self.captured) // 2]
+        return slowdown(self.captured[middle], self.cluster)
 
 
 def _captured(

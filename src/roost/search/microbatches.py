@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf, isinf
 
+import numpy as np
+
 from roost.core.graph import UPDATE
 from roost.core.placement import Placement
 from roost.core.problem import Problem
@@ -25,7 +27,7 @@ from roost.placers import Placer
 from roost.placers.auto import Auto, Heat
 from roost.placers.toolkit import CopiedStep, Sketch, sketch_trial, sketches
 from roost.search.budget import Budget
-from roost.search.evaluate import Evaluation, Progress, Search
+from roost.search.evaluate import Evaluation, Progress, Search, Stopped
 from roost.search.simulating import Simulating
 from roost.search.solve import search
 from roost.search.warm_up import warm_up
@@ -159,12 +161,24 @@ class _Run:
         self.settings = settings
         self.budget = budget
         self.seed = seed
-        self.on_trial = on_trial
+        self.on_trial = None if on_trial is None else self._tell
+        self._told = on_trial
+        self._best: Trial | None = None  # of those that were told
         self.threads = threads
         self.starts: list[_Start] = []
         self.rows: dict[tuple[int, str], Trial] = {}
         self.whole: Result | None = None
         self.ended = ""  # "interrupted" or "stopped": nothing more is searched
+
+    def _tell(self, progress: Progress) -> object:
+        """Tell of a trial, with the best over all numbers of microbatches."""
+        assert self._told is not None
+        if progress.best.better_than(self._best):
+            self._best = progress.best
+        assert self._best is not None
+        # A bound holds for one number of microbatches.
+        bound = progress.bound if progress.best is self._best else None
+        return self._told(replace(progress, best=self._best, bound=bound))
 
     def searched_by(self, placer: str | Placer) -> MicrobatchResult:
         """Search the unrolled step of each number of microbatches with one placer."""
@@ -202,6 +216,7 @@ class _Run:
         found.sort(key=lambda each: each.seconds)
         fewest_seconds = (1 - _STARTS) * self.budget.seconds
         fewest_trials = (1 - _STARTS) * self.budget.trials
+        self._note_single()
         families: set[str] = set()
         for sketch in _in_turn(found):
             if self.ended and (self.starts or self.whole is not None):
@@ -214,10 +229,25 @@ class _Run:
                 continue
             try:
                 self._simulate(sketch)
-            except BudgetSpent:
+            except (BudgetSpent, KeyboardInterrupt, Stopped) as error:
                 self.starts = [start for start in self.starts if start.trials]
+                if not isinstance(error, BudgetSpent):
+                    self.ended = "stopped" if isinstance(error, Stopped) else "interrupted"
+                if self.whole is None and not self.starts:
+                    raise
                 break
             families.add(sketch.family)
+
+    def _note_single(self) -> None:
+        """Note the best single device with the fewest microbatches that fit there."""
+        if any(placer == "single" and trial.feasible for (_, placer), trial in self.rows.items()):
+            return
+        for count, problem in self.problems.items():
+            made = replace(self.settings, count=count).apply(problem.graph)
+            found = single_device(unrolled_problem(problem, made))
+            if found is not None:
+                self._note(count, "single", found)
+                return
 
     def _shortest(self) -> float:
         """The shortest step of a start that fits."""
@@ -235,7 +265,9 @@ class _Run:
         # However small the budget is, there is an answer.
         first = self.whole is None and not any(each.trials for each in self.starts)
         budget = Budget(trials=_FIRST) if first else self.budget
-        state = Search(start.problem, Simulating(start.problem, 1), budget, self.seed)
+        state = Search(
+            start.problem, Simulating(start.problem, 1), budget, self.seed, on_trial=self.on_trial
+        )
         trial = sketch_trial(start.problem, sketch, Evaluation(state, sketch.family))
         self.budget.num_trials += budget.num_trials if first else 0
         start.add(replace(trial, placer=sketch.family))
@@ -376,6 +408,14 @@ class _Run:
             ended=self.ended or result.ended,
         )
         return MicrobatchResult(made.count, made, problem, spent, tuple(rows))
+
+
+def single_device(problem: Problem) -> Trial | None:
+    """The fastest device that has room for a whole step; None if none has."""
+    whole = np.flatnonzero(problem.allowed.all(axis=0)).tolist()
+    placements = [problem.placement(np.full(problem.graph.num_ops, each)) for each in whole]
+    trials = [t for t in Simulating(problem, 1).trials(placements) if t.feasible]
+    return replace(best_of(trials), placer="single") if trials else None
 
 
 def unrolled_problem(base: Problem, made: Microbatched) -> Problem:

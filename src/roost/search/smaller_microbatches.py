@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable
 from typing import Any
 
 from roost.core.problem import Problem
@@ -10,32 +11,47 @@ from roost.errors import Infeasible, InputError
 from roost.search.infeasible import nothing_found
 from roost.search.microbatches import MicrobatchResult, solve_microbatches
 
-_TRIALS = 300  # for each number of microbatches
+_log = logging.getLogger(__name__)
+
+_TRIALS, _SECONDS = 300, 5.0  # for each number of microbatches
+_MOST = 4  # numbers that are tried
 
 
-def fewest_that_fit(
-    problem_of: Callable[[int], Problem], counts: Iterable[int], **settings: Any
-) -> int | None:
-    """The smallest of some numbers of microbatches with which a short search finds a fit."""
-    for count in sorted(counts):
-        try:
-            found = solve_microbatches(problem_of, (count,), trials=_TRIALS, **settings)
-        except InputError:  # such a model cannot be captured at that size
-            return None
-        if found.best.feasible:
-            return count
-    return None
+def divisors(batch: int) -> list[int]:
+    """The numbers of microbatches of one size that a batch can be cut into."""
+    return [count for count in range(1, batch + 1) if batch % count == 0]
 
 
-def none_fits(found: MicrobatchResult, batch: int | None, fix: int | None) -> Infeasible:
-    """The error for a search whose best trial does not fit; `fix` microbatches would."""
+def none_fits(
+    found: MicrobatchResult,
+    batch: int | None,
+    problem_of: Callable[[int], Problem],
+    **settings: Any,
+) -> Infeasible:
+    """The error for a search whose best trial does not fit.
+
+    `microbatches` of the error is a number of microbatches with which a short search finds a fit.
+    `settings` are those of `solve_microbatches`. An interrupted search is not followed by another.
+    """
     error = nothing_found(found.problem, found.result)
-    tried = sorted({row.count for row in found.rows})
-    if fix is None:
-        if batch is not None and batch in tried:
-            error.args = (f"{error}. Microbatches of one sample do not fit either",)
+    most = max(row.count for row in found.rows)
+    if batch is None or found.result.ended in ("interrupted", "stopped"):
         return error
-    size = "" if batch is None else f", of {batch // fix} each,"
-    text = str(error).partition(", or activations of")[0]
-    error.args = (f"{text}. It fits in {fix} microbatches{size} instead of {max(tried)}",)
+    larger = [count for count in divisors(batch) if count > most]
+    tried = sorted({*larger[: _MOST - 1], *larger[-1:]})
+    if tried:
+        _log.info("nothing fits; looking for smaller microbatches that do")
+    for count in tried:
+        limits = {"trials": _TRIALS, "seconds": _SECONDS} | settings
+        try:
+            other = solve_microbatches(problem_of, (count,), **limits)
+        except InputError:  # such a model cannot be captured at that size
+            return error
+        if other.best.feasible:
+            error.microbatches = count
+            text = str(error).partition(", or activations of")[0]
+            size = batch // count
+            error.args = (f"{text}. It fits in {count} microbatches of {size} instead of {most}",)
+            return error
+    error.args = (f"{error}. Microbatches of one sample do not fit either",)
     return error

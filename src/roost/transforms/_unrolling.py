@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -230,5 +231,5 @@ class Unroller:
 
 def _bytes_each(dtype: str) -> int:
     """Bytes of one number of a type, such as 4 for float32."""
-    digits = "".join(letter for letter in dtype if letter.isdigit())
-    return max(1, int(digits[:2] or 8) // 8) if digits[:3] != "128" else 16
+    digits = re.search(r"\d+", dtype)
+    return max(1, int(digits[0]) // 8) if digits else 1

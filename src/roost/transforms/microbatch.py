@@ -37,6 +37,7 @@ from roost.transforms._unrolling import SHARED as SHARED
 from roost.transforms._unrolling import Blocks, Unroller
 
 _MOST_COPIES = 4096
+_MOST_DIGITS = 5  # of the number of a copy
 _MOST_TIED = 4  # layers that share a weight
 
 
@@ -108,7 +109,7 @@ class Microbatched:
         priority = placement.priority
         if priority is not None:
             later = float(np.ptp(priority)) + 1.0
-            copy = np.where(self.copy == SHARED, self.count, self.copy)
+            copy = self._latest_copies()
             priority = priority[self.origin] - later * copy
         return replace(
             placement,
@@ -116,6 +117,13 @@ class Microbatched:
             priority=priority,
             graph=self.graph.digest if placement.graph else "",
         )
+
+    def _latest_copies(self) -> Array:  # [ops]
+        """The copy of each op; of a sum its last input's, and after all copies what exists once."""
+        copy = np.where(self.copy == SHARED, self.count, self.copy)
+        for op in np.flatnonzero(self.is_sum).tolist():
+            copy[op] = copy[self.graph.inputs_of(op)].max()
+        return copy
 
     def op_time(self, original: Array, estimated: Array) -> Array:  # [ops, devices] seconds
         """Times of copies from `original` [original ops, devices], of sums from `estimated`."""
@@ -191,9 +199,19 @@ class Microbatched:
 
 
 def copies_of(graph: Graph) -> Array:  # [ops]
-    """The microbatch of each op by its name; SHARED for ops that exist once."""
-    tails = (name.rpartition("#")[2] if "#" in name else "" for name in graph.op_names)
-    return np.array([int(tail) if tail.isdecimal() else SHARED for tail in tails], dtype=np.int64)
+    """The microbatch of each op by its name; SHARED for ops that exist once.
+
+    `mul#2` is a copy if `mul#0` is there too. A captured graph may have an op of such a name: the
+    second one that is called `mul`.
+    """
+    known = set(graph.op_names)
+    copies = np.full(graph.num_ops, SHARED, dtype=np.int64)
+    for op, name in enumerate(graph.op_names):
+        base, mark, tail = name.rpartition("#")
+        digits = mark and tail.isascii() and tail.isdecimal() and len(tail) <= _MOST_DIGITS
+        if digits and f"{base}#0" in known:
+            copies[op] = int(tail)
+    return copies
 
 
 def refuse_batch_statistics(graph: Graph) -> None:

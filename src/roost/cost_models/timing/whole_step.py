@@ -30,10 +30,15 @@ _CPU = torch.device("cpu")
 
 
 def replayed(
-    step: CapturedStep, seconds: float, least: int = 3, most: int = 15, device: torch.device = _CPU
+    step: CapturedStep,
+    seconds: float,
+    least: int = 3,
+    most: int = 15,
+    device: torch.device = _CPU,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[float]:
-    """[ops] seconds of this thread for each op in a step, the median of some steps that take so
-    long together.
+    """[ops] seconds of this thread for each op in a step by a clock, the median of some steps that
+    take so long together.
 
     Of these the half counts in which this thread had a core for most of the time: other programs
     are no part of it.
@@ -48,14 +53,14 @@ def replayed(
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the next step begins with an empty queue
 
-    run(*given, stamps, time.perf_counter)
+    run(*given, stamps, clock)
     found: list[tuple[float, list[float]]] = []
     began = time.perf_counter()
     while len(found) < most and (len(found) < least or time.perf_counter() - began < seconds):
-        used = time.thread_time()
-        run(*given, stamps, time.perf_counter)
+        started, used = time.perf_counter(), time.thread_time()
+        run(*given, stamps, clock)
         used = time.thread_time() - used
-        share = used / max(stamps[-1] - stamps[0], 1e-9)
+        share = used / max(time.perf_counter() - started, 1e-9)
         found.append((share, [after - before for before, after in pairwise(stamps)]))
     found.sort(key=lambda each: -each[0])
     return [

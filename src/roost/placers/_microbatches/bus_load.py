@@ -8,6 +8,8 @@ longer.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from roost.core.arrays import Array
@@ -16,6 +18,7 @@ from roost.placers._microbatches.copied_step import (
     FORWARD_WORK,
     WEIGHT_WORK,
     CopiedStep,
+    Moved,
 )
 from roost.placers._microbatches.layouts import Layout
 
@@ -30,19 +33,25 @@ def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
     homes = rows
     if layout.gathered:
         homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
-    for home, reader, nbytes in step.weight_reads:
-        for one in homes[:, home].tolist():
-            for other in rows[:, reader].tolist():
-                weights.add(one, other, nbytes / len(homes))
-    for maker, home, nbytes in step.gradient_sends:
-        for one in homes[:, home].tolist():
-            for other in rows[:, maker].tolist():
-                gradients.add(other, one, nbytes / len(homes))
+    for weight in step.weight_reads:
+        for one, other, nbytes in _journeys(weight, homes, rows):
+            weights.add(one, other, nbytes)
+    for gradient in step.gradient_sends:
+        for one, other, nbytes in _journeys(gradient, homes, rows):
+            gradients.add(other, one, nbytes)
     work = step.work[:, np.arange(rows.shape[1]), rows].sum(axis=2).min(axis=1)  # [kinds]
     forward = float(work[FORWARD_WORK])
     backward = float(work[BACKWARD_WORK] + work[WEIGHT_WORK])
     waits = max(0.0, weights.busiest - forward) + max(0.0, gradients.busiest - backward)
     return max(seconds + waits, activations.busiest)
+
+
+def _journeys(moved: Moved, homes: Array, rows: Array) -> Iterator[tuple[int, int, float]]:
+    """Device of the home, another device, and bytes between them; homes are spread by bytes."""
+    for one in homes[:, moved.home].tolist():
+        for row in rows:
+            for other in {int(row[element]) for element in moved.others}:
+                yield one, other, moved.nbytes / len(homes)
 
 
 class _Load:

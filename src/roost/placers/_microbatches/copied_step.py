@@ -32,6 +32,14 @@ class TiedWeight(NamedTuple):
     bases: tuple[int, ...]  # that make gradients of it in neither element
 
 
+class Moved(NamedTuple):
+    """Weights or gradients that go between the element of their home and others."""
+
+    home: int  # element
+    others: tuple[int, ...]  # elements
+    nbytes: float
+
+
 @dataclass(frozen=True, eq=False)
 class CopiedStep:
     """A problem as copies of a base step; a step that is not unrolled has one copy."""
@@ -92,29 +100,31 @@ class CopiedStep:
         return found
 
     @cached_property
-    def weight_reads(self) -> list[tuple[int, int, float]]:
-        """Elements where weights live, elements that read them, and bytes."""
+    def weight_reads(self) -> list[Moved]:
+        """Weights, with the elements that read them."""
         graph = self.problem.graph
         source, target = self.edges
         read = graph.is_parameter[self.first[source]] & (self.kind[target] != ONCE)
-        return self._between(source[read], self.element[source[read]], self.element[target[read]])
+        return self._moved(source[read], source[read], target[read])
 
     @cached_property
-    def gradient_sends(self) -> list[tuple[int, int, float]]:
-        """Elements that make gradients, elements of their updates, and bytes."""
+    def gradient_sends(self) -> list[Moved]:
+        """Gradients, with the elements that make them; home is that of the update."""
         source, target = self.edges
         sent = (self.kind[source] != ONCE) & (self.kind[target] == ONCE)
-        return self._between(source[sent], self.element[source[sent]], self.element[target[sent]])
+        return self._moved(source[sent], target[sent], source[sent])
 
-    def _between(
-        self, bases: Array, start: Array, end: Array
-    ) -> list[tuple[int, int, float]]:  # each tensor once for each pair of elements
+    def _moved(self, tensor: Array, home: Array, away: Array) -> list[Moved]:
+        """Tensors with one home and the same other elements, put together."""
+        elements: dict[tuple[int, int], set[int]] = {}
+        for base, one, other in zip(tensor.tolist(), home.tolist(), away.tolist(), strict=True):
+            elements.setdefault((base, int(self.element[one])), set()).add(int(self.element[other]))
         size = self.problem.graph.output_bytes[self.first]
-        rows = np.unique(np.stack([start, end, bases]), axis=1)
-        total: dict[tuple[int, int], float] = {}
-        for here, there, base in rows.T.tolist():
-            total[here, there] = total.get((here, there), 0.0) + float(size[base])
-        return [(*pair, nbytes) for pair, nbytes in total.items()]
+        total: dict[tuple[int, tuple[int, ...]], float] = {}
+        for (base, place), others in elements.items():
+            key = place, tuple(sorted(others))
+            total[key] = total.get(key, 0.0) + float(size[base])
+        return [Moved(*key, nbytes) for key, nbytes in total.items()]
 
     @cached_property
     def straddling_bytes(self) -> Array:  # [elements]
@@ -122,12 +132,13 @@ class CopiedStep:
 
         Those of tied weights are left out: every cut has them.
         """
-        tied = {(each.light, each.heavy) for each in self.tied_weights}
+        tied = {each for pair in self.tied_weights for each in (pair.light, pair.heavy)}
         change = np.zeros(self.num_elements + 1)
-        for here, there, nbytes in (*self.weight_reads, *self.gradient_sends):
-            if (here, there) not in tied and (there, here) not in tied:
-                change[min(here, there)] += nbytes
-                change[max(here, there)] -= nbytes
+        for moved in (*self.weight_reads, *self.gradient_sends):
+            places = {moved.home, *moved.others}
+            if len(places & tied) < 2:
+                change[min(places)] += moved.nbytes
+                change[max(places)] -= moved.nbytes
         return np.cumsum(change)[: self.num_elements]
 
     @cached_property

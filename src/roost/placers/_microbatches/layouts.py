@@ -17,6 +17,8 @@ from roost.core.arrays import Array
 from roost.placers._microbatches.copied_step import CopiedStep
 
 _MOST_CUTS = 120  # places where the chain may be cut
+_WITH_GRADIENTS = 1.25  # times weights and two optimizer states
+_TOO_LARGE = 100.0  # times the seconds of a chunk that does not fit
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,10 @@ def balanced(
             rate = cluster.sent_seconds_per_byte[devices[number - 1], device]
             seconds = np.maximum(seconds, cut_bytes[:, None] * rate)
         if under_way is not None:
-            held = 1.25 * (resident[None, :] - resident[:, None])
+            held = _WITH_GRADIENTS * (resident[None, :] - resident[:, None])
             held += under_way[number] * (saved[None, :] - saved[:, None])
-            seconds = seconds * np.where(held > cluster.memory[device], 100.0, 1.0)
+            room = cluster.memory[device] / devices.count(device)  # it has other chunks too
+            seconds = seconds * np.where(held > room, _TOO_LARGE, 1.0)
         later = np.arange(places)[None, :] >= np.arange(places)[:, None]
         cost = np.where(later, np.maximum(best[:, None], seconds), np.inf)
         np.fill_diagonal(cost, best)  # a device that takes nothing

@@ -171,7 +171,7 @@ class _Replica:
                 max(self.free[device], at)
                 for at, task in row
                 if not (full and task[2] == FORWARD_WORK)
-            ][:1]
+            ]
             if times:
                 found = min(found, (min(times), device))
             elif row or waiting[device]:

@@ -110,11 +110,21 @@ def microbatches(model: nn.Module | None, problem: Problem, placement: Placement
 
 def _one_device(step: UnrolledStep) -> Microbatches:
     time = simulate(step.problem, step.placement).step_time
-    names = (step.problem.cluster.device_names[step.computing[0]],)
+    graph = step.problem.graph
+    names = step.problem.cluster.device_names
+    here = step.computing[0]
+    residents = graph.is_parameter
+    size = float(graph.output_bytes[residents].sum())
+    away = float(graph.output_bytes[residents & (step.placement.device != here)].sum())
+    if away > MINOR * size:
+        raise InputError(
+            f"everything is computed on {names[here]}, but {away / size:.0%} of the weights and "
+            "optimizer states live on other devices, which no form here says; run the placement "
+            "with roost.trainer, or with roost run"
+        )
     settings = {"accumulate": step.count}
-    return Microbatches(
-        _agreement(step.by_copy), time, time, ONE_DEVICE, names, step.count, settings
-    )
+    own = (names[here],)
+    return Microbatches(_agreement(step.by_copy), time, time, ONE_DEVICE, own, step.count, settings)
 
 
 def _agreement(seconds: Array) -> float:  # [rows, devices]
