@@ -52,7 +52,7 @@ STEPS_OF_LOSSES = 20
 IDLE_SECONDS = 0.5  # for a look at what else keeps the cores busy
 
 
-class Lane(NamedTuple):
+class Column(NamedTuple):
     """What a table has a column for: a competitor, and its number of microbatches."""
 
     team: str
@@ -63,22 +63,22 @@ class Lane(NamedTuple):
         return f"{self.team} M={self.copies}" if self.copies else self.team
 
 
-LANES = [
-    Lane("one", 1),
-    Lane("one", 4),
-    Lane("ddp", 0),
-    Lane("1f1b", 4),
-    Lane("1f1b", 8),
-    Lane("ceiling", 0),
-    Lane("roost", 0),
+COLUMNS = [
+    Column("one", 1),
+    Column("one", 4),
+    Column("ddp", 0),
+    Column("1f1b", 4),
+    Column("1f1b", 8),
+    Column("ceiling", 0),
+    Column("roost", 0),
 ]
 # Cut by hand for the slow core, which neither the goal nor the library asks for.
 UNEVEN = "1f1b cut 2:1"
-UNEVEN_LANES = [Lane(UNEVEN, 4), Lane(UNEVEN, 8)]
+UNEVEN_COLUMNS = [Column(UNEVEN, 4), Column(UNEVEN, 8)]
 
 
 @dataclass
-class Bench:
+class Recording:
     """One run of the benchmark: what was asked for, and where rows and measurements go."""
 
     given: argparse.Namespace
@@ -121,47 +121,47 @@ def rows_file(given: argparse.Namespace) -> Path:
     return Path(given.rows) if given.rows else results.RESULTS / name
 
 
-def run(bench: Bench) -> None:
-    for model in bench.given.models or list(stages.SIZES):
+def run(recording: Recording) -> None:
+    for model in recording.given.models or list(stages.SIZES):
         with ExitStack() as stack:
-            equal = set_up(bench, stack, model, "equal", {lane.team for lane in LANES})
-            losses(bench, model, equal)
-            rounds(bench, model, "equal", equal, LANES, None)
-            memory(bench, model, equal)
-            if bench.given.slow:
-                slow_case(bench, stack, model, equal)
+            equal = set_up(recording, stack, model, "equal", {column.team for column in COLUMNS})
+            losses(recording, model, equal)
+            rounds(recording, model, "equal", equal, COLUMNS, None)
+            memory(recording, model, equal)
+            if recording.given.slow:
+                slow_case(recording, stack, model, equal)
 
 
-def slow_case(bench: Bench, stack: ExitStack, model: str, equal: dict[str, Team]) -> None:
+def slow_case(recording: Recording, stack: ExitStack, model: str, equal: dict[str, Team]) -> None:
     """The same with a second core that is half as fast; what depends on that is set up anew."""
     anew = {"ceiling", "roost"}
-    lanes = LANES
+    columns = COLUMNS
     if model in stages.CUTS_LAYERS:
         anew.add(UNEVEN)
-        lanes = LANES + UNEVEN_LANES
+        columns = COLUMNS + UNEVEN_COLUMNS
     for team in anew & equal.keys():
         equal.pop(team).close()
     # Before the core is slowed, as Roost times ops: it is told of the slow core by its cluster.
-    teams = equal | set_up(bench, stack, model, "slow", anew)
+    teams = equal | set_up(recording, stack, model, "slow", anew)
     slowdown = Slowdown(SLOW)
     stack.callback(slowdown.close)
-    rounds(bench, model, "slow", teams, lanes, slowdown)
+    rounds(recording, model, "slow", teams, columns, slowdown)
 
 
 def set_up(
-    bench: Bench, stack: ExitStack, model: str, case: str, names: set[str]
+    recording: Recording, stack: ExitStack, model: str, case: str, names: set[str]
 ) -> dict[str, Team]:
     """The competitors that are ready. Roost comes last and alone, since it measures the machine."""
     teams: dict[str, Team] = {}
-    facts = bench.facts[model]
+    facts = recording.facts[model]
     took: dict[str, float] = {}
     for batch in (sorted(names - {"roost"}), ["roost"]):
         begun = {
             name: Team(
                 name,
-                bench.jobs(name, model, case),
-                bench.cache,
-                bench.library if name == "roost" else None,
+                recording.jobs(name, model, case),
+                recording.cache,
+                recording.library if name == "roost" else None,
             )
             for name in batch
         }
@@ -170,15 +170,15 @@ def set_up(
         start = time.perf_counter()
         for name, team in begun.items():
             try:
-                facts[name] = team.ready(bench.given.patience)
+                facts[name] = team.ready(recording.given.patience)
                 teams[name] = team
                 took[name] = round(time.perf_counter() - start, 1)
             except TeamFailed as error:
                 say_skipped(model, case, name, error)
                 facts[name] = {"skipped": str(error).splitlines()[-1]}
                 team.close()
-    settings = stages.example(model, bench.given.small)
-    bench.write(
+    settings = stages.example(model, recording.given.small)
+    recording.write(
         {
             "what": "setup",
             "model": model,
@@ -195,12 +195,12 @@ def say_skipped(model: str, case: str, name: str, error: Exception) -> None:
     print(f"{model}, {case}: {name} is left out: {error}", file=sys.stderr, flush=True)
 
 
-def losses(bench: Bench, model: str, teams: dict[str, Team]) -> None:
+def losses(recording: Recording, model: str, teams: dict[str, Team]) -> None:
     """The losses of the first steps of Roost and of one device, from the same weights."""
     if not {"one", "roost"} <= teams.keys():
         return
     found: dict[str, list[float]] = {}
-    copies = bench.facts[model]["roost"].get("copies") or 1
+    copies = recording.facts[model]["roost"].get("copies") or 1
     for name in ("one", "roost"):
         try:
             found[name] = teams[name].lap(STEPS_OF_LOSSES, copies).losses
@@ -208,12 +208,12 @@ def losses(bench: Bench, model: str, teams: dict[str, Team]) -> None:
             say_skipped(model, "equal", name, error)
             teams.pop(name).close()
             return
-    bench.write({"what": "losses", "model": model, "case": "equal", "copies": copies} | found)
+    recording.write({"what": "losses", "model": model, "case": "equal", "copies": copies} | found)
 
 
-def memory(bench: Bench, model: str, teams: dict[str, Team]) -> None:
+def memory(recording: Recording, model: str, teams: dict[str, Team]) -> None:
     """Peak memory of Roost's devices, simulated and allocated."""
-    if "roost" not in teams or bench.library is None:
+    if "roost" not in teams or recording.library is None:
         return
     try:
         devices = teams["roost"].memory()
@@ -221,44 +221,44 @@ def memory(bench: Bench, model: str, teams: dict[str, Team]) -> None:
         say_skipped(model, "equal", "roost", error)
         teams.pop("roost").close()
         return
-    bench.write({"what": "memory", "model": model, "case": "equal", "devices": devices})
+    recording.write({"what": "memory", "model": model, "case": "equal", "devices": devices})
 
 
 def rounds(
-    bench: Bench,
+    recording: Recording,
     model: str,
     case: str,
     teams: dict[str, Team],
-    lanes: list[Lane],
+    columns: list[Column],
     slowdown: Slowdown | None,
 ) -> None:
-    chance = random.Random(f"{bench.given.seed} {model} {case}")
-    for number in range(bench.given.rounds):
-        order = [lane for lane in lanes if lane.team in teams]
+    chance = random.Random(f"{recording.given.seed} {model} {case}")
+    for number in range(recording.given.rounds):
+        order = [column for column in columns if column.team in teams]
         chance.shuffle(order)
         with resting(slowdown):
             busy = busy_cores(IDLE_SECONDS)
         seconds: dict[str, float] = {}
         members: dict[str, list[float]] = {}
-        for lane in order:
-            if lane.team not in teams:
+        for column in order:
+            if column.team not in teams:
                 continue
             try:
-                teams[lane.team].lap(1, max(lane.copies, 1))
-                lap = teams[lane.team].lap(bench.given.steps, max(lane.copies, 1))
-                seconds[lane.name] = lap.seconds
-                members[lane.name] = lap.members
+                teams[column.team].lap(1, max(column.copies, 1))
+                lap = teams[column.team].lap(recording.given.steps, max(column.copies, 1))
+                seconds[column.name] = lap.seconds
+                members[column.name] = lap.members
             except TeamFailed as error:
-                say_skipped(model, case, lane.team, error)
-                teams.pop(lane.team).close()
-        bench.write(
+                say_skipped(model, case, column.team, error)
+                teams.pop(column.team).close()
+        recording.write(
             {
                 "what": "round",
                 "model": model,
                 "case": case,
                 "round": number,
-                "steps": bench.given.steps,
-                "order": [lane.name for lane in order],
+                "steps": recording.given.steps,
+                "order": [column.name for column in order],
                 "seconds": seconds,
                 "members": members,
                 "busy": busy,
@@ -329,7 +329,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as cache:
         try:
-            run(Bench(given, Path(cache), allocations.library(Path(cache))))
+            run(Recording(given, Path(cache), allocations.library(Path(cache))))
         except KeyboardInterrupt:
             print("stopped; the rounds so far are kept", file=sys.stderr)
             return 130

@@ -43,16 +43,16 @@ class Found:
     losses: Row | None
     memory: Row | None
 
-    def has(self, *lanes: str) -> bool:
-        return all(any(lane in row["seconds"] for row in self.rounds) for lane in lanes)
+    def has(self, *columns: str) -> bool:
+        return all(any(column in row["seconds"] for row in self.rounds) for column in columns)
 
-    def median(self, lane: str) -> float:
+    def median(self, column: str) -> float:
         """Seconds of a step; infinite for a competitor that was left out."""
-        seconds = [row["seconds"][lane] for row in self.rounds if lane in row["seconds"]]
+        seconds = [row["seconds"][column] for row in self.rounds if column in row["seconds"]]
         return statistics.median(seconds) if seconds else math.inf
 
-    def fastest(self, lanes: Iterable[str]) -> str:
-        return min(lanes, key=self.median)
+    def fastest(self, columns: Iterable[str]) -> str:
+        return min(columns, key=self.median)
 
     def ratio(self, over: str, under: str) -> float | None:
         """Seconds of one over those of another, within rounds."""

@@ -433,7 +433,7 @@ def test_the_plan_says_what_each_device_does_and_how_long_it_takes():
     with made() as trainer:
         text = str(trainer.plan)
         assert "Small: a batch of 8 in 4 microbatches of 2, on cpu:0, cpu:1" in text
-        assert "cpu:0: 50% of the work: microbatches 1, 3 whole" in text
+        assert "cpu:0: 50% of the busy time: microbatches 1, 3 whole" in text
         assert "measured" not in text
         for batch in batches(3):
             trainer.step(*batch)

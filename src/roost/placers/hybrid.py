@@ -1,10 +1,10 @@
 """Hybrid: several pipelines side by side, each with a share of the microbatches.
 
-Stages times replicas, as PipeDream (Narayanan et al., SOSP 2019) and Megatron-LM (Narayanan et al.,
-SC 2021) combine them. Within a stage the parameters are spread as in `data_parallel`.
+Chunks times replicas, as PipeDream (Narayanan et al., SOSP 2019) and Megatron-LM (Narayanan et al.,
+SC 2021) combine them. Among replicas of a chunk the parameters are spread as in `data_parallel`.
 
-Differs in: every number of replicas is tried, with the devices of a stage, or those of a replica,
-next to each other in the cluster.
+Differs in: replicas are of equal size. The devices of a chunk, or those of a replica, are
+neighbours in the cluster.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Pipeline: the layers in balanced stages, one microbatch after another through them.
+"""Pipeline: the layers in balanced chunks, one microbatch after another through them.
 
-Stages by the dynamic programme of PipeDream (Narayanan et al., SOSP 2019). Orders of GPipe (Huang
+Chunks by the dynamic programme of PipeDream (Narayanan et al., SOSP 2019). Orders of GPipe (Huang
 et al., NeurIPS 2019), of 1F1B, with several chunks a device also interleaved (Narayanan et al., SC
 2021), and with gradients of weights in the gaps (Qi et al. 2023).
 
-Differs in: stages may be cut inside a layer. Unlike devices get unlike stages. A weight that two
-stages read lives on one, and the other fetches it.
+Differs in: a layer may be cut. Unlike devices get unlike chunks. Layers that read a tied weight run
+where the one with most work does, or the others fetch it.
 """
 
 from __future__ import annotations

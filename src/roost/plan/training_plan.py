@@ -106,7 +106,9 @@ class TrainingPlan:
         for number, name in enumerate(self._names):
             doing = []
             if busy[number] > 0:
-                doing.append(f"{busy[number] / busy.sum():.0%} of the work: {self._part(number)}")
+                doing.append(
+                    f"{busy[number] / busy.sum():.0%} of the busy time: {self._part(number)}"
+                )
             if updates[number]:
                 doing.append(f"{updates[number]} of {updates.sum()} updates")
             if weights[number]:
