@@ -130,7 +130,7 @@ def _orders(problem: Problem, devices: Sequence[int]) -> list[list[int]]:
 
 
 def _groups(devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
-    """Chains of `size` devices: neighbours in the list, or each chunk of all replicas on neighbours."""
+    """Chains of `size` devices: a chunk of all replicas on neighbours, or a replica on them."""
     number = len(devices) // size
     yield [[devices[place * number + row] for place in range(size)] for row in range(number)]
     yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
