@@ -419,7 +419,7 @@ def test_models_with_batch_norm_train_whole_unless_microbatches_are_allowed():
 
     with train() as trainer:
         assert trainer.plan.microbatches == 1
-        assert "one microbatch only: 1 takes its statistics" in str(trainer.plan)
+        assert "one microbatch only: 1 takes its values" in str(trainer.plan)
     with pytest.raises(InputError, match="BatchNorm in 1"):
         train(microbatches=2)
     with train(microbatches=2, batch_statistics=True) as trainer:

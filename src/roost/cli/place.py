@@ -150,7 +150,7 @@ def place(
 
     step = simulate(problem, result.best.placement, full=True)
     facts = _facts(problem, result, single, step) | {"variant": variant, "evaluate": "simulated"}
-    facts |= more
+    facts |= more | ({"not_asked": []} if asked else {})  # its own table has all rows
     if source is not None:
         facts |= _measured_search.facts(result, step.step_time, raced)
     if output is not None:

@@ -102,7 +102,14 @@ def train(
         if resume is not None:
             made.load(resume)
         begun = made.num_steps
-        losses = _losses(made, built.inputs, steps)
+        losses: list[float] = []
+        try:
+            _train(made, built.inputs, steps, losses)
+        except KeyboardInterrupt:
+            if output is not None:
+                made.save(output)
+                _console.note(f"stopped after step {made.num_steps}; wrote {output}")
+            raise
         if output is not None:
             made.save(output)
             _console.note(f"wrote {output}")
@@ -111,13 +118,11 @@ def train(
     _console.answer(as_json, facts, [*str(made.plan).splitlines(), *lines])
 
 
-def _losses(made: Trainer, inputs: Any, steps: int) -> list[float]:
+def _train(made: Trainer, inputs: Any, steps: int, losses: list[float]) -> None:
     with _console.progress("training, step") as tell:
-        losses = []
         for number in range(steps):
             losses.append(made.step(inputs))
             tell(number + 1, steps)
-        return losses
 
 
 def _facts(made: Trainer, name: str, losses: list[float]) -> dict[str, Any]:

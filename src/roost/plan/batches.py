@@ -7,7 +7,7 @@ as masks and positions, are shared by all microbatches. `batch_dims` says it whe
 from __future__ import annotations
 
 import inspect
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import BoundArguments
@@ -32,6 +32,27 @@ def bound_call(model: nn.Module, args: Sequence[Any], named: Mapping[str, Any]) 
             f"the batch does not fit {type(model).__name__}.forward: {error}; give what the model "
             "takes, as in the example batch"
         ) from None
+
+
+def check_values(example: BoundArguments, given: BoundArguments) -> None:
+    """Raise if an input that is no tensor differs from the example's: the step holds its value."""
+    before, now = _values(example), _values(given)
+    for name in [*before, *(name for name in now if name not in before)]:
+        one, other = before.get(name), now.get(name)
+        if one is not other and (type(one) is not type(other) or one != other):
+            raise InputError(
+                f"{name!r} is {other!r}; the example batch had {one!r}, and the captured step "
+                "holds that value: make a trainer for this one"
+            )
+
+
+def _values(bound: BoundArguments) -> dict[str, Any]:
+    """The inputs of a call that are no tensors, defaults included."""
+    whole = BoundArguments(bound.signature, OrderedDict(bound.arguments))
+    whole.apply_defaults()
+    return {
+        name: each for name, each in named_inputs(whole).items() if not isinstance(each, Tensor)
+    }
 
 
 def named_inputs(bound: BoundArguments) -> dict[str, Any]:
@@ -106,6 +127,8 @@ class BatchSplit:
                 f"{', '.join(odd)}"
             )
         for name, value in tensors.items():
+            if value.is_meta or value.layout != torch.strided:
+                raise InputError(f"{name!r} must be a dense tensor with values")
             shape = tuple(value.shape)
             wanted, dtype = self.example[name]
             if value.dtype != dtype:

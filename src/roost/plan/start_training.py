@@ -25,6 +25,7 @@ from roost.plan.training_settings import TrainingSettings, checked_optimizer
 from roost.runtime.ops.verify import check_devices, check_weights
 from roost.runtime.whole.module_placement import is_placed
 from roost.search.evaluate import Progress
+from roost.search.solve import checked_seed
 
 
 def trainer(
@@ -77,6 +78,7 @@ def trainer(
         raise InputError("the model is placed already; take that off first, plan.remove(model)")
     refuse_dispatched(model)
     check_weights(model)
+    seed = checked_seed(seed)
     settings = TrainingSettings(
         optimizer,
         checked_optimizer(optimizer, lr, momentum, betas, eps, weight_decay),

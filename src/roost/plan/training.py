@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from roost.errors import InputError
-from roost.plan.batches import bound_call, call_of, named_inputs
+from roost.plan.batches import bound_call, call_of, check_values, named_inputs
 from roost.plan.training_check import verified
 from roost.plan.training_plan import TrainingPlan
 from roost.plan.training_run import TrainingRun
@@ -23,7 +23,6 @@ from roost.plan.training_search import (
 )
 from roost.plan.training_settings import TrainingSettings
 from roost.plan.training_state import TrainingState, fitted
-from roost.runtime.step.calls import check_flags
 from roost.runtime.step.differences import Verification
 from roost.runtime.step.unplaced import residents_of
 
@@ -42,6 +41,10 @@ class Trainer:
         schedule: Schedule | None = None,
     ) -> None:
         """Copy the weights of the model, and start the run."""
+        if schedule is not None and not callable(schedule):
+            raise InputError(
+                f"schedule is {schedule!r}; give a function of the number of updates taken"
+            )
         self.model = model
         self.lr = lr
         self.schedule = schedule
@@ -68,8 +71,13 @@ class Trainer:
     def rate(self) -> float:
         """The learning rate of the next update: `lr` times the factor of the schedule."""
         factor = 1.0 if self.schedule is None else self.schedule(self.num_steps)
+        for name, value in (("lr", self.lr), ("the factor of the schedule", factor)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:
+                raise InputError(
+                    f"{name} is {value!r} at update {self.num_steps + 1}; it must be a number"
+                )
         rate = self.lr * factor
-        if not isinstance(rate, int | float) or not math.isfinite(rate) or rate < 0:
+        if not math.isfinite(rate) or rate < 0:
             raise InputError(
                 f"the learning rate of update {self.num_steps + 1} is {rate!r}; lr times the "
                 "factor of the schedule must be finite and not negative"
@@ -84,8 +92,9 @@ class Trainer:
     def _feed(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> list[Tensor]:
         """The inputs of the placed step."""
         args, kwargs = call_of(batch, named)
-        inputs = named_inputs(bound_call(self.model, args, kwargs))
-        check_flags(inputs, self._placed.step.program.flags)
+        bound = bound_call(self.model, args, kwargs)
+        check_values(self._placed.steps.bound, bound)
+        inputs = named_inputs(bound)
         tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
         return self._placed.feed(self._placed.steps.split.parts(tensors, self._placed.found.count))
 
@@ -143,8 +152,8 @@ class Trainer:
             except InputError as error:
                 error.args = (f"{where}{error}",)
                 raise
+            run.close()  # if Ctrl-C stops it, another load may follow
             self._run = None
-            run.close()
             self._run = self._start(weights, states, state.steps)
 
     # ------------------------------------------------------------------ the rest
@@ -171,9 +180,9 @@ class Trainer:
     def close(self) -> None:
         """End the threads and free the weights; save, or write back, before."""
         with self._lock:
-            run, self._run = self._run, None
-            if run is not None:
-                run.close()
+            if self._run is not None:
+                self._run.close()
+            self._run = None
 
     def __enter__(self) -> Trainer:
         return self

@@ -95,7 +95,21 @@ class TrainingPlan:
                 f"measured: {show_seconds(self.measured)} a step, median of {steps}; expected "
                 f"{show_seconds(expected)}"
             )
+            lines += self._too_slow(self.measured)
         return lines
+
+    def _too_slow(self, measured: float) -> list[str]:
+        """A word where one device alone is expected to be faster than what was measured."""
+        if self.one_device is None or self.one_device_is_best:
+            return []
+        name, seconds = self.one_device
+        if measured <= seconds:
+            return []
+        return [
+            f"this is longer than a step is expected to take on {name} alone "
+            f"({show_seconds(seconds)}): many short ops cost more than their times, or other "
+            "programs were running. Try microbatches=1, or that device alone by cluster="
+        ]
 
     def _devices(self) -> list[str]:
         graph = self.found.problem.graph

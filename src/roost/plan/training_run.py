@@ -92,9 +92,9 @@ class TrainingRun:
                 self._kept.update(self.settings.clip_norm)
             self.steps += 1
             self.taken = 0
-        total = losses[0]
+        total = _on_cpu(losses[0])
         for loss in losses[1:]:
-            total = total.to("cpu") + loss.to("cpu")
+            total = total + _on_cpu(loss)
         self._cycle += time.perf_counter() - begin
         if self.taken == 0:  # an update was taken: with it the batches before
             self._note(self._cycle / self.settings.accumulate)
@@ -165,6 +165,12 @@ class TrainingRun:
         """End all threads, after the step that is running."""
         self._thread.shutdown()
         self._runtime.close()
+
+
+def _on_cpu(loss: Tensor) -> Tensor:
+    """A loss that can be added up without losing digits of half precision."""
+    loss = loss.to("cpu")
+    return loss.float() if loss.dtype in (torch.float16, torch.bfloat16) else loss
 
 
 def _copy(value: Tensor) -> Tensor:

@@ -252,7 +252,7 @@ def _captured(
         layers = batch_statistics(captured[count].graph)
         if may_drop and layers and not allow_batch_statistics:
             return captured, (
-                f"one microbatch only: {layers[0]} takes its statistics from the batch "
+                f"one microbatch only: {layers[0]} takes its values from the whole batch "
                 "(batch_statistics=True allows more)",
             )
     return captured, ()

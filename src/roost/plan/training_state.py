@@ -23,6 +23,7 @@ from roost.frontends.tracing.optimizers import KEPT
 
 _FORMAT = "roost.training"
 _VERSION = 1
+_MOST_STEPS = 2**53
 _KEY = "roost"  # of our text in the header
 _HERE = "it must be a file of trainer.save"
 
@@ -55,8 +56,8 @@ class TrainingState:
                 f"{', '.join(keys)}"
             )
         steps = state["steps"]
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-            raise InputError(f"steps of the state is {steps!r}; it must be 0 or more")
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= _MOST_STEPS:
+            raise InputError("steps of the state must be a whole number, 0 or more")
         for key in ("model", "optimizer"):
             if not isinstance(state[key], Mapping):
                 raise InputError(f"{key!r} of the state must have tensors by name")
@@ -68,6 +69,8 @@ class TrainingState:
         from safetensors.torch import save_file
 
         files.check_writable(path)
+        if path.exists() and not path.is_file():
+            raise InputError(f"{path}: is no plain file; a run is saved to one")
         rows = {f"model/{name}": value for name, value in self.model.items()}
         rows |= {f"optimizer/{name}": value for name, value in self.states.items()}
         about = {
@@ -93,6 +96,8 @@ class TrainingState:
             with safe_open(path, framework="pt") as file:
                 about = _about(path, (file.metadata() or {}).get(_KEY))
                 rows = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except InputError:
+            raise
         except (SafetensorError, ValueError, OSError) as error:
             raise InputError(f"{path}: is no safetensors file ({error}); {_HERE}") from None
         parts: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}}
@@ -109,7 +114,7 @@ def _about(path: Path, text: str | None) -> dict[str, Any]:
     try:
         about = json.loads(text or "")
         sound = about["format"] == _FORMAT and isinstance(about["optimizer"], str)
-        sound = sound and type(about["steps"]) is int and about["steps"] >= 0
+        sound = sound and type(about["steps"]) is int and 0 <= about["steps"] <= _MOST_STEPS
         version = about["version"]
     except (ValueError, KeyError, TypeError, RecursionError):
         sound = False

@@ -29,7 +29,7 @@ from roost.placers.toolkit import CopiedStep, Sketch, sketch_trial, sketches
 from roost.search.budget import Budget
 from roost.search.evaluate import Evaluation, Progress, Search, Stopped
 from roost.search.simulating import Simulating
-from roost.search.solve import search
+from roost.search.solve import checked_seed, search
 from roost.search.warm_up import warm_up
 from roost.transforms.microbatch import Microbatch, Microbatched, refuse_batch_statistics
 
@@ -123,6 +123,7 @@ def solve_microbatches(
     The default budget is 10 seconds; capturing is not counted. Equal trials give equal results.
     """
     chosen = _checked_counts(counts)
+    seed = checked_seed(seed)
     if seconds is None and trials is None:
         seconds = _SECONDS
     limits = (inf if trials is None else trials, inf if seconds is None else seconds)

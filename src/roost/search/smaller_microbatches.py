@@ -34,6 +34,8 @@ def none_fits(
     `settings` are those of `solve_microbatches`. An interrupted search is not followed by another.
     """
     error = nothing_found(found.problem, found.result)
+    if batch is not None:  # a share of the activations says nothing of gradients that are kept
+        error.args = (str(error).partition(", or activations of")[0],)
     most = max(row.count for row in found.rows)
     if batch is None or found.result.ended in ("interrupted", "stopped"):
         return error
@@ -49,9 +51,8 @@ def none_fits(
             return error
         if other.best.feasible:
             error.microbatches = count
-            text = str(error).partition(", or activations of")[0]
             size = batch // count
-            error.args = (f"{text}. It fits in {count} microbatches of {size} instead of {most}",)
+            error.args = (f"{error}. It fits in {count} microbatches of {size} instead of {most}",)
             return error
     error.args = (f"{error}. Microbatches of one sample do not fit either",)
     return error

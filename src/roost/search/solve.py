@@ -100,7 +100,7 @@ def search(
     """
     check_groups(problem)
     name, chosen = _named(placer)
-    seed = _checked_seed(seed)
+    seed = checked_seed(seed)
     warm_up(chosen, prove, problem.cluster.keeps_busy)
     source = source or Simulating(problem, workers)
     if seconds is None and trials is None:
@@ -227,7 +227,8 @@ def _settings(placer: Placer) -> str:
     return text.replace(f"weights={weights!r}", f"weights={content!r}")
 
 
-def _checked_seed(seed: int) -> int:
+def checked_seed(seed: object) -> int:
+    """A seed that is a whole number; raises InputError for anything else."""
     if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
         raise InputError(f"seed is {seed!r}; it must be a whole number that is not negative")
     return int(seed)

@@ -201,33 +201,47 @@ class Microbatched:
 def copies_of(graph: Graph) -> Array:  # [ops]
     """The microbatch of each op by its name; SHARED for ops that exist once.
 
-    `mul#2` is a copy if `mul#0` is there too. A captured graph may have an op of such a name: the
-    second one that is called `mul`.
+    `mul#2` is a copy if `mul#0` and all others are there too. A captured graph may have an op of
+    such a name: the second one that is called `mul`.
     """
-    known = set(graph.op_names)
-    copies = np.full(graph.num_ops, SHARED, dtype=np.int64)
+    found: dict[str, dict[int, int]] = {}  # name without its number -> copy -> op
     for op, name in enumerate(graph.op_names):
         base, mark, tail = name.rpartition("#")
-        digits = mark and tail.isascii() and tail.isdecimal() and len(tail) <= _MOST_DIGITS
-        if digits and f"{base}#0" in known:
-            copies[op] = int(tail)
+        if mark and tail.isascii() and tail.isdecimal() and len(tail) <= _MOST_DIGITS:
+            found.setdefault(base, {})[int(tail)] = op
+    whole = {base: ops for base, ops in found.items() if set(ops) == set(range(len(ops)))}
+    count = max(map(len, whole.values()), default=0)
+    copies = np.full(graph.num_ops, SHARED, dtype=np.int64)
+    for ops in whole.values():
+        if len(ops) == count:
+            copies[list(ops.values())] = list(ops)
     return copies
 
 
 def refuse_batch_statistics(graph: Graph) -> None:
-    """Raise if a layer takes statistics from the batch, which microbatches change."""
-    layers = batch_statistics(graph)
+    """Raise if what a layer does depends on the batch, which microbatches change."""
+    layers = batch_norms(graph)
     if layers:
-        shown = ", ".join(layers[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
         raise InputError(
-            f"BatchNorm in {shown} takes its statistics from the batch: in microbatches the model "
-            "trains a little differently, as it does under data parallelism; allow it with "
-            "batch_statistics"
+            f"BatchNorm in {_shown(layers)} takes its statistics from the batch: in microbatches "
+            "the model trains a little differently, as it does under data parallelism; allow it "
+            "with batch_statistics"
+        )
+    buffers = changed_buffers(graph)
+    if buffers:
+        raise InputError(
+            f"each call of the model changes {_shown(buffers)}: several microbatches under way all "
+            "see the old value, and the new one is their mean; allow it with batch_statistics"
         )
 
 
 def batch_statistics(graph: Graph) -> list[str]:
-    """The modules whose results depend on the other samples of a batch."""
+    """The modules and buffers through which a sample depends on others."""
+    return batch_norms(graph) or changed_buffers(graph)
+
+
+def batch_norms(graph: Graph) -> list[str]:
+    """The modules that take statistics from the batch."""
     marks = ("batch_norm", "batchnorm")
     layers = [
         module or name
@@ -235,6 +249,20 @@ def batch_statistics(graph: Graph) -> list[str]:
         if any(mark in kind.lower() for mark in marks) and "no_training" not in kind
     ]
     return list(dict.fromkeys(layers))
+
+
+def changed_buffers(graph: Graph) -> list[str]:
+    """The buffers that a step overwrites."""
+    found = []
+    for op in np.flatnonzero(graph.phase == UPDATE).tolist():
+        if graph.kinds[op] == "copy":
+            residents = [each for each in graph.inputs_of(op).tolist() if graph.is_parameter[each]]
+            found += [graph.op_names[each] for each in residents[:1]]
+    return list(dict.fromkeys(found))
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def late_sums(graph: Graph, copied: Array) -> list[int]:

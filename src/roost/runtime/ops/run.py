@@ -230,14 +230,22 @@ class GraphRuntime(DeviceCalls):
     def write_back(self, model: torch.nn.Module) -> None:
         """Copy the current values of parameters and buffers into a model."""
         tensors = residents_of(model)
+        values = self.residents()
+        for name, value in values.items():  # before anything is written
+            own = tensors.get(name)
+            if own is None and name not in self.program.constants:
+                raise InputError(
+                    f"the step was captured from another model: this model has no {name!r}"
+                )
+            if own is not None and (own.shape, own.dtype) != (value.shape, value.dtype):
+                raise InputError(
+                    f"the step was captured from another model: {name!r} is {list(value.shape)} of "
+                    f"{value.dtype} in the step, {list(own.shape)} of {own.dtype} in this model"
+                )
         with torch.no_grad():
-            for name, value in self.residents().items():
+            for name, value in values.items():
                 if name in tensors:
                     tensors[name].copy_(value)
-                elif name not in self.program.constants:
-                    raise InputError(
-                        f"the step was captured from another model: this model has no {name!r}"
-                    )
 
     def peak_memory(self) -> dict[str, int]:
         """Give the most bytes in use on each CUDA device in the last step.
