@@ -141,10 +141,11 @@ def slow_case(recording: Recording, stack: ExitStack, model: str, equal: dict[st
         columns = COLUMNS + UNEVEN_COLUMNS
     for team in anew & equal.keys():
         equal.pop(team).close()
-    # Before the core is slowed, as Roost times ops: it is told of the slow core by its cluster.
-    teams = equal | set_up(recording, stack, model, "slow", anew)
+    # Roost tries placements as it is set up, so the core is slow by then. Ops it times by the
+    # shortest calls, which tell nothing of other programs: its cluster tells it of the slow core.
     slowdown = Slowdown(SLOW)
     stack.callback(slowdown.close)
+    teams = equal | set_up(recording, stack, model, "slow", anew)
     rounds(recording, model, "slow", teams, columns, slowdown)
 
 

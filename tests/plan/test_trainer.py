@@ -2,6 +2,7 @@
 
 import copy
 import math
+import os
 import threading
 from types import SimpleNamespace
 
@@ -286,6 +287,88 @@ def test_the_model_stays_as_it_is_until_weights_are_written_back():
         found = weights(trainer)
     assert all(torch.equal(value, found[n]) for n, value in model.state_dict().items())
     assert not torch.equal(model.outer.weight, before["outer.weight"])
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+
+    def forward(self, x, scale=1.0, mask=None):
+        return (self.inner(x) * scale).square().mean()
+
+
+def test_inputs_that_are_no_tensors_keep_their_values():
+    x = torch.randn(8, 5)
+    settings = {"cluster": threads(), "costs": "estimated", "placer": Apart(), "microbatches": 2}
+    with roost.trainer(Scaled(), (x, 2.0), **settings) as trainer:
+        trainer.step(x, 2.0)
+        trainer.step(x, scale=2.0)
+        for wrong in ((x,), (x, 3.0), (x, 2.0, True)):
+            with pytest.raises(InputError, match="the captured step holds that value"):
+                trainer.step(*wrong)
+    with roost.trainer(Scaled(), x, **settings) as trainer:
+        trainer.step(x, 1.0)  # the default, said
+        with pytest.raises(InputError, match="'scale' is 3"):
+            trainer.step(x, scale=3.0)
+
+
+def test_a_batch_without_values_is_refused_and_nothing_changes():
+    (x, labels) = batches(1)[0]
+    with made() as trainer:
+        for odd in (x.to("meta"), x.to_sparse()):
+            with pytest.raises(InputError, match="'x' must be a dense tensor"):
+                trainer.step(odd, labels)
+        assert trainer.num_steps == 0
+        trainer.step(x, labels)
+
+
+def test_weights_of_another_model_are_not_overwritten_in_part():
+    other = Small()
+    other.outer = nn.Linear(7, 4, bias=False)
+    before = copy.deepcopy(other.state_dict())
+    with made() as trainer, pytest.raises(InputError, match=r"'outer.weight' is \[3, 7\]"):
+        trainer.write_back(other)
+    assert all(torch.equal(before[name], value) for name, value in other.state_dict().items())
+
+
+def test_a_run_is_saved_to_a_plain_file_only(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with made() as trainer, pytest.raises(InputError, match="is no plain file"):
+        trainer.save(pipe)
+    assert pipe.is_fifo()
+
+
+def test_buffers_that_calls_change_need_permission():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(5, 1)
+            self.register_buffer("seen", torch.zeros(()))
+
+        def forward(self, x):
+            with torch.no_grad():
+                self.seen.add_(1)
+            return (self.inner(x) * self.seen).square().mean()
+
+    settings = {"cluster": threads(), "costs": "estimated", "placer": Apart()}
+    with pytest.raises(InputError, match="each call of the model changes seen"):
+        roost.trainer(Counts(), torch.randn(8, 5), microbatches=2, **settings)
+    with roost.trainer(Counts(), torch.randn(8, 5), **settings) as trainer:
+        assert trainer.plan.microbatches == 1
+
+
+def test_placements_are_tried_on_the_example_batch():
+    model = Small()
+    before = copy.deepcopy(model.state_dict())
+    alike = roost.trainer(model, batches(1)[0], cluster="here", trials=50, microbatches=(1, 2))
+    with alike as trainer:
+        assert "tried on the example batch: " in str(trainer.plan)
+        assert str(trainer.plan).count("(this one)") == 1
+        assert trainer.num_steps == 0
+        found = weights(trainer)
+    assert all(torch.equal(before[name], value) for name, value in found.items())
 
 
 def test_batches_come_in_order_by_name_or_whole():

@@ -282,7 +282,7 @@ def test_one_microbatch_is_the_step_itself_and_another_graph_is_refused():
     assert unrolled_step(step, made) is step
     other, _ = captured(model, batch_of_shared(4), 2, (1,))
     with pytest.raises(InputError, match="unroll the graph of this step"):
-        unrolled_step(other, Microbatch(2).apply(step.graph))
+        unrolled_step(other, Microbatch(2, batch_statistics=True).apply(step.graph))
 
 
 def test_the_program_itself_runs_on_one_device():

@@ -94,11 +94,16 @@ def test_a_shared_input_exists_once() -> None:
 
 
 def test_a_buffer_gets_the_mean_of_its_new_values_and_a_counter_the_last() -> None:
-    made = Microbatch(2).apply(step("float32"))
+    made = Microbatch(2, batch_statistics=True).apply(step("float32"))
     assert inputs_of(made, "next#mean") == ["next#sum1"]
     assert inputs_of(made, "seen:update") == ["seen", "next#mean"]
-    counted = Microbatch(2).apply(step("int64"))
+    counted = Microbatch(2, batch_statistics=True).apply(step("int64"))
     assert inputs_of(counted, "seen:update") == ["seen", "next#1"]
+
+
+def test_a_buffer_that_calls_change_is_named_and_only_unrolled_when_asked() -> None:
+    with pytest.raises(InputError, match="each call of the model changes seen"):
+        Microbatch(2).apply(step("float32"))
 
 
 def test_copies_share_a_group_only_when_they_are_together() -> None:

@@ -22,6 +22,7 @@ from roost.plan.training_search import (
     placed_training,
 )
 from roost.plan.training_settings import TrainingSettings, checked_optimizer
+from roost.plan.training_trials import fastest
 from roost.runtime.ops.verify import check_devices, check_weights
 from roost.runtime.whole.module_placement import is_placed
 from roost.search.evaluate import Progress
@@ -95,7 +96,7 @@ def trainer(
     counts = counts_of(microbatches, split)
     where = capped_cluster(cluster, memory or {})
     check_devices(where)
-    placed = placed_training(
+    placements = placed_training(
         MicrobatchSteps(model, bound, split, optimizer, loss, accumulate, settings.keeps_gradients),
         where,
         counts,
@@ -108,4 +109,6 @@ def trainer(
         seed=seed,
         on_trial=on_trial,
     )
+    tried = costs == "profiled"
+    placed = fastest(model, placements, settings) if tried else next(placements)
     return Trainer(model, placed, settings, lr, schedule)

@@ -17,7 +17,7 @@ from roost.errors import InputError
 from roost.plan.batches import bound_call, call_of, check_values, named_inputs
 from roost.plan.training_check import verified
 from roost.plan.training_plan import TrainingPlan
-from roost.plan.training_run import TrainingRun
+from roost.plan.training_run import TrainingRun, parameter_order
 from roost.plan.training_search import (
     PlacedTraining,
 )
@@ -51,8 +51,7 @@ class Trainer:
         self._placed = placed
         self._settings = settings
         self._lock = threading.RLock()
-        tied = placed.step.program.tied
-        self._order = [tied.get(name, name) for name, _ in model.named_parameters()]
+        self._order = parameter_order(model, placed)
         self._run: TrainingRun | None = self._start(residents_of(model))
 
     def _start(self, weights: Mapping[str, Tensor], *more: Any) -> TrainingRun:

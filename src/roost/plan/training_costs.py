@@ -16,7 +16,7 @@ from roost.cost_models.profiled import profile
 from roost.frontends.tracing.captured_step import CapturedStep, captured_step
 from roost.search.microbatches import (
     MicrobatchResult,
-    MicrobatchRow,
+    PlainPlacement,
     single_device,
     unrolled_problem,
 )
@@ -34,12 +34,9 @@ class DeviceAlone:
     problem: Problem  # of the unrolled graph
     trial: Trial
 
-    def instead_of(self, found: MicrobatchResult) -> MicrobatchResult:
-        """The result of a search, with this device as its best trial."""
-        row = MicrobatchRow(self.microbatched.count, "single", self.trial.step_time, True)
-        result = replace(found.result, best=self.trial, bound=None, problem=self.problem.digest)
-        rows = (*found.rows, row)
-        return MicrobatchResult(row.count, self.microbatched, self.problem, result, rows)
+    @property
+    def plain(self) -> PlainPlacement:
+        return PlainPlacement(self.microbatched, self.problem, self.trial)
 
 
 def best_device(

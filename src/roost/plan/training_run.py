@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.frontends.tracing.optimizers import KEPT
@@ -33,6 +33,12 @@ log = logging.getLogger(__name__)
 _WARM = 2  # steps that are slower: memory is taken for the first time
 _MOST_TIMES = 1000  # steps of which the median is taken
 _MEND = "load the last save with trainer.load(path), or a state with trainer.load_state_dict"
+
+
+def parameter_order(model: nn.Module, placed: PlacedTraining) -> list[str]:
+    """The parameters in the order of the model, tied ones by their first name."""
+    tied = placed.step.program.tied
+    return [tied.get(name, name) for name, _ in model.named_parameters()]
 
 
 class TrainingRun:

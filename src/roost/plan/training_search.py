@@ -7,7 +7,7 @@ of the batch, and gradients to those of gradient accumulation, bit for bit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import BoundArguments, Parameter
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from roost.core.arrays import Array
 from roost.core.cluster import Cluster
 from roost.core.problem import Problem
 from roost.cost_models import estimate
@@ -33,6 +34,8 @@ from roost.search.smaller_microbatches import none_fits
 from roost.transforms.microbatch import Microbatch, batch_statistics
 
 log = logging.getLogger(__name__)
+
+_NEAR = 1.25  # times the best expected step: plain placements that are tried
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,11 @@ class PlacedTraining:
     later_updates: float = 0.0  # expected seconds of updates that follow the step
     notes: tuple[str, ...] = ()
 
+    @property
+    def expected(self) -> float:
+        """Seconds that a step is expected to take."""
+        return self.found.best.step_time + self.later_updates
+
     def feed(self, parts: Mapping[str, list[Tensor]]) -> list[Tensor]:
         """The inputs of the step, from the microbatches of each tensor."""
         shared = set(self.steps.split.shared)
@@ -136,8 +144,11 @@ def placed_training(
     may_drop: bool,
     allow_batch_statistics: bool,
     **search: Any,
-) -> PlacedTraining:
+) -> Iterator[PlacedTraining]:
     """Capture, and search for the best placement of the best number of microbatches.
+
+    Plain placements that should take about as long, and one device alone, follow the best: they are
+    to be tried.
 
     `may_drop`: leave out numbers with which the model cannot be captured, or trains differently.
     `search`: settings of `solve_microbatches`.
@@ -161,29 +172,45 @@ def placed_training(
         seed = search.get("seed", 0)
         raise none_fits(found, steps.split.size, problems.rough, seed=seed, **asked)
     alone = best_device(problems.alone, list(captured), settings)
-    later = 0.0
+    updates: dict[str, Array] = {}
     if steps.keep_gradients:
-        step = captured[found.count]
-        updates = update_times(step, steps.optimizer, cluster, profiled)
-        later = slowest_updates(updates, found) / steps.batches
+        updates = update_times(captured[found.count], steps.optimizer, cluster, profiled)
         if alone is not None:
             more = sum(row[alone.device] for row in updates.values())
             alone = replace(alone, seconds=alone.seconds + float(more) / steps.batches)
-    best_is_asked_for = search.get("placer", "auto") == "auto"
-    if alone is not None and best_is_asked_for and alone.seconds <= found.best.step_time + later:
-        found = alone.instead_of(found)
-        later = 0.0 if not steps.keep_gradients else alone.seconds - found.best.step_time
-    step = captured[found.count]
-    return PlacedTraining(
-        step=unrolled_step(step, found.microbatched),
-        one=step,
-        steps=steps,
-        found=found,
-        inputs=tuple(label[name] for name in step.program.inputs),
-        one_device=None if alone is None else (alone.name, alone.seconds),
-        later_updates=later,
-        notes=notes,
-    )
+
+    def placed(found: MicrobatchResult) -> PlacedTraining:
+        step = captured[found.count]
+        return PlacedTraining(
+            step=unrolled_step(step, found.microbatched),
+            one=step,
+            steps=steps,
+            found=found,
+            inputs=tuple(label[name] for name in step.program.inputs),
+            one_device=None if alone is None else (alone.name, alone.seconds),
+            later_updates=slowest_updates(updates, found) / steps.batches if updates else 0.0,
+            notes=notes,
+        )
+
+    if search.get("placer", "auto") != "auto":
+        yield placed(found)
+        return
+    others = [each for each in found.plain if each.trial.step_time <= _NEAR * found.best.step_time]
+    every = [found, *(found.instead(each) for each in others)]
+    if alone is not None:
+        by_device = found.instead(alone.plain)
+        every.insert(0 if alone.trial.step_time <= found.best.step_time else len(every), by_device)
+    for each in _distinct(every):
+        yield placed(each)
+
+
+def _distinct(found: Sequence[MicrobatchResult]) -> list[MicrobatchResult]:
+    """The results, each placement once."""
+    kept: dict[tuple[str, bytes], MicrobatchResult] = {}
+    for each in found:
+        key = each.problem.graph.digest, each.best.placement.device.tobytes()
+        kept.setdefault(key, each)
+    return list(kept.values())
 
 
 class _Problems:

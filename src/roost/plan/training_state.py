@@ -57,7 +57,10 @@ class TrainingState:
             )
         steps = state["steps"]
         if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps <= _MOST_STEPS:
-            raise InputError("steps of the state must be a whole number, 0 or more")
+            shown = (
+                steps if isinstance(steps, int) and abs(steps) <= _MOST_STEPS else "no such number"
+            )
+            raise InputError(f"steps of the state is {shown}; it must be a whole number, 0 or more")
         for key in ("model", "optimizer"):
             if not isinstance(state[key], Mapping):
                 raise InputError(f"{key!r} of the state must have tensors by name")

@@ -61,6 +61,15 @@ class MicrobatchRow:
 
 
 @dataclass(frozen=True, eq=False)
+class PlainPlacement:
+    """The best pipeline, data parallelism or mixture, as it was before any annealing."""
+
+    microbatched: Microbatched
+    problem: Problem
+    trial: Trial
+
+
+@dataclass(frozen=True, eq=False)
 class MicrobatchResult:
     """The best placement over all numbers of microbatches, and its problem."""
 
@@ -69,6 +78,15 @@ class MicrobatchResult:
     problem: Problem  # of the unrolled graph
     result: Result
     rows: tuple[MicrobatchRow, ...]
+    plain: tuple[PlainPlacement, ...] = ()  # one of each family that fits, the shortest first
+
+    def instead(self, other: PlainPlacement) -> MicrobatchResult:
+        """The result with another placement as its best."""
+        result = replace(self.result, best=other.trial, bound=None, problem=other.problem.digest)
+        count = other.microbatched.count
+        return replace(
+            self, count=count, microbatched=other.microbatched, problem=other.problem, result=result
+        )
 
     @property
     def best(self) -> Trial:
@@ -168,6 +186,7 @@ class _Run:
         self.threads = threads
         self.starts: list[_Start] = []
         self.rows: dict[tuple[int, str], Trial] = {}
+        self.plain: dict[str, PlainPlacement] = {}  # family -> its best
         self.whole: Result | None = None
         self.ended = ""  # "interrupted" or "stopped": nothing more is searched
 
@@ -271,7 +290,11 @@ class _Run:
         )
         trial = sketch_trial(start.problem, sketch, Evaluation(state, sketch.family))
         self.budget.num_trials += budget.num_trials if first else 0
-        start.add(replace(trial, placer=sketch.family))
+        trial = replace(trial, placer=sketch.family)
+        start.add(trial)
+        before = self.plain.get(sketch.family)
+        if before is None or trial.better_than(before.trial):
+            self.plain[sketch.family] = PlainPlacement(start.microbatched, start.problem, trial)
         self._note(sketch.count, sketch.family, trial)
 
     def _start(self, arranged: Microbatched) -> _Start:
@@ -408,7 +431,9 @@ class _Run:
             problem=problem.digest,
             ended=self.ended or result.ended,
         )
-        return MicrobatchResult(made.count, made, problem, spent, tuple(rows))
+        fitting = [each for each in self.plain.values() if each.trial.feasible]
+        plain = sorted(fitting, key=lambda each: each.trial.step_time)
+        return MicrobatchResult(made.count, made, problem, spent, tuple(rows), tuple(plain))
 
 
 def single_device(problem: Problem) -> Trial | None:
