@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from layered_step import layered_step, machine, step_problem
 
-from roost.core.cluster import Cluster, Link
-from roost.core.graph import Graph, GraphBuilder
+from roost.core.cluster import Cluster, Device, Link
+from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.placers._microbatches.bus_load import with_buses
 from roost.placers._microbatches.copied_step import CopiedStep
 from roost.placers._microbatches.layouts import Layout, Replica, balanced, whole
 from roost.placers._microbatches.realised import devices_of
-from roost.search.microbatches import unrolled_problem
-from roost.transforms.microbatch import Microbatch
+from roost.placers._microbatches.sketches import OFFLOAD, sketches
+from roost.search.microbatches import single_device, solve_microbatches, unrolled_problem
+from roost.transforms.microbatch import SHARED, Microbatch, copies_of
 
 WEIGHT = 1000
 
@@ -129,3 +130,34 @@ def test_weights_read_twice_are_not_parted_by_a_cut() -> None:
     chain = balanced(step, [0, 1])
     assert isinstance(chain, Replica)
     assert inside[chain.ends[0] - 1] == 0
+
+
+def with_host(memory: int, share: int) -> Problem:
+    """One accelerator with little memory beside a slow CPU with much; `share` samples."""
+    host = Device("cpu:0", "cpu", 10**9, peak={"float32": 1e12}, memory_bandwidth=1e12)
+    fast = machine(1, memory).devices[0]
+    cluster = Cluster("host", (host, fast), (Link("*", "*", 1e6),))
+    base = step_problem(layered_step(activation=100 * share), cluster, (0.01, 1.0))
+    update = base.graph.phase == UPDATE
+    return Problem(base.graph, cluster, np.where(update[:, None], 1e-3, base.op_time * share))
+
+
+def test_offloading_keeps_all_state_on_the_host() -> None:
+    base = with_host(3000, 2)
+    problem = unrolled_problem(base, Microbatch(4).apply(base.graph))
+    (sketch,) = sketches(CopiedStep.of(base), 4, (OFFLOAD,))
+    device = sketch.devices(problem)
+    once = problem.graph.is_parameter | (problem.graph.phase == UPDATE)
+    assert set(device[once].tolist()) == {0}
+    assert set(device[~once & (copies_of(problem.graph) != SHARED)].tolist()) == {1}
+
+
+def test_what_does_not_fit_an_accelerator_is_offloaded() -> None:
+    found = solve_microbatches(
+        lambda count: with_host(3500, 8 // count), (1, 2, 4, 8), trials=500, threads=1
+    )
+    offloaded = [row for row in found.rows if row.placer == "offload" and row.feasible]
+    assert found.best.feasible
+    assert offloaded
+    on_cpu = single_device(with_host(3500, 8)).step_time
+    assert found.best.step_time < on_cpu / 10

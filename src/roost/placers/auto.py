@@ -33,7 +33,7 @@ _EXACT_SHARE = 0.5  # of the seconds
 # Groups where devices are alike and transfers free: the solver is many times faster there.
 _EASY_UNITS = 400
 # Asked first where the step is unrolled into microbatches.
-_OF_COPIES = ("single", "data_parallel", "hybrid", "pipeline")
+_OF_COPIES = ("single", "data_parallel", "hybrid", "pipeline", "offload")
 _WORK = 1e-6  # of the solver, in its own count, for a trial and op of the budget
 _MOST_TRIALS = 10**7
 

@@ -25,14 +25,12 @@ from roost.placers._microbatches.layouts import Layout
 
 def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
     """The seconds of a schedule, and those that its devices wait for buses."""
-    if len(layout.replicas) == 1 and layout.num_chunks == 1:
+    if len(layout.replicas) == 1 and layout.num_chunks == 1 and layout.host is None:
         return seconds
     rows = layout.device_rows(step)  # [replicas, elements]
     activations, weights, gradients = _Load(step), _Load(step), _Load(step)
     _add_activations(activations, step, layout, rows)
-    homes = rows
-    if layout.gathered:
-        homes = rows[[int(np.argmax([len(copies) for copies in layout.copies]))]]
+    homes = layout.home_rows(rows)
     for weight in step.weight_reads:
         for one, other, nbytes in _journeys(weight, homes, rows):
             weights.add(one, other, nbytes)

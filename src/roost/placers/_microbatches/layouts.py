@@ -37,12 +37,22 @@ class Layout:
     replica_of_copy: tuple[int, ...]  # [copies]
     # Parameters live with the replica that has most copies; else they are spread over all.
     gathered: bool = False
+    host: int | None = None  # a device that holds all parameters and runs all updates
     # Layers that read a tied weight run where the one with most work does; else in their chunks.
     readers_together: bool = False
 
     @property
     def num_chunks(self) -> int:
         return max(len(replica.devices) for replica in self.replicas)
+
+    def home_rows(self, rows: Array) -> Array:  # [homes, ...]
+        """The devices where parameters may live, from those that compute: [replicas, ...]."""
+        if self.host is not None:
+            return np.full_like(rows[:1], self.host)
+        if self.gathered:
+            most = int(np.argmax([len(copies) for copies in self.copies]))
+            return rows[[most]]
+        return rows
 
     @cached_property
     def copies(self) -> list[list[int]]:

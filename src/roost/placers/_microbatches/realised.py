@@ -63,8 +63,7 @@ def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
     device = np.zeros(graph.num_ops, dtype=np.int64)
     replica = np.array(layout.replica_of_copy)[step.copy[copied]]
     device[copied] = by_replica[replica, step.base[copied]]
-    most = int(np.argmax([len(copies) for copies in layout.copies]))
-    home = _homes(step, by_replica[[most]] if layout.gathered else by_replica)
+    home = _homes(step, layout.home_rows(by_replica))
     rest = ~copied & ~step.is_sum
     device[rest] = home[step.base[rest]]
     home_of_value = np.full(step.num_bases, -1)

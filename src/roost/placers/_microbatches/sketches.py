@@ -28,8 +28,8 @@ from roost.placers._microbatches.realised import (
 from roost.placers._microbatches.task_schedule import SCHEDULES, TaskSchedule, scheduled
 from roost.placers._splits.unit_graph import accelerators
 
-PIPELINE, DATA_PARALLEL, HYBRID = "pipeline", "data_parallel", "hybrid"
-FAMILIES = (DATA_PARALLEL, HYBRID, PIPELINE)
+PIPELINE, DATA_PARALLEL, HYBRID, OFFLOAD = "pipeline", "data_parallel", "hybrid", "offload"
+FAMILIES = (DATA_PARALLEL, HYBRID, PIPELINE, OFFLOAD)
 _MOST_CHUNKS = 4  # of one device
 _ATTEMPTS = 3  # with smaller windows, where memory is missing
 
@@ -85,6 +85,12 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
         for devices in _orders(step.problem, fast):
             for chunks in _numbers_of_chunks(count):
                 yield Layout((_chain(step, devices, chunks, count),), (0,) * count)
+    elif family == OFFLOAD:
+        host = _host(step.problem, fast)
+        for devices in [fast[:1], fast] if len(fast) > 1 else [fast]:
+            if host is not None:
+                rows = [whole(step, device) for device in devices]
+                yield replace(replicated(step, rows, count), host=host)
     else:
         for size in range(2, len(fast)):
             if len(fast) % size == 0:
@@ -94,13 +100,20 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
                         yield replicated(step, rows, count)
 
 
+def _host(problem: Problem, fast: Sequence[int]) -> int | None:
+    """The CPU with most memory that is no accelerator itself."""
+    devices = problem.cluster.devices
+    cpus = [d for d in range(len(devices)) if devices[d].kind == "cpu" and d not in fast]
+    return max(cpus, key=lambda d: devices[d].memory, default=None)
+
+
 def _with_homes(step: CopiedStep, layouts: Iterable[Layout]) -> Iterator[Layout]:
     """The layouts, and variants with weights in other places; first what saves copies."""
     for layout in layouts:
         if layout.num_chunks > 1 and step.tied_weights:
             yield replace(layout, readers_together=True)
         yield layout
-        if len({len(copies) for copies in layout.copies}) > 1:
+        if layout.host is None and len({len(copies) for copies in layout.copies}) > 1:
             yield replace(layout, gathered=True)
 
 
