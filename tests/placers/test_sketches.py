@@ -145,11 +145,15 @@ def with_host(memory: int, share: int) -> Problem:
 def test_offloading_keeps_all_state_on_the_host() -> None:
     base = with_host(3000, 2)
     problem = unrolled_problem(base, Microbatch(4).apply(base.graph))
-    (sketch,) = sketches(CopiedStep.of(base), 4, (OFFLOAD,))
-    device = sketch.devices(problem)
-    once = problem.graph.is_parameter | (problem.graph.phase == UPDATE)
-    assert set(device[once].tolist()) == {0}
-    assert set(device[~once & (copies_of(problem.graph) != SHARED)].tolist()) == {1}
+    graph = problem.graph
+    once = graph.is_parameter | (graph.phase == UPDATE)
+    copied = copies_of(graph) != SHARED
+    there, here = sketches(CopiedStep.of(base), 4, (OFFLOAD,))
+    for sketch, sums in ((there, 1), (here, 0)):
+        device = sketch.devices(problem)
+        assert set(device[once].tolist()) == {0}
+        assert set(device[copied].tolist()) == {1}
+        assert set(device[~once & ~copied].tolist()) == {sums}
 
 
 def test_what_does_not_fit_an_accelerator_is_offloaded() -> None:

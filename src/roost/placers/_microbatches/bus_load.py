@@ -34,9 +34,10 @@ def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
     for weight in step.weight_reads:
         for one, other, nbytes in _journeys(weight, homes, rows):
             weights.add(one, other, nbytes)
+    times = len(layout.replica_of_copy) / len(layout.replicas) if layout.sums_at_host else 1.0
     for gradient in step.gradient_sends:
         for one, other, nbytes in _journeys(gradient, homes, rows):
-            gradients.add(other, one, nbytes)
+            gradients.add(other, one, times * nbytes)
     work = step.work[:, np.arange(rows.shape[1]), rows].sum(axis=2).min(axis=1)  # [kinds]
     forward = float(work[FORWARD_WORK])
     backward = float(work[BACKWARD_WORK] + work[WEIGHT_WORK])

@@ -38,6 +38,7 @@ class Layout:
     # Parameters live with the replica that has most copies; else they are spread over all.
     gathered: bool = False
     host: int | None = None  # a device that holds all parameters and runs all updates
+    sums_at_host: bool = False  # every gradient is sent there; else each device adds up its own
     # Layers that read a tied weight run where the one with most work does; else in their chunks.
     readers_together: bool = False
 

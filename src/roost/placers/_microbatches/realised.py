@@ -75,6 +75,8 @@ def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
     for op in np.flatnonzero(step.is_sum).tolist():
         places = {int(device[source]) for source in inputs[op]}
         at_home = home_of_value[step.base[op]]
+        if layout.sums_at_host and at_home >= 0:
+            places = {at_home}
         device[op] = places.pop() if len(places) == 1 or at_home < 0 else at_home
     return _allowed(step, device)
 

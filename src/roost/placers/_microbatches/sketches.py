@@ -90,7 +90,9 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
         for devices in [fast[:1], fast] if len(fast) > 1 else [fast]:
             if host is not None:
                 rows = [whole(step, device) for device in devices]
-                yield replace(replicated(step, rows, count), host=host)
+                layout = replace(replicated(step, rows, count), host=host)
+                yield layout
+                yield replace(layout, sums_at_host=True)
     else:
         for size in range(2, len(fast)):
             if len(fast) % size == 0:
