@@ -24,6 +24,7 @@ from roost.errors import Infeasible
 from roost.frontends.tracing.captured_step import CapturedStep
 from roost.placers import Placer
 from roost.plan.clusters import (
+    LIBRARIES,
     STORE,
     held_longer,
     hop_of,
@@ -42,9 +43,7 @@ from roost.transforms.by_module import ByModule
 
 log = logging.getLogger(__name__)
 
-# Memory of libraries and of rounding by the allocator, which is in no graph: where the workspace of
-# ops was not measured, and where it was. PyTorch has cuBLAS keep 32 MiB on a Hopper GPU.
-_UNMEASURED = 96 * 2**20
+# As LIBRARIES, where the workspace of ops was measured.
 _MEASURED = 40 * 2**20
 _ATTEMPTS = 4  # at a plan that fits
 _MARGIN = 0.01  # of the memory: the use of two runs differs by so much
@@ -141,7 +140,7 @@ class PlanSearch:
         late = held_longer(Problem(self.step.graph, self.cluster, self.costs), self.main)
         if not self.main.startswith("cuda"):
             return late
-        return late + (_UNMEASURED if self.workspace is None else _MEASURED)
+        return late + (LIBRARIES if self.workspace is None else _MEASURED)
 
     @property
     def _main(self) -> int:

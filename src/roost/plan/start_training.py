@@ -13,7 +13,7 @@ from roost.frontends.torch import split_inputs
 from roost.frontends.tracing.dispatched import refuse_dispatched
 from roost.placers import Placer
 from roost.plan.batches import BatchDims, batch_split, bound_call, named_inputs
-from roost.plan.clusters import capped_cluster
+from roost.plan.clusters import capped_cluster, without_libraries
 from roost.plan.placing import check_where
 from roost.plan.training import Schedule, Trainer
 from roost.plan.training_search import (
@@ -98,7 +98,7 @@ def trainer(
     check_devices(where)
     placements = placed_training(
         MicrobatchSteps(model, bound, split, optimizer, loss, accumulate, settings.keeps_gradients),
-        where,
+        without_libraries(where),
         counts,
         profiled=costs == "profiled",
         may_drop=microbatches == "auto",
