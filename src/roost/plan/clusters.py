@@ -21,8 +21,8 @@ from roost.runtime.whole.cpu_beside_gpu import hop_seconds
 from roost.simulator.compiled import simulate
 
 STORE = "host memory"
-# Memory of libraries and of rounding by the allocator, which is in no graph. PyTorch has cuBLAS keep
-# 32 MiB for each stream on a Hopper GPU.
+# Memory of libraries and of rounding by the allocator, which is in no graph. PyTorch has cuBLAS
+# keep 32 MiB for each stream on a Hopper GPU.
 LIBRARIES = 96 * 2**20
 # Share of the activations that PyTorch holds after their last use: 0.28 and 0.43 were seen (Llama,
 # on an H200).
