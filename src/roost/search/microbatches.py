@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, isinf
+from functools import cached_property
+from math import inf, isfinite, isinf
 
 import numpy as np
 
@@ -45,6 +46,7 @@ _NEAR = 1.04  # times the shortest step: starts that are annealed in turn
 _HOPELESS = 1.2  # times the shortest step: sketches estimated at more are not unrolled
 # Starts made by hand are good: a hot chain would only lose them.
 _HEAT = Heat(hot=1e-4, warm=3e-5, cold=3e-6)
+_FAR = 1.25  # times the step of the whole batch: no sketch estimated at more is unrolled
 _FIRST = 10  # trials of the first start, whatever the budget is
 _MOST_OF_FAMILY = 6  # starts of one family
 _MOST_OF_COUNT = 2  # of these with one number of microbatches
@@ -160,7 +162,7 @@ def solve_microbatches(
         run.search_whole(placer)
     if max(chosen) > 1:
         run.simulate_starts()
-        run.anneal_in_turn()
+        run.anneal_in_turn(placer)
     return run.finished(placer)
 
 
@@ -190,6 +192,15 @@ class _Run:
         self.whole: Result | None = None
         self.ended = ""  # "interrupted" or "stopped": nothing more is searched
 
+    @cached_property
+    def sketches(self) -> list[Sketch]:
+        """The sketches of all numbers of microbatches, the shortest first."""
+        found: list[Sketch] = []
+        for count, problem in self.problems.items():
+            if count > 1:
+                found += sketches(CopiedStep.of(problem), count)
+        return sorted(found, key=lambda each: each.seconds)
+
     def _tell(self, progress: Progress) -> object:
         """Tell of a trial, with the best over all numbers of microbatches."""
         assert self._told is not None
@@ -218,8 +229,12 @@ class _Run:
 
     def search_whole(self, placer: str | Placer) -> None:
         """Search the whole batch with a part of the budget; with all of it if M is 1 only."""
-        share = _WHOLE if len(self.problems) > 1 else 1.0
         problem = self.problems[1]
+        alone = single_device(problem)
+        shortest = min((sketch.seconds for sketch in self.sketches), default=inf)
+        # Where no microbatches can pay, the whole batch has the whole budget.
+        pays = alone is None or shortest <= _FAR * alone.step_time
+        share = _WHOLE if self.sketches and pays else 1.0
         start = _Start(replace(self.settings, count=1).apply(problem.graph), problem)
         result = self._searched(start, placer, share)
         self.whole = result
@@ -229,16 +244,11 @@ class _Run:
 
     def simulate_starts(self) -> None:
         """Unroll and simulate the most promising sketches of each family, in turn."""
-        found: list[Sketch] = []
-        for count, problem in self.problems.items():
-            if count > 1:
-                found += sketches(CopiedStep.of(problem), count)
-        found.sort(key=lambda each: each.seconds)
         fewest_seconds = (1 - _STARTS) * self.budget.seconds
         fewest_trials = (1 - _STARTS) * self.budget.trials
         self._note_single()
         families: set[str] = set()
-        for sketch in _in_turn(found):
+        for sketch in _in_turn(self.sketches):
             if self.ended and (self.starts or self.whole is not None):
                 break
             late = (
@@ -246,6 +256,8 @@ class _Run:
             )
             hopeless = sketch.seconds > _HOPELESS * self._shortest()
             if (late or hopeless) and sketch.family in families and self.starts:
+                continue
+            if sketch.seconds > _FAR * self._whole_step:
                 continue
             try:
                 self._simulate(sketch)
@@ -268,6 +280,12 @@ class _Run:
             if found is not None:
                 self._note(count, "single", found)
                 return
+
+    @property
+    def _whole_step(self) -> float:
+        """The step of the whole batch so far; infinite if it does not fit."""
+        fits = self.whole is not None and self.whole.best.feasible
+        return self.whole.best.step_time if self.whole is not None and fits else inf
 
     def _shortest(self) -> float:
         """The shortest step of a start that fits."""
@@ -309,9 +327,11 @@ class _Run:
         base = self.problems[made.count]
         return made, unrolled_problem(base, made)
 
-    def anneal_in_turn(self) -> None:
-        """Anneal the best few starts for a short time each."""
+    def anneal_in_turn(self, placer: str | Placer) -> None:
+        """Anneal the best few starts for a short time each, and the whole batch if it is near."""
         shortest = self._shortest()
+        if self.whole is not None and isfinite(shortest) and self._whole_step < _FAR * shortest:
+            self._search_whole_again(placer, 2 * _TURNS)
         finalists = [
             start
             for start in self._ranked()[:_FINALISTS]
@@ -324,11 +344,19 @@ class _Run:
                 return
             self._anneal(start, _TURNS)
 
-    @staticmethod
-    def _whole_again(placer: str | Placer, whole: Result) -> Placer:
-        """The placer `auto`, beginning at the best placement so far."""
-        own = placer if isinstance(placer, Auto) else Auto()
-        return replace(own, begin=(*own.begin, whole.best.placement))
+    def _search_whole_again(self, placer: str | Placer, share: float) -> Result:
+        """Go on with the whole batch from its best placement so far, and keep the better one."""
+        assert self.whole is not None
+        before = self.whole
+        own = placer if isinstance(placer, Auto) else Auto(threads=self.threads)
+        own = replace(own, begin=(*own.begin, before.best.placement))
+        made = replace(self.settings, count=1).apply(self.problems[1].graph)
+        start = _Start(made, self.problems[1], [before.best])
+        again = self._searched(start, own, share, prove=before.bound is None)
+        best = best_of([before.best, again.best])
+        self.whole = replace(again, best=best, bound=before.bound or again.bound)
+        self._note(1, "auto", best)
+        return self.whole
 
     def finished(self, placer: str | Placer) -> MicrobatchResult:
         """Anneal the best start with the rest of the budget, unless the whole batch is better."""
@@ -336,11 +364,8 @@ class _Run:
         whole = self.whole
         if whole is not None and not (ranked and ranked[0].best.better_than(whole.best)):
             made = replace(self.settings, count=1).apply(self.problems[1].graph)
-            if ranked and not self.budget.is_spent and not self.ended:
-                start = _Start(made, self.problems[1], [whole.best])
-                again = self._searched(start, self._whole_again(placer, whole), 1.0)
-                best_trial = best_of([whole.best, again.best])
-                whole = replace(whole, best=best_trial, ended=again.ended)
+            if len(self.problems) > 1 and not self.budget.is_spent and not self.ended:
+                whole = self._search_whole_again(placer, 1.0)
             return self._result(made, self.problems[1], whole)
         best = self._rearranged(ranked[0])
         if self.ended:
