@@ -48,8 +48,9 @@ _HOPELESS = 1.2  # times the shortest step: sketches estimated at more are not u
 _HEAT = Heat(hot=1e-4, warm=3e-5, cold=3e-6)
 _FAR = 1.25  # times the step of the whole batch: no sketch estimated at more is unrolled
 _FIRST = 10  # trials of the first start, whatever the budget is
-_MOST_OF_FAMILY = 6  # starts of one family
-_MOST_OF_COUNT = 2  # of these with one number of microbatches
+_LAST_RESORT = "offload"  # tried where nothing else fits
+_MOST_OF_FAMILY = 8  # starts of one family
+_MOST_OF_COUNT = 3  # of these with one number of microbatches
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ class _Run:
         self.threads = threads
         self.starts: list[_Start] = []
         self.rows: dict[tuple[int, str], Trial] = {}
+        self.chains: dict[int, _Start] = {}  # count -> its steps, gradients added up in a chain
         self.plain: dict[str, PlainPlacement] = {}  # family -> its best
         self.whole: Result | None = None
         self.ended = ""  # "interrupted" or "stopped": nothing more is searched
@@ -259,6 +261,8 @@ class _Run:
                 continue
             if sketch.seconds > _FAR * self._whole_step:
                 continue
+            if sketch.family == _LAST_RESORT and isfinite(self._shortest()):
+                continue
             try:
                 self._simulate(sketch)
             except (BudgetSpent, KeyboardInterrupt, Stopped) as error:
@@ -294,9 +298,11 @@ class _Run:
 
     def _simulate(self, sketch: Sketch) -> None:
         """Unroll the step of a sketch, with sums that suit it, and simulate it."""
-        problem = self.problems[sketch.count]
-        settings = replace(self.settings, count=sketch.count)
-        chain = _Start(*self._unrolled(settings.apply(problem.graph)))
+        if sketch.count not in self.chains:
+            settings = replace(self.settings, count=sketch.count)
+            made = settings.apply(self.problems[sketch.count].graph)
+            self.chains[sketch.count] = _Start(*self._unrolled(made))
+        chain = self.chains[sketch.count]
         devices = sketch.devices(chain.problem)
         arranged, _ = chain.microbatched.arranged(chain.problem.placement(devices))
         start = self._start(arranged)

@@ -96,7 +96,7 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
     else:
         for size in range(2, len(fast)):
             if len(fast) % size == 0:
-                for chains in _groups(fast, size):
+                for chains in _groups(step.problem, fast, size):
                     for chunks in _numbers_of_chunks(count)[:2]:
                         rows = [_chain(step, each, chunks, count, len(chains)) for each in chains]
                         yield replicated(step, rows, count)
@@ -144,11 +144,18 @@ def _orders(problem: Problem, devices: Sequence[int]) -> list[list[int]]:
     return orders[:1] if alike else [list(row) for row in dict.fromkeys(map(tuple, orders))]
 
 
-def _groups(devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
-    """Chains of `size` devices: a chunk of all replicas on neighbours, or a replica on them."""
+def _groups(problem: Problem, devices: Sequence[int], size: int) -> Iterator[list[list[int]]]:
+    """Chains of `size` devices: a chunk of all replicas on neighbours, or a replica on them.
+
+    Where all are alike and links between them too, the two are one.
+    """
     number = len(devices) // size
     yield [[devices[place * number + row] for place in range(size)] for row in range(number)]
-    yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
+    rate = problem.cluster.sent_seconds_per_byte[np.ix_(devices, devices)]
+    seconds = np.where(problem.allowed, problem.op_time, 0.0)[:, devices].sum(axis=0)
+    one_rate = len(set(rate[~np.eye(len(devices), dtype=bool)].tolist())) == 1
+    if not (one_rate and len(set(seconds.tolist())) == 1):
+        yield [list(devices[row * size : (row + 1) * size]) for row in range(number)]
 
 
 def sketch_trial(problem: Problem, sketch: Sketch, evaluate: Evaluate) -> Trial:
