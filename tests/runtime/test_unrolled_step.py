@@ -146,7 +146,7 @@ def run(step, problem, placement, model, batches, count, shared=()):
         return losses, {name: value.clone() for name, value in runtime.residents().items()}
 
 
-def check(model, batches, count, kinds=PLACEMENTS, shared=(), buffers=()):
+def check(model, batches, count, kinds=PLACEMENTS, shared=(), buffers=(), rounding=0.0):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -164,7 +164,7 @@ def check(model, batches, count, kinds=PLACEMENTS, shared=(), buffers=()):
             for name, value in found[1].items()
             if name in weights
         }
-        assert {n: d for n, d in far.items() if d > 0 and n not in buffers} == {}, kind
+        assert {n: d for n, d in far.items() if d > rounding and n not in buffers} == {}, kind
 
 
 def test_a_step_of_microbatches_is_gradient_accumulation_under_any_placement():
@@ -184,7 +184,8 @@ def test_models_of_the_zoo_learn_as_with_gradient_accumulation(name):
     settings = type(settings)(**{**vars(settings), "batch": 4, "dropout": 0.0, "layers": 2})
     model = settings.model()
     batches = [tuple(settings.inputs(True)) for _ in range(2)]
-    check(model, batches, 2, ["apart", "staged"])
+    # PyTorch adds up the gradients of experts in another order.
+    check(model, batches, 2, ["apart", "staged"], rounding=1e-4 * RATE if name == "moe" else 0.0)
 
 
 class Thrice(nn.Module):
