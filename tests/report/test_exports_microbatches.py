@@ -16,9 +16,13 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
 from roost.report.exports import microbatches
+from roost.report.exports._export import Export
 from roost.report.exports._nearest import nearest_data_parallel, nearest_pipeline
 from roost.report.exports._schedules import GPIPE, ONE_F_ONE_B, schedule_of, sequence, slots
 from roost.report.exports._unrolled import UnrolledStep
+from roost.report.exports.device_map import DeviceMap
+from roost.report.exports.llama_cpp import LlamaCpp
+from roost.report.exports.split_spec import SplitSpec
 from roost.simulator.compiled import simulate
 from roost.testing import check_exporter
 from roost.transforms.microbatch import Microbatch
@@ -187,6 +191,13 @@ def test_a_single_device_has_nothing_to_distribute() -> None:
     export = microbatches(None, problem, placed(problem, lambda *_: 1))
     assert export.facts()["form"] == "one device"
     assert "everything runs on cuda:1" in str(export)
+
+
+@pytest.mark.parametrize("form", [DeviceMap, SplitSpec, LlamaCpp])
+def test_forms_with_one_place_for_a_module_refuse_microbatches(form: type[Export]) -> None:
+    problem = unrolled(2)
+    with pytest.raises(InputError, match="export it with --format microbatches"):
+        form.of(None, problem, placed(problem, whole))
 
 
 def test_a_single_device_that_fetches_its_weights_is_refused() -> None:

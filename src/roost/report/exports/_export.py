@@ -10,9 +10,21 @@ from typing import TYPE_CHECKING, Any, Self
 from roost.core import files
 from roost.core.placement import Placement
 from roost.core.problem import Problem
+from roost.errors import InputError
+from roost.transforms.microbatch import copies_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+def refuse_unrolled(problem: Problem) -> None:
+    """Raise for a step in microbatches, or requests, if a form has one place for each module."""
+    if (copies_of(problem.graph) > 0).any():
+        raise InputError(
+            f"graph {problem.graph.name!r} has several copies of each module, which may be in "
+            "several places, and this form has one place for a module; export it with --format "
+            "microbatches"
+        )
 
 
 class Export(ABC):

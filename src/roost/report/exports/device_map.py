@@ -22,7 +22,7 @@ from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.core.units import show_bytes
 from roost.errors import InputError
-from roost.report.exports._export import TimedExport
+from roost.report.exports._export import TimedExport, refuse_unrolled
 from roost.report.exports._modules import Modules, Seconds, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
@@ -42,6 +42,7 @@ class DeviceMap(TimedExport):
 
     @classmethod
     def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> DeviceMap:
+        refuse_unrolled(problem)
         return device_map(model, problem, placement)
 
     @property

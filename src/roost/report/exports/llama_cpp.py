@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.report.exports._export import Export
+from roost.report.exports._export import Export, refuse_unrolled
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +70,7 @@ class LlamaCpp(Export):
 
     @classmethod
     def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> LlamaCpp:
+        refuse_unrolled(problem)
         return llama_cpp(problem, placement)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from roost.core.placement import Placement
 from roost.core.problem import Problem
 from roost.errors import InputError
-from roost.report.exports._export import TimedExport
+from roost.report.exports._export import TimedExport, refuse_unrolled
 from roost.report.exports._modules import Modules, ancestors, busiest, seconds_by_unit, within
 from roost.simulator.compiled import simulate
 
@@ -33,6 +33,7 @@ class SplitSpec(TimedExport):
 
     @classmethod
     def of(cls, model: nn.Module | None, problem: Problem, placement: Placement) -> SplitSpec:
+        refuse_unrolled(problem)
         return split_spec(model, problem, placement)
 
     def text(self) -> str:
