@@ -15,7 +15,7 @@ from roost.placers._microbatches.copied_step import (
     WEIGHT_WORK,
     CopiedStep,
 )
-from roost.placers._microbatches.layouts import Layout, balanced, replicated, whole
+from roost.placers._microbatches.layouts import CopyLayout, balanced, replicated, whole
 from roost.placers._microbatches.realised import devices_of, realised
 from roost.placers._microbatches.task_schedule import SCHEDULES, scheduled
 from roost.placers.pipeline import Pipeline
@@ -35,7 +35,7 @@ def of_bases(step):
 
 
 def pipeline_layout(step, devices, count, chunks=1):
-    return Layout((balanced(step, list(devices) * chunks),), (0,) * count)
+    return CopyLayout((balanced(step, list(devices) * chunks),), (0,) * count)
 
 
 def test_gradients_of_weights_are_told_from_those_of_inputs():

@@ -13,7 +13,7 @@ from roost.core.graph import UPDATE, Graph, GraphBuilder
 from roost.core.problem import Problem
 from roost.placers._microbatches.bus_load import with_buses
 from roost.placers._microbatches.copied_step import CopiedStep
-from roost.placers._microbatches.layouts import Layout, Replica, balanced, whole
+from roost.placers._microbatches.layouts import CopyLayout, Replica, balanced, whole
 from roost.placers._microbatches.realised import devices_of
 from roost.placers._microbatches.sketches import OFFLOAD, sketches
 from roost.search.microbatches import single_device, solve_microbatches, unrolled_problem
@@ -59,14 +59,14 @@ def tied_step() -> Graph:
 
 
 # Two chunks of two layers each.
-HALVES = Layout((Replica((0, 1), (4, 7)),), (0, 0))
+HALVES = CopyLayout((Replica((0, 1), (4, 7)),), (0, 0))
 
 
 def test_replicas_wait_for_weights_and_gradients_on_a_slow_bus() -> None:
     fast, slow = (
         CopiedStep.of(step_problem(layered_step(), one_bus(rate))) for rate in (1e9, 100.0)
     )
-    layout = Layout((whole(fast, 0), whole(fast, 1)), (0, 1))
+    layout = CopyLayout((whole(fast, 0), whole(fast, 1)), (0, 1))
     assert with_buses(fast, layout, 12.0) == 12.0
     # Half of each weight is fetched by the other device, over one bus both ways; the forward pass
     # takes 4 s, the backward pass 8 s.
@@ -76,7 +76,7 @@ def test_replicas_wait_for_weights_and_gradients_on_a_slow_bus() -> None:
 
 def test_one_chain_in_one_place_waits_for_nothing() -> None:
     step = CopiedStep.of(step_problem(layered_step(), one_bus(1e-3)))
-    assert with_buses(step, Layout((whole(step, 0),), (0, 0)), 12.0) == 12.0
+    assert with_buses(step, CopyLayout((whole(step, 0),), (0, 0)), 12.0) == 12.0
 
 
 def test_a_tied_weight_is_found_with_its_light_reader() -> None:
@@ -117,7 +117,7 @@ def test_a_gathered_layout_has_all_weights_in_one_place() -> None:
     base = step_problem(layered_step(), machine(2))
     problem = unrolled_problem(base, Microbatch(3).apply(base.graph))
     step = CopiedStep.of(problem)
-    layout = Layout((whole(step, 0), whole(step, 1)), (0, 1, 1))
+    layout = CopyLayout((whole(step, 0), whole(step, 1)), (0, 1, 1))
     weights = problem.graph.is_parameter
     assert set(devices_of(step, layout)[weights].tolist()) == {0, 1}
     assert set(devices_of(step, replace(layout, gathered=True))[weights].tolist()) == {1}

@@ -184,7 +184,7 @@ def test_models_of_the_zoo_learn_as_with_gradient_accumulation(name):
     settings = type(settings)(**{**vars(settings), "batch": 4, "dropout": 0.0, "layers": 2})
     model = settings.model()
     batches = [tuple(settings.inputs(True)) for _ in range(2)]
-    # PyTorch adds up the gradients of experts in another order.
+    # The captured step of moe differs from PyTorch in rounding without microbatches too.
     check(model, batches, 2, ["apart", "staged"], rounding=1e-4 * RATE if name == "moe" else 0.0)
 
 

@@ -21,7 +21,7 @@ from roost.plan.training_search import (
     counts_of,
     placed_training,
 )
-from roost.plan.training_settings import TrainingSettings, checked_optimizer
+from roost.plan.training_settings import TrainerSettings, checked_optimizer
 from roost.plan.training_trials import fastest
 from roost.runtime.ops.verify import check_devices, check_weights
 from roost.runtime.whole.module_placement import is_placed
@@ -80,7 +80,7 @@ def trainer(
     refuse_dispatched(model)
     check_weights(model)
     seed = checked_seed(seed)
-    settings = TrainingSettings(
+    settings = TrainerSettings(
         optimizer,
         checked_optimizer(optimizer, lr, momentum, betas, eps, weight_decay),
         clip_norm,

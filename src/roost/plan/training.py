@@ -21,7 +21,7 @@ from roost.plan.training_run import TrainingRun, parameter_order
 from roost.plan.training_search import (
     PlacedTraining,
 )
-from roost.plan.training_settings import TrainingSettings
+from roost.plan.training_settings import TrainerSettings
 from roost.plan.training_state import TrainingState, fitted
 from roost.runtime.step.differences import Verification
 from roost.runtime.step.unplaced import residents_of
@@ -36,7 +36,7 @@ class Trainer:
         self,
         model: nn.Module,
         placed: PlacedTraining,
-        settings: TrainingSettings,
+        settings: TrainerSettings,
         lr: float,
         schedule: Schedule | None = None,
     ) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from roost.errors import InputError
 from roost.plan.training_search import PlacedTraining
-from roost.plan.training_settings import TrainingSettings
+from roost.plan.training_settings import TrainerSettings
 from roost.runtime.ops.accumulated_model import accumulated_model
 from roost.runtime.ops.verify import verify
 from roost.runtime.step.differences import Verification
@@ -14,7 +14,7 @@ from roost.runtime.step.differences import Verification
 
 def verified(
     placed: PlacedTraining,
-    settings: TrainingSettings,
+    settings: TrainerSettings,
     model: nn.Module,
     feed: list[Tensor],
     steps: int,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from roost.errors import InputError
 from roost.frontends.tracing.optimizers import KEPT
 from roost.plan.training_search import PlacedTraining
-from roost.plan.training_settings import TrainingSettings
+from roost.plan.training_settings import TrainerSettings
 from roost.plan.training_state import TrainingState, state_names, weight_names
 from roost.runtime.ops.kept_gradients import KeptGradients
 from roost.runtime.ops.run import GraphRuntime
@@ -47,7 +47,7 @@ class TrainingRun:
     def __init__(
         self,
         placed: PlacedTraining,
-        settings: TrainingSettings,
+        settings: TrainerSettings,
         order: Sequence[str],
         weights: Mapping[str, Tensor],
         states: Mapping[str, Tensor] | None = None,

@@ -12,7 +12,7 @@ from roost.runtime.step.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainerSettings:
     """The optimizer of a training run, and what is done with gradients before it."""
 
     optimizer: str

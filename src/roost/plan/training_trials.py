@@ -17,7 +17,7 @@ from roost.core.units import show_seconds
 from roost.plan.batches import named_inputs
 from roost.plan.training_run import TrainingRun, parameter_order
 from roost.plan.training_search import PlacedTraining
-from roost.plan.training_settings import TrainingSettings
+from roost.plan.training_settings import TrainerSettings
 from roost.runtime.step.unplaced import residents_of
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ _SECONDS = 30.0  # that the steps of all but the first placement may take
 
 
 def fastest(
-    model: nn.Module, placements: Iterable[PlacedTraining], settings: TrainingSettings
+    model: nn.Module, placements: Iterable[PlacedTraining], settings: TrainerSettings
 ) -> PlacedTraining:
     """The placement whose steps on the example batch are the shortest; weights stay as they are.
 
@@ -52,7 +52,7 @@ def fastest(
     return replace(best, notes=(*best.notes, _said(found, best)))
 
 
-def _step_seconds(model: nn.Module, placed: PlacedTraining, settings: TrainingSettings) -> float:
+def _step_seconds(model: nn.Module, placed: PlacedTraining, settings: TrainerSettings) -> float:
     steps = placed.steps
     inputs = named_inputs(steps.bound)
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}

@@ -1,4 +1,4 @@
-"""How much longer a step takes on a CPU device while its neighbours are as busy.
+"""The slowdown of a step on a CPU device while its neighbours are as busy.
 
 Devices that are cores of one CPU share its memory and caches. Ops are timed one device at a time;
 in a placed step all of them work.

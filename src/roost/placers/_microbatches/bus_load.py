@@ -1,4 +1,4 @@
-"""What the busiest bus adds to the step of a layout.
+"""The load of buses in a layout, and the seconds that the busiest adds to the step.
 
 Replicas on two hosts share one network port, so many short transfers add up to a long one. A
 schedule of tasks does not see that. Weights are fetched while the first microbatch goes forward,
@@ -20,10 +20,10 @@ from roost.placers._microbatches.copied_step import (
     CopiedStep,
     Moved,
 )
-from roost.placers._microbatches.layouts import Layout
+from roost.placers._microbatches.layouts import CopyLayout
 
 
-def with_buses(step: CopiedStep, layout: Layout, seconds: float) -> float:
+def with_buses(step: CopiedStep, layout: CopyLayout, seconds: float) -> float:
     """The seconds of a schedule, and those that its devices wait for buses."""
     if len(layout.replicas) == 1 and layout.num_chunks == 1 and layout.host is None:
         return seconds
@@ -70,7 +70,7 @@ class _Load:
         return float(self.seconds.max())
 
 
-def _add_activations(load: _Load, step: CopiedStep, layout: Layout, rows: Array) -> None:
+def _add_activations(load: _Load, step: CopiedStep, layout: CopyLayout, rows: Array) -> None:
     """Add what neighbouring elements on different devices send each other."""
     forward, backward = step.crossing_bytes
     for row, copies in zip(rows, layout.copies, strict=True):

@@ -30,7 +30,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Layout:
+class CopyLayout:
     """The replicas of a step, and the replica of each copy."""
 
     replicas: tuple[Replica, ...]
@@ -82,7 +82,7 @@ class Layout:
         return rows
 
 
-def replicated(step: CopiedStep, chains: Sequence[Replica], count: int) -> Layout:
+def replicated(step: CopiedStep, chains: Sequence[Replica], count: int) -> CopyLayout:
     """Give so many copies to replicas, neighbours together, so that the slowest ends early."""
     seconds = [slowest_chunk(step, chain) for chain in chains]
     given = [0] * len(chains)
@@ -91,7 +91,7 @@ def replicated(step: CopiedStep, chains: Sequence[Replica], count: int) -> Layou
         given[int(np.argmin(ends))] += 1
     used = [number for number, copies in enumerate(given) if copies]
     replica_of_copy = [place for place, number in enumerate(used) for _ in range(given[number])]
-    return Layout(tuple(chains[number] for number in used), tuple(replica_of_copy))
+    return CopyLayout(tuple(chains[number] for number in used), tuple(replica_of_copy))
 
 
 def slowest_chunk(step: CopiedStep, replica: Replica) -> float:

@@ -23,7 +23,7 @@ from roost.placers._microbatches.copied_step import (
     WEIGHT_WORK,
     CopiedStep,
 )
-from roost.placers._microbatches.layouts import Layout
+from roost.placers._microbatches.layouts import CopyLayout
 from roost.placers._microbatches.task_schedule import TaskSchedule
 from roost.placers._shared.orders import list_scheduled
 from roost.placers._shared.units import Units
@@ -51,7 +51,7 @@ def with_smaller_windows(placement: Placement, missing: Array) -> Placement:
     return replace(placement, prefetch_bytes=window)
 
 
-def devices_of(step: CopiedStep, layout: Layout) -> Array:  # [ops]
+def devices_of(step: CopiedStep, layout: CopyLayout) -> Array:  # [ops]
     """The device of every op in a layout."""
     problem = step.problem
     graph = problem.graph

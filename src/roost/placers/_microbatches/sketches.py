@@ -18,7 +18,7 @@ from roost.core.trial import Trial, best_of
 from roost.placers import Evaluate
 from roost.placers._microbatches.bus_load import with_buses
 from roost.placers._microbatches.copied_step import CopiedStep
-from roost.placers._microbatches.layouts import Layout, Replica, balanced, replicated, whole
+from roost.placers._microbatches.layouts import CopyLayout, Replica, balanced, replicated, whole
 from roost.placers._microbatches.realised import (
     devices_of,
     realised,
@@ -44,7 +44,7 @@ class Sketch:
     seconds: float  # estimated
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> CopyLayout:
         return self.schedule.layout
 
     def devices(self, problem: Problem) -> Array:  # [ops]
@@ -59,7 +59,7 @@ def sketches(
     schedules: Sequence[str] = SCHEDULES,
 ) -> list[Sketch]:
     """The sketches of some families, the shortest first; each layout once."""
-    found: dict[tuple[Layout, str], Sketch] = {}
+    found: dict[tuple[CopyLayout, str], Sketch] = {}
     for family in families:
         for layout in _with_homes(step, _layouts(step, count, family)):
             pipelined = layout.num_chunks > 1
@@ -75,7 +75,7 @@ def sketches(
     return sorted(found.values(), key=lambda each: each.seconds)
 
 
-def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
+def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[CopyLayout]:
     fast = accelerators(step.problem)
     if family == DATA_PARALLEL:
         every = list(range(step.problem.cluster.num_devices))
@@ -84,7 +84,7 @@ def _layouts(step: CopiedStep, count: int, family: str) -> Iterator[Layout]:
     elif family == PIPELINE:
         for devices in _orders(step.problem, fast):
             for chunks in _numbers_of_chunks(count):
-                yield Layout((_chain(step, devices, chunks, count),), (0,) * count)
+                yield CopyLayout((_chain(step, devices, chunks, count),), (0,) * count)
     elif family == OFFLOAD:
         host = _host(step.problem, fast)
         for devices in [fast[:1], fast] if len(fast) > 1 else [fast]:
@@ -109,7 +109,7 @@ def _host(problem: Problem, fast: Sequence[int]) -> int | None:
     return max(cpus, key=lambda d: devices[d].memory, default=None)
 
 
-def _with_homes(step: CopiedStep, layouts: Iterable[Layout]) -> Iterator[Layout]:
+def _with_homes(step: CopiedStep, layouts: Iterable[CopyLayout]) -> Iterator[CopyLayout]:
     """The layouts, and variants with weights in other places; first what saves copies."""
     for layout in layouts:
         if layout.num_chunks > 1 and step.tied_weights:

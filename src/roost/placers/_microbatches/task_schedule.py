@@ -26,7 +26,7 @@ from roost.placers._microbatches.copied_step import (
     WEIGHT_WORK,
     CopiedStep,
 )
-from roost.placers._microbatches.layouts import Layout
+from roost.placers._microbatches.layouts import CopyLayout
 
 SCHEDULES = ("1f1b", "gpipe", "zero_bubble")
 
@@ -37,7 +37,7 @@ Task = tuple[int, int, int]  # copy, chunk, kind
 class TaskSchedule:
     """The begin of each task, and the end of the last."""
 
-    layout: Layout
+    layout: CopyLayout
     name: str  # one of SCHEDULES
     start: Array  # [copies, chunks, kinds] seconds
     seconds: float
@@ -48,7 +48,7 @@ class TaskSchedule:
         return self.name == "zero_bubble"
 
 
-def scheduled(step: CopiedStep, layout: Layout, name: str) -> TaskSchedule:
+def scheduled(step: CopiedStep, layout: CopyLayout, name: str) -> TaskSchedule:
     """Schedule the tasks of a layout by a rule."""
     start = np.zeros((len(layout.replica_of_copy), layout.num_chunks, NUM_KINDS))
     last = 0.0
@@ -61,7 +61,7 @@ def scheduled(step: CopiedStep, layout: Layout, name: str) -> TaskSchedule:
 class _Replica:
     """The tasks of one replica, while they are scheduled."""
 
-    def __init__(self, step: CopiedStep, layout: Layout, replica: int, name: str) -> None:
+    def __init__(self, step: CopiedStep, layout: CopyLayout, replica: int, name: str) -> None:
         self.devices = layout.replicas[replica].devices
         self.copies = layout.copies[replica]
         self.name = name
@@ -77,7 +77,7 @@ class _Replica:
         self.limit = self._limits()
 
     def _hops(
-        self, step: CopiedStep, layout: Layout, replica: int
+        self, step: CopiedStep, layout: CopyLayout, replica: int
     ) -> tuple[list[float], list[float]]:
         """Seconds to the next chunk and back, behind each chunk."""
         ends = layout.replicas[replica].ends

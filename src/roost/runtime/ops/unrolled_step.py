@@ -119,7 +119,7 @@ class _Unroller:
         return bool(graph.phase[graph.index_of(self.step.op_of[node])] == ops.BACKWARD)
 
     def _sum_of(self, node: fx.Node) -> fx.Node:
-        """What a late node reads: a sum over all copies, or what exists once."""
+        """The node that a late node reads: a sum over all copies, or one that exists once."""
         once = self.nodes[SHARED].get(node)
         return self._total(node, node.name) if once is None else once
 
